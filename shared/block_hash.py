@@ -1,0 +1,46 @@
+"""The name of a KV block's content, scheme "sha256/1": a canonical function of bytes, the same in every process.
+
+    root     = SHA-256("quire/block/1" · len(adapter) · adapter · len(salt) · salt)   lengths u32, texts UTF-8
+    hash(i)  = SHA-256(hash(i - 1) · tokens of block i as i32)                        hash(-1) = root
+
+All integers little-endian. Only full blocks have a hash. Cryptographic because tenants share the cache: a block that is
+found by its hash holds these tokens behind this prefix and nothing else. Test vectors: protos/README.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+SCHEME = "sha256/1"
+HASH_BYTES = 32
+TOKEN_BYTES = 4
+
+
+def root_hash(adapter: str = "", salt: str = "") -> bytes:
+    parts = [b"quire/block/1"]
+    for text in (adapter, salt):
+        raw = text.encode()
+        parts += [struct.pack("<I", len(raw)), raw]
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def block_hash(parent: bytes, tokens: bytes) -> bytes:
+    """`tokens`: one full block as an i32 column."""
+    return hashlib.sha256(parent + tokens).digest()
+
+
+def chain(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:
+    """Hashes of the full blocks of `tokens` (an i32 column) behind `parent`."""
+    sha256 = hashlib.sha256
+    stride = block_size * TOKEN_BYTES
+    hashes = []
+    for start in range(0, len(tokens) - stride + 1, stride):
+        parent = sha256(parent + tokens[start : start + stride]).digest()
+        hashes.append(parent)
+    return hashes
+
+
+def split(column: bytes) -> list[bytes]:
+    """Hashes that travel as one column of 32 bytes each."""
+    return [column[i : i + HASH_BYTES] for i in range(0, len(column), HASH_BYTES)]

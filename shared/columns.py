@@ -1,0 +1,43 @@
+"""Columns of the step protocols: `bytes` fields that hold little-endian arrays (protos/README.md).
+
+Reading gives a read-only view without copying; writing takes any sequence of numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+assert sys.byteorder == "little", "columns are read in place: a big-endian host would have to swap"
+
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+F32 = npt.NDArray[np.float32]
+
+
+def u32(column: bytes) -> U32:
+    return np.frombuffer(column, dtype=np.uint32)
+
+
+def i32(column: bytes) -> I32:
+    return np.frombuffer(column, dtype=np.int32)
+
+
+def f32(column: bytes) -> F32:
+    return np.frombuffer(column, dtype=np.float32)
+
+
+def u32_bytes(values: npt.NDArray[Any] | Sequence[int]) -> bytes:
+    return np.asarray(values, dtype=np.uint32).tobytes()
+
+
+def i32_bytes(values: npt.NDArray[Any] | Sequence[int]) -> bytes:
+    return np.asarray(values, dtype=np.int32).tobytes()
+
+
+def f32_bytes(values: npt.NDArray[Any] | Sequence[float]) -> bytes:
+    return np.asarray(values, dtype=np.float32).tobytes()

@@ -1,0 +1,122 @@
+"""One tree of errors, and one table from it to gRPC codes, HTTP statuses and OpenAI's error types.
+
+Raise the class; only the edges look at the table. `to_proto` and `from_proto` carry an error between services.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+from shared.pb.common.v1 import finish_pb2 as pb
+
+
+class QuireError(Exception):
+    """Anything that ends a request or a session with a reason for whoever sent it."""
+
+    code = pb.ERROR_CODE_INTERNAL
+
+    def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.retry_after_ms = retry_after_ms
+
+
+class InvalidArgument(QuireError):
+    """The request is wrong, and would be wrong again."""
+
+    code = pb.ERROR_CODE_INVALID_ARGUMENT
+
+
+class NotFound(QuireError):
+    """No such model, adapter or resource."""
+
+    code = pb.ERROR_CODE_NOT_FOUND
+
+
+class ResourceExhausted(QuireError):
+    """Full; `retry_after_ms` says when to try again."""
+
+    code = pb.ERROR_CODE_RESOURCE_EXHAUSTED
+
+
+class Unavailable(QuireError):
+    """Nobody can serve this now."""
+
+    code = pb.ERROR_CODE_UNAVAILABLE
+
+
+class DeadlineExceeded(QuireError):
+    """The client's deadline passed, or could not have been met."""
+
+    code = pb.ERROR_CODE_DEADLINE_EXCEEDED
+
+
+class FailedPrecondition(QuireError):
+    """Two sides do not fit: a mismatched block size, a wrong epoch, a state that forbids the call."""
+
+    code = pb.ERROR_CODE_FAILED_PRECONDITION
+
+
+class Unimplemented(QuireError):
+    """Known, but not offered here."""
+
+    code = pb.ERROR_CODE_UNIMPLEMENTED
+
+
+class Internal(QuireError):
+    """A fault of ours."""
+
+    code = pb.ERROR_CODE_INTERNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How an error looks from outside."""
+
+    grpc_code: grpc.StatusCode
+    http_status: int
+    openai_type: str
+
+
+TRANSPORTS: dict[int, Transport] = {
+    pb.ERROR_CODE_INVALID_ARGUMENT: Transport(grpc.StatusCode.INVALID_ARGUMENT, 400, "BadRequestError"),
+    pb.ERROR_CODE_NOT_FOUND: Transport(grpc.StatusCode.NOT_FOUND, 404, "NotFoundError"),
+    pb.ERROR_CODE_RESOURCE_EXHAUSTED: Transport(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, "RateLimitError"),
+    pb.ERROR_CODE_UNAVAILABLE: Transport(grpc.StatusCode.UNAVAILABLE, 503, "ServiceUnavailableError"),
+    pb.ERROR_CODE_DEADLINE_EXCEEDED: Transport(grpc.StatusCode.DEADLINE_EXCEEDED, 504, "DeadlineExceededError"),
+    pb.ERROR_CODE_FAILED_PRECONDITION: Transport(grpc.StatusCode.FAILED_PRECONDITION, 409, "ConflictError"),
+    pb.ERROR_CODE_UNIMPLEMENTED: Transport(grpc.StatusCode.UNIMPLEMENTED, 501, "NotImplementedError"),
+    pb.ERROR_CODE_INTERNAL: Transport(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
+}
+
+_BY_CODE: dict[int, type[QuireError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidArgument,
+        NotFound,
+        ResourceExhausted,
+        Unavailable,
+        DeadlineExceeded,
+        FailedPrecondition,
+        Unimplemented,
+        Internal,
+    )
+}
+
+
+def transport(error: QuireError) -> Transport:
+    return TRANSPORTS[error.code]
+
+
+def to_proto(error: QuireError) -> pb.Error:
+    return pb.Error(
+        code=error.code, message=error.message, field=error.field, retry_after_ms=error.retry_after_ms
+    )
+
+
+def from_proto(error: pb.Error) -> QuireError:
+    cls = _BY_CODE.get(error.code, Internal)
+    return cls(error.message, field=error.field, retry_after_ms=error.retry_after_ms)

@@ -1,0 +1,78 @@
+"""How a service lives: one event loop, drain on the first SIGTERM or Ctrl-C, leave at once on the second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from shared.errors import QuireError
+from shared.logs import logger
+
+log = logger("lifecycle")
+
+EXIT_STARTUP_ERROR = 2
+EXIT_FORCED = 130
+
+
+class Shutdown:
+    """Set by a signal (or by AdminService.Drain); the service awaits it and then drains."""
+
+    def __init__(self) -> None:
+        self._requested = asyncio.Event()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+
+    def _on_signal(self, name: str) -> None:
+        if self._requested.is_set():
+            log.warning("second signal, leaving at once", signal=name)
+            os._exit(EXIT_FORCED)
+        log.info("draining", signal=name)
+        self._requested.set()
+
+    def request(self) -> None:
+        self._requested.set()
+
+    @property
+    def requested(self) -> bool:
+        return self._requested.is_set()
+
+    async def wait(self) -> None:
+        await self._requested.wait()
+
+
+def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
+    """Runs `service` to its end on uvloop; an error at start-up is one line and exit status 2."""
+
+    async def main() -> None:
+        shutdown = Shutdown()
+        shutdown.install()
+        await service(shutdown)
+
+    try:
+        uvloop.run(main())
+    except QuireError as error:
+        print(f"quire: {error.message}", file=sys.stderr, flush=True)
+        return EXIT_STARTUP_ERROR
+    return 0
+
+
+async def first(*contenders: Awaitable[Any]) -> None:
+    """Runs all until one ends, cancels the rest, and raises what it raised."""
+    tasks = [asyncio.ensure_future(c) for c in contenders]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,31 @@
+"""What the catalogues of the services share: buckets, labels, the page."""
+
+from __future__ import annotations
+
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+# Bucket edges that dashboards for vLLM expect, seconds.
+LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+STEP_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+ITERATION_BUCKETS = (1, *range(8, 257, 8), 512, 1024, 2048, 4096, 8192, 16384)
+COUNT_BUCKETS = (1, 2, 5, 10, 20)
+
+MODEL_LABELS = ("model_name", "engine")  # on everything under vllm:; engine is the worker, or "0" where there is none
+
+
+def token_buckets(max_model_len: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `max_model_len`."""
+    edges = [mantissa * 10**exponent for exponent in range(9) for mantissa in (1, 2, 5)]
+    return tuple(edge for edge in edges if edge <= max_model_len) or (1,)
+
+
+def serve(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int]:
+    """Serves /metrics from a thread; returns the server and its port."""
+    server, _thread = start_http_server(port, addr=host, registry=registry)
+    return server, server.server_port

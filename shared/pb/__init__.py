@@ -1,0 +1,1 @@
+"""Generated from protos/ by `make protos`; only this file is kept in git."""

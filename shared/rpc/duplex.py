@@ -1,0 +1,92 @@
+"""One end of a long-lived bidirectional stream: ordered sends that never block, heartbeats, and a watch on silence.
+
+Works on either side: gRPC's server context and its client call both have read() and write(). A peer that sends nothing
+for SILENCE_FACTOR heartbeat intervals is given up, which notices what TCP does not: a process that hangs or is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+
+from shared.errors import Unavailable
+
+SILENCE_FACTOR = 5
+
+Incoming = TypeVar("Incoming")
+Outgoing = TypeVar("Outgoing")
+
+
+class Stream(Protocol):
+    """What grpc.aio.ServicerContext and grpc.aio.StreamStreamCall share."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, message: Any) -> None: ...
+
+
+class Duplex(Generic[Incoming, Outgoing]):
+    """`send` from any coroutine of the loop, iterate `messages()` in one, and run `pump()` in another."""
+
+    def __init__(self, stream: Stream, heartbeat: Outgoing, interval_s: float) -> None:
+        self._stream = stream
+        self._heartbeat = heartbeat
+        self.interval_s = interval_s
+        self._outbox: deque[Outgoing] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+
+    def send(self, message: Outgoing) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Lets pump() return once everything sent so far is written."""
+        self._closing = True
+        self._wake.set()
+
+    @property
+    def backlog(self) -> int:
+        """Messages not yet taken by gRPC."""
+        return len(self._outbox)
+
+    async def pump(self) -> None:
+        """Writes what was sent, and a heartbeat when there was nothing for an interval. Returns after close()."""
+        while True:
+            while self._outbox:
+                await self._stream.write(self._outbox.popleft())
+            if self._closing:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self.interval_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._outbox.append(self._heartbeat)
+
+    async def messages(self) -> AsyncIterator[Incoming]:
+        """Until the peer closes its side; raises Unavailable when it falls silent."""
+        while True:
+            message = await self._receive()
+            if message is grpc.aio.EOF:
+                return
+            yield message
+
+    async def receive(self) -> Incoming:
+        """The next message; Unavailable if there is none to come."""
+        message = await self._receive()
+        if message is grpc.aio.EOF:
+            raise Unavailable("the peer closed the session")
+        return message  # type: ignore[no-any-return]
+
+    async def _receive(self) -> Any:
+        silence_s = SILENCE_FACTOR * self.interval_s
+        try:
+            async with asyncio.timeout(silence_s):
+                return await self._stream.read()
+        except TimeoutError:
+            raise Unavailable(f"the peer has been silent for {silence_s:g} s") from None

@@ -1,0 +1,50 @@
+"""A gRPC server as every Quire service runs it: options, health, reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from shared.errors import FailedPrecondition
+from shared.rpc.channel import COMMON_OPTIONS
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+SERVER_OPTIONS = [
+    *COMMON_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),  # else our own keep-alive earns GOAWAY too_many_pings
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+class Server:
+    """Add servicers to `.grpc`, then `start()`; health says NOT_SERVING until `set_serving(True)`."""
+
+    def __init__(self, host: str, port: int, services: Iterable[str], *, share_port: bool = False) -> None:
+        self.grpc = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", int(share_port))])
+        self._services = ("", *services)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+        try:
+            self.port = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise FailedPrecondition(f"grpc_port: cannot listen on {host}:{port}: {error}", field="grpc_port") from None
+
+    async def start(self) -> None:
+        await self.set_serving(False)
+        await self.grpc.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        for service in self._services:
+            await self._health.set(service, SERVING if serving else NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        await self.set_serving(False)
+        await self.grpc.stop(grace_s)

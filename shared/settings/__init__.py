@@ -1,0 +1,18 @@
+"""Settings of every service: one frozen model each, filled from a YAML file, QUIRE_* variables and flags, in that order.
+
+They live together, away from the services, because one YAML file and one environment serve all three: whoever reads
+them must know every key to refuse the unknown ones.
+"""
+
+from shared.settings.base import Settings, load
+from shared.settings.frontend import FrontendSettings
+from shared.settings.scheduler import SchedulerSettings
+from shared.settings.worker import WorkerSettings
+
+SERVICES: dict[str, type[Settings]] = {
+    "frontend": FrontendSettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+}
+
+__all__ = ["SERVICES", "FrontendSettings", "SchedulerSettings", "Settings", "WorkerSettings", "load"]

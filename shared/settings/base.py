@@ -1,0 +1,112 @@
+"""Reading settings, and refusing what nobody would read.
+
+    defaults < YAML file (section named after the service) < QUIRE_<SERVICE>_<FIELD> variables < flags
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shared.errors import InvalidArgument
+
+CONFIG_VARIABLE = "QUIRE_CONFIG"
+OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "QUIRE_ADDRESS"})
+
+
+class Settings(BaseModel):
+    """What all services have. Subclasses add their own fields; every field's description is its help text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field("", description="stable name of this process; default: role and host name")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
+    advertise: str = Field("", description="host that other services and operators reach this one by; default: host")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line printed")
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people or for collectors")
+    drain_timeout_s: float = Field(30.0, gt=0, description="longest that SIGTERM waits for work to finish, seconds")
+
+    @property
+    def role(self) -> str:
+        return type(self).__name__.removesuffix("Settings").lower()
+
+    @property
+    def name(self) -> str:
+        return self.id or f"{self.role}-{socket.gethostname()}"
+
+    def reachable(self, port: int) -> str:
+        """HOST:PORT for others."""
+        return f"{self.advertise or self.host}:{port}"
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(
+    model: type[S], known: Mapping[str, type[Settings]], flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> S:
+    """Settings of the service `model` belongs to; `known` are all services' models, `flags` hold no None."""
+    environ = os.environ if environ is None else environ
+    service = next(name for name, candidate in known.items() if candidate is model)
+    flags = dict(flags)
+    path = flags.pop("config", None) or environ.get(CONFIG_VARIABLE)
+    values = _from_file(Path(path), known).get(service, {}) if path else {}
+    values = {**values, **_from_environment(environ, known)[service], **flags}
+    return build(model, values, service)
+
+
+def build(model: type[S], values: Mapping[str, Any], service: str) -> S:
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InvalidArgument(f"{service}.{field}: {message} (value: {first['input']!r})", field=field) from None
+
+
+def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
+    try:
+        document = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise InvalidArgument(f"config: cannot read {str(path)!r}: {error.strerror}", field="config") from None
+    except yaml.YAMLError as error:
+        raise InvalidArgument(f"config: {path} is not YAML: {error}", field="config") from None
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"config: {path} must map service names to settings", field="config")
+    for service, section in document.items():
+        if service not in known:
+            raise InvalidArgument(f"config: {path}: unknown section {service!r}; there are {', '.join(known)}", field=str(service))
+        for key in section or {}:
+            if key not in known[service].model_fields:
+                raise InvalidArgument(f"config: {path}: unknown setting {service}.{key}", field=str(key))
+    return {service: section or {} for service, section in document.items()}
+
+
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
+    """Values of QUIRE_<SERVICE>_<FIELD> by service; any other QUIRE_ variable is an error."""
+    names = {
+        f"QUIRE_{service}_{field}".upper(): (service, field) for service, model in known.items() for field in model.model_fields
+    }
+    found: dict[str, dict[str, Any]] = {service: {} for service in known}
+    for variable, text in environ.items():
+        if not variable.startswith("QUIRE_") or variable in OTHER_VARIABLES:
+            continue
+        if variable not in names:
+            raise InvalidArgument(f"unknown environment variable {variable}={text!r}", field=variable)
+        service, field = names[variable]
+        found[service][field] = _parse(text, known[service].model_fields[field].annotation)
+    return found
+
+
+def _parse(text: str, annotation: Any) -> Any:
+    """Lists are written with commas; pydantic reads the rest from text."""
+    if getattr(annotation, "__origin__", None) in (list, tuple):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text

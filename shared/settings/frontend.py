@@ -1,0 +1,29 @@
+"""Settings of a frontend."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.settings.base import Settings
+
+
+class FrontendSettings(Settings):
+    """Text in, text out."""
+
+    model: str = Field(..., description="Hugging Face folder with config.json and tokenizer.json")
+    served_model_name: str = Field("", description="name that requests use; default: the folder's name")
+    grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
+    http_port: int = Field(8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one")
+    share_ports: bool = Field(False, description="let several frontends listen on the same ports (SO_REUSEPORT)")
+    schedulers: tuple[str, ...] = Field(("127.0.0.1:50052",), description="HOST:PORT of every scheduler")
+    max_inflight_requests: int = Field(1024, ge=1, description="requests being worked on; more are refused (429)")
+    max_queued_tokens: int = Field(
+        4_000_000, ge=1, description="prompt and output tokens promised to requests in flight; more are refused (429)"
+    )
+    max_prompts_per_request: int = Field(1024, ge=1, description="prompts in one completions call, samples counted")
+    retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")
+    unavailable_after_s: float = Field(
+        30.0, ge=0, description="how long a request waits for a worker when there is none, seconds"
+    )
+    api_key: str = Field("", description="bearer token that /v1 calls must show; empty: none")
+    tokenizer_threads: int = Field(2, ge=1, description="threads that tokenize long prompts")

@@ -1,0 +1,30 @@
+"""Settings of a scheduler."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shared.settings.base import Settings
+
+
+class SchedulerSettings(Settings):
+    """Who runs next, with how many tokens, in which KV blocks, on which worker."""
+
+    grpc_port: int = Field(50052, ge=0, le=65535, description="port that frontends and workers dial; 0: any free one")
+    metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0: any free one")
+    scheduling_policy: Literal["fcfs"] = Field("fcfs", description="order of waiting sequences")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV of equal prefixes")
+    max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: the worker's own limit")
+    max_num_seqs: int = Field(0, ge=0, description="sequences running at a time on a worker; 0: the worker's own limit")
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="most tokens of one prompt in a step while others run; 0: the whole budget"
+    )
+    watermark: float = Field(
+        0.01, ge=0, lt=1, description="share of the blocks kept free at admission, so that running sequences can grow"
+    )
+    max_steps_in_flight: int = Field(2, ge=1, le=4, description="plans under way at a time on a worker")
+    step_deadline_s: float = Field(30.0, gt=0, description="a worker that takes longer for a step is given up, seconds")
+    heartbeat_interval_ms: int = Field(1000, ge=50, description="how often idle sessions say they are alive, milliseconds")
+    max_waiting: int = Field(16384, ge=1, description="sequences waiting; more are refused")

@@ -1,0 +1,35 @@
+"""Settings of a worker."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shared.settings.base import Settings
+
+
+class WorkerSettings(Settings):
+    """Owns a device, executes."""
+
+    model: str = Field(..., description="Hugging Face folder with config.json and *.safetensors")
+    served_model_name: str = Field("", description="name that requests use; default: the folder's name")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to")
+    grpc_port: int = Field(0, ge=0, le=65535, description="port of health and admin; 0: any free one")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="type of weights, activations and KV; auto: the checkpoint's, if the device is fast at it"
+    )
+    load_format: Literal["auto", "dummy"] = Field("auto", description="auto: safetensors; dummy: random weights")
+    max_model_len: int = Field(0, ge=0, description="longest sequence, tokens; 0: what the model and the memory allow")
+    max_num_seqs: int = Field(0, ge=0, description="sequences running at a time; 0: by device")
+    max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: by device")
+    block_size: int = Field(0, ge=0, description="token positions per KV block; 0: by device and attention backend")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory used in all")
+    cpu_kv_cache_gib: float = Field(0.0, ge=0, description="KV memory on the CPU, GiB; 0: a tenth of what is free, at most 4")
+    num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
+    attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
+    max_logprobs: int = Field(20, ge=0, description="most log-probabilities per token that a request may ask for")
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
+    seed: int = Field(0, ge=0, description="seed of dummy weights")
