@@ -65,6 +65,12 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     return 0
 
 
+def announce(role: str, name: str, **addresses: str) -> None:
+    """Tells whoever started this process, on stdout, that it serves and where."""
+    where = "".join(f" {kind}={address}" for kind, address in addresses.items())
+    print(f"quire-{role} ready id={name}{where}", flush=True)
+
+
 async def first(*contenders: Awaitable[Any]) -> None:
     """Runs all until one ends, cancels the rest, and raises what it raised."""
     tasks = [asyncio.ensure_future(c) for c in contenders]
