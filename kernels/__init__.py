@@ -1,0 +1,83 @@
+"""The functions that model code calls on a device, each in several versions of one name and signature.
+
+`reference` is plain torch: it defines what every function means, runs on any device, and the faster packages are tested
+against it. A faster package need not have every function: `load` takes each from the first package that has it.
+
+A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
+(the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+FUNCTIONS = (
+    "prepare_linear",
+    "linear",
+    "embed",
+    "rms_norm",
+    "add_rms_norm",
+    "qk_norm_rope_store",
+    "paged_attention",
+    "silu_mul",
+    "sample",
+)
+
+# By device type, best first. Names are imported only when that device is asked for.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "cpu": ("kernels.cpu", "kernels.reference"),
+    "cuda": ("kernels.triton", "kernels.reference"),
+}
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One choice of every function. Shapes, dtypes and meaning: the docstrings in kernels/reference."""
+
+    prepare_linear: Callable[[Tensor, Tensor | None], Any]
+    linear: Callable[[Tensor, Any], Tensor]
+    embed: Callable[[Tensor, Tensor], Tensor]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    qk_norm_rope_store: Callable[..., Tensor]
+    paged_attention: Callable[..., Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+    sample: Callable[..., Tensor]
+    sources: dict[str, str]  # function -> package it came from
+    refused: dict[str, str]  # package -> why it was passed over
+
+
+def load(device: str, packages: tuple[str, ...] = ()) -> Ops:
+    """The best functions for `device` ("cpu" or "cuda"), or those of `packages` in that order."""
+    refused: dict[str, str] = {}
+    usable: list[ModuleType] = []
+    for name in packages or PACKAGES[device]:
+        module, reason = find(name)
+        if module is None:
+            refused[name] = reason
+        else:
+            usable.append(module)
+    chosen = {function: next(m for m in usable if callable(getattr(m, function, None))) for function in FUNCTIONS}
+    return Ops(
+        **{function: getattr(module, function) for function, module in chosen.items()},
+        sources={function: module.__name__ for function, module in chosen.items()},
+        refused=refused,
+    )
+
+
+def find(package: str) -> tuple[ModuleType | None, str]:
+    """The package if its functions can run here, else None and why not."""
+    try:
+        module = importlib.import_module(package)
+        reason = module.unavailable()
+    except (ImportError, AttributeError) as error:
+        return None, str(error)
+    return (None, reason) if reason else (module, "")

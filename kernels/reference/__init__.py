@@ -1,0 +1,29 @@
+"""What every function of kernels means, in plain torch. Runs on any device; fast on none."""
+
+from kernels.reference.activation import silu_mul
+from kernels.reference.attention_inputs import qk_norm_rope_store
+from kernels.reference.embedding import embed
+from kernels.reference.linear import linear, prepare_linear
+from kernels.reference.noise import gumbel_noise
+from kernels.reference.paged_attention import paged_attention
+from kernels.reference.rms_norm import add_rms_norm, rms_norm
+from kernels.reference.sampling import sample
+
+
+def unavailable() -> str | None:
+    return None
+
+
+__all__ = [
+    "add_rms_norm",
+    "embed",
+    "gumbel_noise",
+    "linear",
+    "paged_attention",
+    "prepare_linear",
+    "qk_norm_rope_store",
+    "rms_norm",
+    "sample",
+    "silu_mul",
+    "unavailable",
+]

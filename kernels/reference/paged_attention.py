@@ -1,0 +1,97 @@
+"""Attention over keys and values that lie in blocks (arXiv 2309.06180)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
+
+
+def paged_attention(  # noqa: PLR0917
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
+
+    q: [num_tokens, num_q_heads, head_dim], sequence after sequence
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; query head h reads kv head
+        h // (num_q_heads // num_kv_heads)
+    block_tables: int32 [num_seqs, width], the blocks of each sequence in order; width * block_size bounds seq_lens
+    query_start: int32 [num_seqs + 1], rows of sequence i are query_start[i] to query_start[i + 1], at least one each;
+        num_tokens == num_seqs therefore means that every sequence has one row
+    seq_lens: int32 [num_seqs], positions of each sequence, these rows included: its row j (of n) is position
+        seq_lens - n + j and sees positions up to itself (bottom-right alignment)
+    sliding_window: 0: none; else a row at position p sees positions over p - sliding_window only
+    Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
+
+    Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
+    """
+    if q.size(0) == block_tables.size(0):
+        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window)
+    out = torch.empty_like(q)
+    starts, lens = query_start.tolist(), seq_lens.tolist()
+    for i, seq_len in enumerate(lens):
+        rows = slice(starts[i], starts[i + 1])
+        k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
+        out[rows] = _attend(q[rows], k, v, scale, sliding_window)
+    return out
+
+
+def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """[seq_len, num_kv_heads, head_dim]"""
+    blocks = table[: -(-seq_len // cache.size(1))]
+    return cache.index_select(0, blocks).flatten(0, 1)[:seq_len]
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int) -> torch.Tensor:
+    """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
+    query_positions = torch.arange(k.size(0) - q.size(0), k.size(0), device=q.device).unsqueeze(1)
+    key_positions = torch.arange(k.size(0), device=q.device)
+    seen = _seen(query_positions, key_positions, window)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k.to(q.dtype), v.to(q.dtype)))
+    out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _decode(  # noqa: PLR0917
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+) -> torch.Tensor:
+    """One row per sequence, all padded to the width of the tables: no length is read on the host."""
+    width = block_tables.size(1) * k_cache.size(1)
+    per_row = width * k_cache.size(2) * k_cache.size(3)
+    chunk = max(1, GATHERED_ELEMENTS // per_row)
+    key_positions = torch.arange(width, device=q.device)
+    parts = []
+    for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
+        seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window)  # [rows, width]
+        k, v = (_gather_padded(cache, block_tables[rows], seen).to(q.dtype) for cache in (k_cache, v_cache))
+        attended = functional.scaled_dot_product_attention(
+            q[rows].unsqueeze(2), k, v, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
+        )
+        parts.append(attended.squeeze(2))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _gather_padded(cache: torch.Tensor, tables: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """[rows, num_kv_heads, width, head_dim]; zero where not seen, because a masked NaN would still spread."""
+    blocks = cache.index_select(0, tables.flatten())
+    rows = blocks.view(tables.size(0), -1, cache.size(2), cache.size(3))
+    return rows.masked_fill_(~seen[:, :, None, None], 0).transpose(1, 2)
+
+
+def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int) -> torch.Tensor:
+    seen = key_positions <= query_positions
+    return seen & (key_positions > query_positions - window) if window else seen

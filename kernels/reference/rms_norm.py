@@ -1,0 +1,21 @@
+"""Root mean square normalisation (arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in x's dtype; the mean is taken in float32.
+
+    x: [..., size], weight: [size].
+    """
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Adds x to `residual` in place (rounded to its dtype) and returns rms_norm of the sum. Both [num_tokens, size]."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)
