@@ -112,9 +112,7 @@ def transport(error: QuireError) -> Transport:
 
 
 def to_proto(error: QuireError) -> pb.Error:
-    return pb.Error(
-        code=error.code, message=error.message, field=error.field, retry_after_ms=error.retry_after_ms
-    )
+    return pb.Error(code=error.code, message=error.message, field=error.field, retry_after_ms=error.retry_after_ms)
 
 
 def from_proto(error: pb.Error) -> QuireError:

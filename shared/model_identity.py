@@ -16,7 +16,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
-        raise InvalidArgument(f"model {str(folder)!r} is not a Hugging Face folder: no config.json", field="model") from None
+        raise InvalidArgument(
+            f"model {str(folder)!r} is not a Hugging Face folder: no config.json", field="model"
+        ) from None
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(config, dict):

@@ -1,4 +1,4 @@
-"""Settings of every service: one frozen model each, filled from a YAML file, QUIRE_* variables and flags, in that order.
+"""Settings of every service: a frozen model each, filled from a YAML file, then QUIRE_* variables, then flags.
 
 They live together, away from the services, because one YAML file and one environment serve all three: whoever reads
 them must know every key to refuse the unknown ones.

@@ -1,6 +1,6 @@
 """Reading settings, and refusing what nobody would read.
 
-    defaults < YAML file (section named after the service) < QUIRE_<SERVICE>_<FIELD> variables < flags
+defaults < YAML file (section named after the service) < QUIRE_<SERVICE>_<FIELD> variables < flags
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ S = TypeVar("S", bound=Settings)
 
 
 def load(
-    model: type[S], known: Mapping[str, type[Settings]], flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+    model: type[S],
+    known: Mapping[str, type[Settings]],
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
 ) -> S:
     """Settings of the service `model` belongs to; `known` are all services' models, `flags` hold no None."""
     environ = os.environ if environ is None else environ
@@ -82,7 +85,9 @@ def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dic
         raise InvalidArgument(f"config: {path} must map service names to settings", field="config")
     for service, section in document.items():
         if service not in known:
-            raise InvalidArgument(f"config: {path}: unknown section {service!r}; there are {', '.join(known)}", field=str(service))
+            raise InvalidArgument(
+                f"config: {path}: unknown section {service!r}; there are {', '.join(known)}", field=str(service)
+            )
         for key in section or {}:
             if key not in known[service].model_fields:
                 raise InvalidArgument(f"config: {path}: unknown setting {service}.{key}", field=str(key))
@@ -92,7 +97,9 @@ def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dic
 def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
     """Values of QUIRE_<SERVICE>_<FIELD> by service; any other QUIRE_ variable is an error."""
     names = {
-        f"QUIRE_{service}_{field}".upper(): (service, field) for service, model in known.items() for field in model.model_fields
+        f"QUIRE_{service}_{field}".upper(): (service, field)
+        for service, model in known.items()
+        for field in model.model_fields
     }
     found: dict[str, dict[str, Any]] = {service: {} for service in known}
     for variable, text in environ.items():

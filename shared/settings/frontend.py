@@ -13,7 +13,9 @@ class FrontendSettings(Settings):
     model: str = Field(..., description="Hugging Face folder with config.json and tokenizer.json")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
-    http_port: int = Field(8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one")
+    http_port: int = Field(
+        8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one"
+    )
     share_ports: bool = Field(False, description="let several frontends listen on the same ports (SO_REUSEPORT)")
     schedulers: tuple[str, ...] = Field(("127.0.0.1:50052",), description="HOST:PORT of every scheduler")
     max_inflight_requests: int = Field(1024, ge=1, description="requests being worked on; more are refused (429)")

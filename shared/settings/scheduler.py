@@ -26,5 +26,7 @@ class SchedulerSettings(Settings):
     )
     max_steps_in_flight: int = Field(2, ge=1, le=4, description="plans under way at a time on a worker")
     step_deadline_s: float = Field(30.0, gt=0, description="a worker that takes longer for a step is given up, seconds")
-    heartbeat_interval_ms: int = Field(1000, ge=50, description="how often idle sessions say they are alive, milliseconds")
+    heartbeat_interval_ms: int = Field(
+        1000, ge=50, description="how often idle sessions say they are alive, milliseconds"
+    )
     max_waiting: int = Field(16384, ge=1, description="sequences waiting; more are refused")

@@ -27,7 +27,9 @@ class WorkerSettings(Settings):
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: by device")
     block_size: int = Field(0, ge=0, description="token positions per KV block; 0: by device and attention backend")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory used in all")
-    cpu_kv_cache_gib: float = Field(0.0, ge=0, description="KV memory on the CPU, GiB; 0: a tenth of what is free, at most 4")
+    cpu_kv_cache_gib: float = Field(
+        0.0, ge=0, description="KV memory on the CPU, GiB; 0: a tenth of what is free, at most 4"
+    )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     max_logprobs: int = Field(20, ge=0, description="most log-probabilities per token that a request may ask for")

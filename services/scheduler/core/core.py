@@ -1,0 +1,216 @@
+"""The scheduling of one worker: schedule() orders a step, apply() takes in what it did.
+
+Up to max_steps_in_flight steps are under way at a time, so schedule() works on the state as it will be once they are
+done: every sampled token counts as known, though its value comes later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.scheduler.core.admission import Admitter
+from services.scheduler.core.growth import Grower
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.outcome import Outcome
+from services.scheduler.core.plan import Events, Finished, StepPlan, StepResult
+from services.scheduler.core.running import Running
+from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
+from services.scheduler.core.step import Flight, StepDraft
+from services.scheduler.core.waiting import FcfsQueue, WaitingQueue
+from services.scheduler.kv_cache.block_pool import BlockUse
+from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals of a core's lifetime."""
+
+    prompt_tokens: int = 0  # of sequences at their first admission
+    cached_tokens: int = 0  # of these, found in the prefix cache
+    resumed_tokens: int = 0  # tokens of sequences admitted again after a preemption
+    resumed_cached_tokens: int = 0  # of these, found in the prefix cache
+    scheduled_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Core:
+    """Owns the sequences of one worker and all knowledge of its KV blocks."""
+
+    def __init__(self, limits: Limits, waiting: WaitingQueue | None = None) -> None:
+        self.limits = limits
+        self.kv = KVCacheManager(
+            limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.enable_prefix_caching
+        )
+        self.running = Running(limits.max_num_seqs, limits.block_size)
+        self.waiting: WaitingQueue = FcfsQueue() if waiting is None else waiting
+        self.counts = Counts()
+        self.events = Events()
+        self.flights: deque[Flight] = deque()
+        self.last_applied = 0
+        self._sequences: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); ended sequences drop out lazily
+        self._released: list[int] = []  # slots the worker has not been told of yet
+        self._orders = itertools.count()
+        self._step_ids = itertools.count(1)
+        self.grower = Grower(self)
+        self._admitter = Admitter(self)
+        self._outcome = Outcome(self)
+
+    # What goes in.
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence; one that can never run here ends with an error at once."""
+        self._sequences[sequence.key] = sequence
+        sequence.status = Status.WAITING
+        sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
+        sequence.fence = 0
+        if sequence.order < 0:
+            sequence.order = next(self._orders)
+        self.waiting.push(sequence)
+        if sequence.deadline < math.inf:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
+        refusal = self.limits.refusal(sequence.num_tokens)
+        if refusal is not None:
+            self.end(sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal))
+
+    def cancel(self, key: int, reason: Reason = Reason.CANCELLED) -> None:
+        """Ends a sequence if it has not ended yet. Its blocks are free once the steps that name it have returned."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self.end(sequence, reason)
+
+    # The two verbs.
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None while there is nothing to do or enough under way. `now`: seconds, any fixed origin."""
+        self._expire(now)
+        if len(self.flights) >= self.limits.max_steps_in_flight:
+            return None
+        draft = self._draft(now)
+        while draft.num_tokens == 0 and draft.short_of_blocks and not self.flights:
+            draft = self._draft(now)  # each round preempted somebody and freed blocks at once
+        return self._commit(draft) if draft.num_tokens else None
+
+    def apply(self, result: StepResult) -> None:
+        """Takes in the oldest step under way. What came of it is in take_events()."""
+        flight = self.flights.popleft()
+        assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
+        self.last_applied = flight.step_id
+        self.kv.pass_fence(flight.step_id)
+        self._outcome.take_in(flight, result)
+
+    def take_events(self) -> Events:
+        events, self.events = self.events, Events()
+        return events
+
+    # What it knows.
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def use(self) -> BlockUse:
+        return self.kv.use
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(sequence.num_tokens for sequence in self.waiting)
+
+    def find(self, key: int) -> Sequence | None:
+        return self._sequences.get(key)
+
+    def keys_of(self, owner: int) -> list[int]:
+        return [key for key, sequence in self._sequences.items() if sequence.owner == owner]
+
+    # Changes that are neither verb's own.
+
+    def end(
+        self, sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
+    ) -> None:
+        """Gives `sequence` its one terminal event and takes back what it holds."""
+        if sequence.status is Status.RUNNING:
+            self.take_slot(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        del self._sequences[sequence.key]
+        self.events.finished.append(Finished(sequence, reason, stop_token_id, failure))
+
+    def preempt(self, slot: int) -> None:
+        """Takes a running sequence's blocks; all is computed again, less what the cache then holds."""
+        sequence = self.running.sequence(slot)
+        sequence.fence = self.take_slot(sequence) or 0
+        sequence.status = Status.PREEMPTED
+        sequence.num_preemptions += 1
+        self.counts.preemptions += 1
+        self.waiting.push_back(sequence)
+
+    def take_slot(self, sequence: Sequence) -> int | None:
+        """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
+        slot = sequence.slot
+        fence = self.flights[-1].step_id if self.flights else None
+        self.running.leave(slot)
+        self.kv.release(slot, fence)
+        self._released.append(slot)
+        return fence
+
+    def evacuate(self) -> list[Sequence]:
+        """The worker is gone: every unfinished sequence, as it was last known, in order of arrival."""
+        for slot in np.flatnonzero(self.running.live).tolist():
+            self.running.leave(slot)
+        sequences = sorted(self._sequences.values(), key=lambda s: s.order)
+        self._sequences.clear()
+        self.flights.clear()
+        for sequence in sequences:
+            sequence.order = -1
+            sequence.status = Status.WAITING
+        return sequences
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
+        """Forgets all prefixes; returns the number of blocks, None if sequences run and may not be preempted.
+
+        Only while no step is under way.
+        """
+        if preempt_running:
+            by_age = np.argsort(-self.running.order, kind="stable")
+            for slot in by_age[: len(self.running)].tolist():
+                self.preempt(slot)
+        return self.kv.reset() if self.kv.idle else None
+
+    def _draft(self, now: float) -> StepDraft:
+        draft = StepDraft(self.limits.max_num_batched_tokens)
+        self.grower.advance_ready(draft)
+        self.grower.advance_prefills(draft)
+        if not draft.short_of_blocks:
+            self._admitter.admit(draft, now)
+        return draft
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, key = heapq.heappop(self._deadlines)
+            sequence = self._sequences.get(key)
+            if sequence is not None:
+                failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
+                self.end(sequence, Reason.DEADLINE, failure=failure)
+
+    def _commit(self, draft: StepDraft) -> StepPlan:
+        step_id = next(self._step_ids)
+        released, self._released = sorted(self._released), []
+        self.flights.append(draft.flight(step_id, self.running))
+        self.grower.name_filled()
+        self.counts.steps += 1
+        self.counts.scheduled_tokens += draft.num_tokens
+        return draft.plan(step_id, released)

@@ -1,0 +1,135 @@
+"""Moving running sequences forward: blocks for their next tokens, and whom to preempt when there are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from services.scheduler.core.running import Slots
+from services.scheduler.core.step import StepDraft
+
+if TYPE_CHECKING:
+    from services.scheduler.core.core import Core
+
+
+class Grower:
+    """The running half of schedule()."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._running = core.running
+        self._kv = core.kv
+
+    def advance_ready(self, draft: StepDraft) -> None:
+        """One token for every sequence that is past its prompt and below its limit."""
+        running = self._running
+        ready = running.ready()
+        done = ready & (running.num_tokens >= running.limit)
+        for slot in np.flatnonzero(done).tolist():
+            draft.sit_out(slot)  # its last token is under way
+        slots = np.flatnonzero(ready & ~done)
+        slots = self._grow(draft, slots)
+        running.num_computed[slots] += 1
+        running.num_tokens[slots] += 1
+        draft.advance(slots)
+
+    def advance_prefills(self, draft: StepDraft) -> None:
+        """The next chunk of every prompt that is not computed yet, oldest first."""
+        running = self._running
+        # Strictly by age: a victim, always the newest, then never has a chunk in this step already.
+        for slot in sorted(running.prefilling, key=lambda s: int(running.order[s])):
+            if draft.budget.left == 0:
+                return
+            if slot in running.prefilling:  # not preempted by an older one
+                self._advance_prefill(draft, slot)
+
+    def chunk_size(self, draft: StepDraft, num_remaining: int) -> int:
+        """Tokens of a prompt to compute now, taken from the budget."""
+        threshold = self._core.limits.long_prefill_token_threshold
+        alone = self._core.num_sequences == 1
+        at_most = num_remaining if threshold == 0 or alone else threshold
+        return draft.budget.try_add(num_remaining, at_most)
+
+    def compute(self, draft: StepDraft, slot: int, num_tokens: int) -> None:
+        """Books `num_tokens` of `slot`, whose blocks are there."""
+        running = self._running
+        total = int(running.num_tokens[slot])
+        implied = int(running.num_computed[slot]) == total - 1
+        computed = int(running.num_computed[slot]) + num_tokens
+        running.num_computed[slot] = computed
+        samples = computed == total
+        if samples:
+            running.num_tokens[slot] = total + 1
+        if computed >= total - 1:
+            running.prefilling.discard(slot)
+        draft.chunk(slot, num_tokens, implied=implied, samples=samples)
+
+    def name_filled(self) -> None:
+        """Puts on record which blocks the planned steps fill, so that the next sequence can share them."""
+        if not self._kv.enable_caching:
+            return
+        running = self._running
+        filled = np.minimum(running.num_known, running.num_computed) // running.block_size
+        for slot in np.flatnonzero(running.live & (filled > running.num_named)).tolist():
+            self.name(slot, int(filled[slot]))
+
+    def name(self, slot: int, num_filled: int) -> None:
+        """Puts on record what the first `num_filled` blocks of `slot` hold."""
+        running = self._running
+        hashes = running.sequence(slot).block_hashes
+        self._kv.name(slot, hashes[running.num_named[slot] : num_filled])
+        running.num_named[slot] = num_filled
+
+    def _advance_prefill(self, draft: StepDraft, slot: int) -> None:
+        running = self._running
+        computed = int(running.num_computed[slot])
+        room = int(running.capacity[slot]) + self._kv.pool.num_free * running.block_size - computed
+        if room <= 0:
+            self._make_room(draft)
+            return
+        wanted = self.chunk_size(draft, min(int(running.num_tokens[slot]) - computed, room))
+        blocks = self._kv.grow(slot, computed + wanted)
+        assert blocks is not None, "there is room"
+        running.capacity[slot] += len(blocks) * running.block_size
+        draft.gain(slot, blocks)
+        self.compute(draft, slot, wanted)
+
+    def _grow(self, draft: StepDraft, slots: Slots) -> Slots:
+        """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
+        running = self._running
+        needy = slots[running.num_computed[slots] >= running.capacity[slots]]
+        if len(needy) == 0:
+            return slots
+        if len(needy) <= self._kv.pool.num_free:
+            blocks = self._kv.append_each(needy.tolist())
+            running.capacity[needy] += running.block_size
+            for slot, block in zip(needy.tolist(), blocks, strict=True):
+                draft.gain(slot, [block])
+            return slots
+        return self._grow_scarce(draft, slots, needy)
+
+    def _grow_scarce(self, draft: StepDraft, slots: Slots, needy: Slots) -> Slots:
+        running = self._running
+        waits: set[int] = set()
+        for slot in sorted(needy.tolist(), key=lambda s: int(running.order[s])):
+            if not running.live[slot]:
+                continue  # preempted for an older one
+            if self._kv.pool.num_free == 0:
+                self._make_room(draft)
+            if running.live[slot] and self._kv.pool.num_free:
+                draft.gain(slot, self._kv.append_each([slot]))
+                running.capacity[slot] += running.block_size
+            elif running.live[slot]:
+                waits.add(slot)
+                draft.sit_out(slot)
+        return np.array([s for s in slots.tolist() if running.live[s] and s not in waits], dtype=np.intp)
+
+    def _make_room(self, draft: StepDraft) -> None:
+        """Preempts the newest sequence, which may be the one in need, unless blocks are about to come back anyway."""
+        draft.short_of_blocks = True
+        if self._kv.num_fenced:
+            return
+        victim = self._running.newest()
+        self._core.preempt(victim)
+        draft.drop(victim)

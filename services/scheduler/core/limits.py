@@ -1,0 +1,35 @@
+"""What a core must keep to: the worker's sizes and the operator's wishes, settled once at attach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in tokens, blocks and sequences, as their names say."""
+
+    num_blocks: int  # null block included
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step while others run; 0: no such limit
+    watermark_blocks: int = 0  # left free at admission while others run
+    max_steps_in_flight: int = 2
+    enable_prefix_caching: bool = True
+
+    @property
+    def usable_blocks(self) -> int:
+        return self.num_blocks - 1
+
+    def refusal(self, num_tokens: int) -> str | None:
+        """Why a sequence of `num_tokens` can never run here; None if it can."""
+        if num_tokens >= self.max_model_len:
+            return (
+                f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens (at least 1) is "
+                f"longer than the maximum model length of {self.max_model_len}."
+            )
+        if -(-num_tokens // self.block_size) > self.usable_blocks:
+            return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
+        return None

@@ -1,0 +1,113 @@
+"""What a core orders, what it is told, and what came of it: plain values, no wire format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.sequence import Failure, Reason, Sequence
+
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that gets a slot in this step."""
+
+    slot: int
+    sequence: Sequence
+    token_ids: bytes  # i32 column: every known token
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass. Says only what the worker cannot derive (worker.proto)."""
+
+    step_id: int
+    num_tokens: int  # computed in this step, all slots
+    released_slots: list[int]
+    admitted: list[Admission]
+    counted_slots: list[int]  # ascending
+    token_counts: list[int]
+    new_block_ids: list[int]  # slots ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """For each position whose sequence asked: its entries, the sampled token first."""
+
+    entry_counts: U32  # one for each position
+    token_ids: I32  # one for each entry
+    logprobs: F32  # one for each entry, natural logarithm
+    ranks: U32  # one for each position
+
+    def select(self, positions: npt.NDArray[np.bool_]) -> Logprobs:
+        """Those of some positions."""
+        entries = np.repeat(positions, self.entry_counts)
+        return Logprobs(
+            self.entry_counts[positions], self.token_ids[entries], self.logprobs[entries], self.ranks[positions]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """How that pass went: one sampled token for each slot that reached its end, slots ascending."""
+
+    step_id: int
+    token_ids: I32
+    failures: list[tuple[int, Failure]] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A sequence left the queue for the first time."""
+
+    sequence: Sequence
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one terminal event of a sequence."""
+
+    sequence: Sequence
+    reason: Reason
+    stop_token_id: int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Whose they are, and the entries."""
+
+    owners: I32
+    streams: U32
+    entries: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """New tokens of a step, one for each row; a sequence has at most one row."""
+
+    owners: I32
+    streams: U32
+    token_ids: I32
+    logprobs: LogprobColumns | None = None
+
+
+@dataclass(slots=True)
+class Events:
+    """What happened since the last look, for the frontends."""
+
+    tokens: list[TokenColumns] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.started or self.finished)

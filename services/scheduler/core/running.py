@@ -1,0 +1,137 @@
+"""The running sequences as columns, one row a slot, so that a step costs a few vector operations whatever runs.
+
+Rows of free slots hold values that no vector operation selects (`live` is False).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.plan import I32
+from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
+
+Slots = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+NO_TOKEN = -1
+
+
+class Running:
+    """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done."""
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.prefilling: set[int] = set()  # slots with more than one token to compute
+        self.live = np.zeros(num_slots, dtype=bool)
+        self.keys = np.full(num_slots, -1, dtype=np.int64)
+        self.order = np.full(num_slots, -1, dtype=np.int64)
+        self.owners = np.zeros(num_slots, dtype=np.int32)
+        self.streams = np.zeros(num_slots, dtype=np.uint32)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.num_known = np.zeros(num_slots, dtype=np.int32)  # tokens whose value has come back
+        self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
+        self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
+        self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks whose content is on record
+        self.asks_logprobs = np.zeros(num_slots, dtype=bool)
+        self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
+        self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
+        self._free = list(range(num_slots))
+
+    def __len__(self) -> int:
+        return self.num_slots - len(self._free)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free)
+
+    def enter(self, sequence: Sequence, num_computed: int) -> int:
+        """Gives `sequence` the lowest free slot."""
+        slot = heapq.heappop(self._free)
+        num_tokens = sequence.num_tokens
+        self.sequences[slot] = sequence
+        sequence.slot = slot
+        self.live[slot] = True
+        self.keys[slot] = sequence.key
+        self.order[slot] = sequence.order
+        self.owners[slot] = sequence.owner
+        self.streams[slot] = sequence.stream
+        self.num_tokens[slot] = self.num_known[slot] = num_tokens
+        self.num_computed[slot] = num_computed
+        self.limit[slot] = sequence.max_total_tokens
+        self.capacity[slot] = 0
+        self.num_named[slot] = 0
+        self.asks_logprobs[slot] = sequence.asks_logprobs
+        self._enter_stops(slot, sequence)
+        self._enter_tail(slot, sequence)
+        if num_computed < num_tokens - 1:
+            self.prefilling.add(slot)
+        return slot
+
+    def leave(self, slot: int) -> Sequence:
+        """Frees the slot; the sequence has all its known tokens again."""
+        sequence = self.sequence(slot)
+        tail = int(self.num_known[slot]) - sequence.num_tokens
+        sequence.tokens += self._tail[slot, :tail].tobytes()
+        self.sequences[slot] = None
+        self.live[slot] = False
+        self.keys[slot] = -1
+        self.order[slot] = -1
+        self.prefilling.discard(slot)
+        heapq.heappush(self._free, slot)
+        sequence.slot = -1
+        return sequence
+
+    def sequence(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is free"
+        return sequence
+
+    def ready(self) -> Mask:
+        """Slots with exactly one token to compute: those that advance without being named."""
+        ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
+        return ready
+
+    def newest(self) -> int:
+        """The slot of the sequence that arrived last."""
+        return int(self.order.argmax())
+
+    def append(self, slots: Slots, tokens: I32) -> Slots:
+        """Sampled tokens came back, one for each slot; returns the slots whose last block is now fully known."""
+        known = self.num_known[slots]
+        self._tail[slots, known % self.block_size] = tokens
+        known += 1
+        self.num_known[slots] = known
+        filled: Slots = slots[known % self.block_size == 0]
+        return filled
+
+    def take_block(self, slot: int) -> bytes:
+        """Moves a block of known tokens to the sequence; returns them as an i32 column."""
+        block: bytes = self._tail[slot].tobytes()
+        self.sequence(slot).tokens += block
+        return block
+
+    def hits_stop(self, slots: Slots, tokens: I32) -> Mask:
+        """Which of the tokens end their sequence."""
+        hits: Mask = (self.stop_ids[slots] == tokens[:, None]).any(axis=1)
+        return hits
+
+    def _enter_stops(self, slot: int, sequence: Sequence) -> None:
+        stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)
+        width = self.stop_ids.shape[1]
+        if len(stops) > width:
+            wider = np.full((self.num_slots, len(stops) - width), NO_TOKEN, dtype=np.int32)
+            self.stop_ids = np.concatenate([self.stop_ids, wider], axis=1)
+        self.stop_ids[slot] = NO_TOKEN
+        self.stop_ids[slot, : len(stops)] = stops
+
+    def _enter_tail(self, slot: int, sequence: Sequence) -> None:
+        """From here on the sequence keeps whole blocks, the row what is behind them."""
+        whole = sequence.num_tokens // self.block_size * self.block_size * TOKEN_BYTES
+        tail = np.frombuffer(bytes(sequence.tokens[whole:]), dtype=np.int32)
+        self._tail[slot, : len(tail)] = tail
+        del sequence.tokens[whole:]

@@ -1,0 +1,88 @@
+"""A sequence: one stream of tokens, the unit that is scheduled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+TOKEN_BYTES = 4
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class Reason(Enum):
+    """Why a sequence ended; the wire's FinishReason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client is told about a sequence that could not go on. `code` is a name of the wire's ErrorCode."""
+
+    code: str
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` is complete while the sequence holds no slot; else the tail behind the last full block is with Running."""
+
+    key: int  # unique in the scheduler's lifetime
+    owner: int  # the frontend session it belongs to
+    stream: int  # its number in that session
+    tokens: bytearray  # i32 column: prompt, then output
+    num_prompt_tokens: int
+    max_total_tokens: int  # prompt and output together
+    stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    root_hash: bytes = b""
+    block_hashes: list[bytes] = field(default_factory=list)  # of all full blocks of `tokens`
+    skip_reading_prefix_cache: bool = False
+    asks_logprobs: bool = False
+    payload: object = None  # what the worker needs beside the tokens; not looked at here
+    request_id: str = ""
+    priority: int = 0
+    tenant: str = ""
+    arrival: float = 0.0  # seconds, the scheduler's clock
+    deadline: float = math.inf
+
+    status: Status = Status.WAITING
+    slot: int = -1
+    order: int = -1  # arrival rank within a core
+    fence: int = 0  # step that must have returned before it may run again
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0  # at its first admission
+    started: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def last_token(self) -> int:
+        return int.from_bytes(self.tokens[-TOKEN_BYTES:], "little", signed=True)
+
+    def append(self, token: int) -> None:
+        self.tokens += int(token).to_bytes(TOKEN_BYTES, "little", signed=True)
+
+    def token_ids(self) -> list[int]:
+        return list(np.frombuffer(bytes(self.tokens), dtype=np.int32).tolist())
+
+    def stop_token_id(self, token: int) -> int | None:
+        """The stop token to report: none for end of sequence."""
+        return token if token in self.stop_token_ids and token not in self.eos_token_ids else None

@@ -1,0 +1,90 @@
+"""A step while it is being put together, and while it is under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.budget import TokenBudget
+from services.scheduler.core.plan import Admission, StepPlan
+from services.scheduler.core.running import Running, Slots
+
+NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way: the slots that sample in it, ascending, and whose they were when it was planned."""
+
+    step_id: int
+    slots: Slots
+    keys: npt.NDArray[np.int64]
+    asked: npt.NDArray[np.bool_]  # which of them asked for log-probabilities
+
+
+class StepDraft:
+    """Collects what the parts of schedule() decide."""
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self.budget = TokenBudget(max_num_batched_tokens)
+        self.num_tokens = 0
+        self.short_of_blocks = False  # somebody had to wait or to go: nobody new comes in
+        self.ready = NO_SLOTS  # advance by one token, unnamed
+        self._finishing: list[int] = []  # prompts that end in this step, and so sample
+        self._counted: dict[int, int] = {}
+        self._gains: list[tuple[int, list[int]]] = []
+        self._admitted: list[Admission] = []
+
+    def advance(self, ready: Slots) -> None:
+        self.ready = ready
+        self.num_tokens += len(ready)
+        self.budget.left -= len(ready)
+
+    def sit_out(self, slot: int) -> None:
+        """`slot` would advance by itself, but does not in this step."""
+        self._counted[slot] = 0
+
+    def chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool) -> None:
+        """`slot` computes part of its prompt."""
+        self.num_tokens += num_tokens
+        if not implied:
+            self._counted[slot] = num_tokens
+        if samples:
+            self._finishing.append(slot)
+
+    def gain(self, slot: int, blocks: list[int]) -> None:
+        if blocks:
+            self._gains.append((slot, blocks))
+
+    def admit(self, admission: Admission) -> None:
+        self._admitted.append(admission)
+
+    def drop(self, slot: int) -> None:
+        """`slot` was preempted: nothing of it is left in this step."""
+        if slot in self.ready:
+            self.ready = self.ready[self.ready != slot]
+            self.num_tokens -= 1
+        self._counted.pop(slot, None)
+        self._gains = [gain for gain in self._gains if gain[0] != slot]
+
+    def flight(self, step_id: int, running: Running) -> Flight:
+        slots = self.ready
+        if self._finishing:
+            slots = np.sort(np.concatenate([slots, np.array(self._finishing, dtype=np.intp)]))
+        return Flight(step_id, slots, running.keys[slots], running.asks_logprobs[slots])
+
+    def plan(self, step_id: int, released: list[int]) -> StepPlan:
+        counted = sorted(self._counted)
+        if len(self._gains) > 1:
+            self._gains.sort()
+        return StepPlan(
+            step_id,
+            self.num_tokens,
+            released,
+            self._admitted,
+            counted,
+            [self._counted[slot] for slot in counted],
+            [block for _, blocks in self._gains for block in blocks],
+        )

@@ -1,0 +1,124 @@
+"""The blocks of one worker: reference counts, the free list, and which block holds which prefix.
+
+Block 0 is the null block: never handed out, never counted. A free block keeps its content, and can be hit, until it is
+taken again; the free list is therefore the LRU order of eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.scheduler.kv_cache.free_list import FreeList
+
+NULL_BLOCK = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """total = free + cached + used, the null block left out."""
+
+    total: int
+    free: int
+    cached: int
+    used: int
+
+
+class BlockPool:
+    """Owns every block id of a worker. A block is free when nobody refers to it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, "one block beside the null block"
+        self.num_blocks = num_blocks
+        self._free = FreeList(num_blocks, range(1, num_blocks))
+        self._references = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._num_cached_free = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken, cached ones included."""
+        return len(self._free)
+
+    @property
+    def use(self) -> BlockUse:
+        total, available = self.num_blocks - 1, len(self._free)
+        cached = self._num_cached_free
+        return BlockUse(total, available - cached, cached, total - available)
+
+    @property
+    def free_order(self) -> list[int]:
+        return list(self._free)
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def hash_of(self, block: int) -> bytes | None:
+        return self._hash_of[block]
+
+    def find(self, block_hash: bytes) -> int | None:
+        return self._block_of.get(block_hash)
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` blocks, forgetting what they held."""
+        blocks = self._free.popleft_n(count)
+        for block in blocks:
+            self._references[block] = 1
+            if self._hash_of[block] is not None:
+                self._num_cached_free -= 1
+                self._forget(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each; a free one leaves the free list."""
+        for block in blocks:
+            if self._references[block] == 0:
+                self._free.remove(block)
+                self._num_cached_free -= self._hash_of[block] is not None
+            self._references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One reference less to each, in the given order; a sequence gives its blocks back last to first, so that the
+        tail of a prefix is evicted before its head. Blocks that hold no known prefix are taken first."""
+        for block in blocks:
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            if self._hash_of[block] is None:
+                self._free.prepend(block)
+            else:
+                self._free.append(block)
+                self._num_cached_free += 1
+
+    def name(self, block: int, block_hash: bytes) -> None:
+        """Records what an owned block holds. If another block holds the same, that one stays the one to be found."""
+        assert self._references[block] > 0, "a free block cannot gain content"
+        if block_hash not in self._block_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def adopt(self, block: int, block_hash: bytes) -> None:
+        """Records what a free block holds: the content that a worker kept while the scheduler was away."""
+        assert self._references[block] == 0, "adopted before anything runs"
+        if block_hash not in self._block_of and self._hash_of[block] is None:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+            self._free.remove(block)
+            self._free.append(block)
+            self._num_cached_free += 1
+
+    def forget_all(self) -> int:
+        """Forgets every cached prefix; only while nothing is owned. Returns how many blocks held one."""
+        assert len(self._free) == self.num_blocks - 1, "blocks are in use"
+        count = len(self._block_of)
+        for block in list(self._block_of.values()):
+            self._forget(block)
+        self._num_cached_free = 0
+        return count
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of[block]
+        assert block_hash is not None
+        self._hash_of[block] = None
+        del self._block_of[block_hash]

@@ -1,0 +1,68 @@
+"""Block ids that may be taken, in the order of taking: a doubly linked list over two arrays, every operation O(1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class FreeList:
+    """Left end: taken next. Ids are 0 to capacity - 1; each is in the list at most once."""
+
+    def __init__(self, capacity: int, ids: range) -> None:
+        # The sentinel `capacity` stands before the first and behind the last.
+        self._end = capacity
+        self._next = [capacity] * (capacity + 1)
+        self._prev = [capacity] * (capacity + 1)
+        self._size = 0
+        for block in ids:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        block = self._next[self._end]
+        while block != self._end:
+            yield block
+            block = self._next[block]
+
+    def append(self, block: int) -> None:
+        """To the right end: taken last."""
+        self._insert(self._prev[self._end], block, self._end)
+
+    def prepend(self, block: int) -> None:
+        """To the left end: taken next."""
+        self._insert(self._end, block, self._next[self._end])
+
+    def remove(self, block: int) -> None:
+        before, behind = self._prev[block], self._next[block]
+        self._next[before] = behind
+        self._prev[behind] = before
+        self._size -= 1
+
+    def popleft(self) -> int:
+        block = self._next[self._end]
+        if block == self._end:
+            raise IndexError("No free blocks available")
+        self.remove(block)
+        return block
+
+    def popleft_n(self, count: int) -> list[int]:
+        if count > self._size:
+            raise IndexError(f"No free blocks available: {count} asked for, {self._size} there")
+        taken = []
+        following, block = self._next, self._next[self._end]
+        for _ in range(count):
+            taken.append(block)
+            block = following[block]
+        following[self._end] = block
+        self._prev[block] = self._end
+        self._size -= count
+        return taken
+
+    def _insert(self, before: int, block: int, behind: int) -> None:
+        self._next[before] = block
+        self._prev[block] = before
+        self._next[block] = behind
+        self._prev[behind] = block
+        self._size += 1

@@ -1,0 +1,116 @@
+"""Block tables of the running sequences: match a prefix, grow, release.
+
+A slot's blocks are never handed to somebody else while a step under way still names the slot: releasing with a fence
+keeps them owned until that step has returned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse
+
+
+class KVCacheManager:
+    """The only one that allocates. free + cached + used == total at all times; fenced blocks are used."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, enable_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.enable_caching = enable_caching
+        self.pool = BlockPool(num_blocks)
+        self._tables: list[list[int]] = [[] for _ in range(num_slots)]
+        self._num_named = [0] * num_slots  # blocks at the head of each table whose content is on record
+        self._fenced: deque[tuple[int, list[int]]] = deque()  # (step id, blocks), step ids ascending
+        self.num_fenced = 0
+
+    @property
+    def use(self) -> BlockUse:
+        return self.pool.use
+
+    def table(self, slot: int) -> Sequence[int]:
+        return self._tables[slot]
+
+    def num_named(self, slot: int) -> int:
+        return self._num_named[slot]
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, block_hashes: Sequence[bytes]) -> list[int]:
+        """Blocks that hold the longest known prefix of the chain. Changes nothing."""
+        blocks: list[int] = []
+        if not self.enable_caching:
+            return blocks
+        find = self.pool.find
+        for block_hash in block_hashes:
+            block = find(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_takeable(self, hits: Sequence[int]) -> int:
+        """Blocks that could still be taken once `hits` are shared."""
+        return self.pool.num_free - sum(self.pool.references(block) == 0 for block in hits)
+
+    def admit(self, slot: int, hits: list[int]) -> None:
+        """Starts the table of a free slot with shared blocks."""
+        assert not self._tables[slot], f"slot {slot} still has blocks"
+        self.pool.share(hits)
+        self._tables[slot] = list(hits)
+        self._num_named[slot] = len(hits)
+
+    def grow(self, slot: int, num_tokens: int) -> list[int] | None:
+        """Blocks added so that `slot` has room for `num_tokens`; None, with nothing changed, if there are too few."""
+        table = self._tables[slot]
+        missing = self.blocks_for(num_tokens) - len(table)
+        if missing <= 0:
+            return []
+        if missing > self.pool.num_free:
+            return None
+        blocks = self.pool.allocate(missing)
+        table += blocks
+        return blocks
+
+    def append_each(self, slots: Sequence[int]) -> list[int]:
+        """One more block for each of `slots`; the caller has checked that there are enough."""
+        blocks = self.pool.allocate(len(slots))
+        for slot, block in zip(slots, blocks, strict=True):
+            self._tables[slot].append(block)
+        return blocks
+
+    def name(self, slot: int, block_hashes: Sequence[bytes]) -> None:
+        """Records the content of the next blocks of the table, which computed steps have filled."""
+        start = self._num_named[slot]
+        table = self._tables[slot]
+        for offset, block_hash in enumerate(block_hashes, start):
+            self.pool.name(table[offset], block_hash)
+        self._num_named[slot] = start + len(block_hashes)
+
+    def release(self, slot: int, fence: int | None) -> None:
+        """Gives up the slot's blocks, once the step `fence` has returned (None: at once)."""
+        blocks = self._tables[slot][::-1]
+        self._tables[slot] = []
+        self._num_named[slot] = 0
+        if fence is None:
+            self.pool.release(blocks)
+        elif blocks:
+            self._fenced.append((fence, blocks))
+            self.num_fenced += len(blocks)
+
+    def pass_fence(self, step_id: int) -> None:
+        """Step `step_id` has returned."""
+        while self._fenced and self._fenced[0][0] <= step_id:
+            _, blocks = self._fenced.popleft()
+            self.num_fenced -= len(blocks)
+            self.pool.release(blocks)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is owned."""
+        return self.pool.num_free == self.pool.num_blocks - 1
+
+    def reset(self) -> int:
+        """Forgets all cached prefixes; only when idle. Returns how many blocks held one."""
+        return self.pool.forget_all()

@@ -1,0 +1,46 @@
+"""Shared by the scheduler's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.sequence import Sequence
+from shared import block_hash, columns
+
+
+def make_sequence(key: int, prompt: list[int], max_tokens: int = 16, block_size: int = 16, **fields: object) -> Sequence:
+    tokens = columns.i32_bytes(prompt)
+    root = block_hash.root_hash(salt=str(fields.pop("salt", "")))
+    return Sequence(
+        key=key,
+        owner=0,
+        stream=key,
+        tokens=bytearray(tokens),
+        num_prompt_tokens=len(prompt),
+        max_total_tokens=len(prompt) + max_tokens,
+        root_hash=root,
+        block_hashes=block_hash.chain(root, tokens, block_size),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def make_limits(**fields: object) -> Limits:
+    defaults: dict[str, object] = {
+        "num_blocks": 10_000,
+        "block_size": 16,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 8192,
+        "enable_prefix_caching": False,
+        "max_steps_in_flight": 1,
+    }
+    return Limits(**(defaults | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def core() -> Callable[..., Core]:
+    return lambda **fields: Core(make_limits(**fields))

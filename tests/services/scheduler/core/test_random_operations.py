@@ -1,0 +1,169 @@
+"""Thousands of random operations on a core with a worker on paper: nothing leaks, nothing is shared that must not be,
+and every sequence says what an oracle without blocks says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import Events, Finished, StepResult
+from services.scheduler.core.sequence import Reason, Sequence
+from tests.services.scheduler.conftest import make_limits, make_sequence
+from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
+
+
+@dataclass
+class Client:
+    """What a frontend has of one sequence."""
+
+    prompt: list[int]
+    limit: int
+    eos: bool
+    tokens: list[int] = field(default_factory=list)
+    end: Finished | None = None
+
+
+class Cluster:
+    """A core and a worker, with results under way for as long as the test likes."""
+
+    def __init__(self, limits: Limits, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.limits = limits
+        self.core = Core(limits)
+        self.worker = PaperWorker(limits)
+        self.clients: dict[int, Client] = {}
+        self.results: deque[StepResult] = deque()
+        self.now = 0.0
+        self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
+
+    def add(self) -> None:
+        key = len(self.clients)
+        head = self.random.choice(self._shared)[: self.random.randrange(60)]
+        prompt = head + [self.random.randrange(40) for _ in range(self.random.randrange(1, 30))]
+        eos, max_tokens = self.random.random() < 0.5, self.random.randrange(1, 40)
+        sequence = make_sequence(key, prompt, max_tokens, self.limits.block_size, eos_token_ids=(EOS,) if eos else ())
+        self.clients[key] = Client(prompt, min(len(prompt) + max_tokens, self.limits.max_model_len), eos)
+        self.core.add(sequence)
+
+    def cancel(self) -> None:
+        alive = [key for key, client in self.clients.items() if client.end is None]
+        if alive:
+            self.core.cancel(self.random.choice(alive))
+
+    def preempt(self) -> None:
+        slots = np.flatnonzero(self.core.running.live).tolist()
+        if slots:
+            self.core.preempt(self.random.choice(slots))
+
+    def plan(self) -> bool:
+        self.now += 1
+        plan = self.core.schedule(self.now)
+        if plan is not None:
+            self.results.append(self.worker.execute(plan))
+        return plan is not None
+
+    def result(self) -> bool:
+        if not self.results:
+            return False
+        self.core.apply(self.results.popleft())
+        return True
+
+    def collect(self) -> None:
+        events: Events = self.core.take_events()
+        for columns in events.tokens:
+            assert len(set(columns.streams.tolist())) == len(columns.streams), "one row a sequence"
+            for stream, token in zip(columns.streams.tolist(), columns.token_ids.tolist(), strict=True):
+                assert self.clients[stream].end is None
+                self.clients[stream].tokens.append(token)
+        for finished in events.finished:
+            client = self.clients[finished.sequence.stream]
+            assert client.end is None, "one terminal event"
+            client.end = finished
+
+    def check(self) -> None:
+        core, use = self.core, self.core.use
+        assert use.free + use.cached + use.used == use.total == self.limits.num_blocks - 1
+        owners = Counter(block for slot in range(self.limits.max_num_seqs) for block in core.kv.table(slot))
+        assert 0 not in owners, "the null block is nobody's"
+        assert all(core.kv.pool.references(block) >= count for block, count in owners.items())
+        assert not set(core.kv.pool.free_order) & set(owners), "free and owned are disjoint"
+        for block, count in owners.items():
+            if count > 1:
+                assert core.kv.pool.hash_of(block) is not None, "only named blocks are shared"
+        waiting = {sequence.key for sequence in core.waiting}
+        running = {s.key for s in core.running.sequences if s is not None}
+        assert not waiting & running
+        assert waiting | running == {key for key, client in self.clients.items() if client.end is None}
+
+    def drain(self) -> None:
+        for _ in range(100_000):
+            if not self.core.has_work and not self.results:
+                return
+            progressed = self.plan()
+            assert self.result() or progressed, "stuck"
+            self.collect()
+        raise AssertionError("does not end")
+
+    def verify(self) -> None:
+        for client in self.clients.values():
+            expected = oracle(client.prompt, client.limit, client.eos)
+            assert client.end is not None
+            if client.end.reason is Reason.CANCELLED:
+                assert client.tokens == expected[: len(client.tokens)]
+            else:
+                assert client.tokens == expected
+                stopped = client.eos and expected[-1] == EOS
+                assert client.end.reason is (Reason.STOP if stopped else Reason.LENGTH)
+
+
+CASES = [
+    {"num_blocks": 200, "block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 64},
+    {"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16},  # preempts all the time
+    {"num_blocks": 34, "block_size": 4, "max_num_seqs": 12, "max_num_batched_tokens": 512, "watermark_blocks": 3},
+    {"num_blocks": 150, "block_size": 1, "max_num_seqs": 4, "max_num_batched_tokens": 7},
+    {"num_blocks": 60, "block_size": 8, "max_num_seqs": 16, "max_num_batched_tokens": 48, "long_prefill_token_threshold": 9},
+]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_random_operations_lose_nothing_and_match_the_oracle(case: int, in_flight: int, caching: bool) -> None:
+    limits = make_limits(
+        **CASES[case], max_model_len=120, max_steps_in_flight=in_flight, enable_prefix_caching=caching
+    )
+    cluster = Cluster(limits, seed=case * 10 + in_flight)
+    operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
+    for _ in range(600):
+        cluster.random.choices(operations, weights=[3, 1, 1, 12, 12])[0]()
+        cluster.collect()
+        cluster.check()
+    cluster.drain()
+    cluster.check()
+    cluster.verify()
+    assert cluster.core.use.used == 0, "blocks that no live sequence owns"
+    assert cluster.core.running.num_free_slots == limits.max_num_seqs
+
+
+def test_evacuated_sequences_go_on_elsewhere_with_the_same_text() -> None:
+    first = Cluster(make_limits(num_blocks=60, block_size=4, max_num_seqs=6, enable_prefix_caching=True), seed=5)
+    for _ in range(10):
+        first.add()
+    for _ in range(12):
+        first.plan()
+        first.result()
+        first.collect()
+    moved: list[Sequence] = first.core.evacuate()
+    assert [s.key for s in moved] == sorted(k for k, c in first.clients.items() if c.end is None)
+    second = Cluster(first.limits, seed=6)
+    second.clients = first.clients
+    for sequence in moved:
+        second.core.add(sequence)
+    second.drain()
+    second.verify()
