@@ -27,7 +27,7 @@ class Admitter:
             hits = [] if sequence.skip_reading_prefix_cache else core.kv.match(sequence.block_hashes)
             if not self._fits(sequence, hits):
                 return
-            core.waiting.pop()
+            core.next_waiting()
             self._enter(draft, sequence, hits, now)
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
@@ -59,13 +59,12 @@ class Admitter:
     def _count(self, sequence: Sequence, num_cached: int, now: float) -> None:
         counts = self._core.counts
         sequence.status = Status.RUNNING
-        if sequence.num_preemptions:
+        if sequence.started:
             counts.resumed_tokens += sequence.num_tokens
             counts.resumed_cached_tokens += num_cached
         else:
             counts.prompt_tokens += sequence.num_tokens
             counts.cached_tokens += num_cached
             sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-        if not sequence.started:
             sequence.started = True
             self._core.events.started.append(Started(sequence, now - sequence.arrival))

@@ -33,7 +33,7 @@ class Counts:
 
     prompt_tokens: int = 0  # of sequences at their first admission
     cached_tokens: int = 0  # of these, found in the prefix cache
-    resumed_tokens: int = 0  # tokens of sequences admitted again after a preemption
+    resumed_tokens: int = 0  # of sequences admitted again, after a preemption or from a lost worker
     resumed_cached_tokens: int = 0  # of these, found in the prefix cache
     scheduled_tokens: int = 0
     generated_tokens: int = 0
@@ -44,14 +44,15 @@ class Counts:
 class Core:
     """Owns the sequences of one worker and all knowledge of its KV blocks."""
 
-    def __init__(self, limits: Limits, waiting: WaitingQueue | None = None) -> None:
+    def __init__(self, limits: Limits, waiting: WaitingQueue | None = None, counts: Counts | None = None) -> None:
         self.limits = limits
         self.kv = KVCacheManager(
             limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.enable_prefix_caching
         )
         self.running = Running(limits.max_num_seqs, limits.block_size)
         self.waiting: WaitingQueue = FcfsQueue() if waiting is None else waiting
-        self.counts = Counts()
+        self.num_waiting_tokens = 0
+        self.counts = Counts() if counts is None else counts
         self.events = Events()
         self.flights: deque[Flight] = deque()
         self.last_applied = 0
@@ -75,6 +76,7 @@ class Core:
         if sequence.order < 0:
             sequence.order = next(self._orders)
         self.waiting.push(sequence)
+        self._count_waiting(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
         refusal = self.limits.refusal(sequence.num_tokens)
@@ -126,8 +128,11 @@ class Core:
         return self.kv.use
 
     @property
-    def num_waiting_tokens(self) -> int:
-        return sum(sequence.num_tokens for sequence in self.waiting)
+    def num_pending_tokens(self) -> int:
+        """Tokens to be computed before everybody who is here has their next one."""
+        running = self.running
+        rest = sum(int(running.num_tokens[slot] - running.num_computed[slot]) for slot in running.prefilling)
+        return self.num_waiting_tokens + rest + len(running) - len(running.prefilling)
 
     def find(self, key: int) -> Sequence | None:
         return self._sequences.get(key)
@@ -145,6 +150,7 @@ class Core:
             self.take_slot(sequence)
         else:
             self.waiting.remove(sequence)
+            self.num_waiting_tokens -= sequence.num_queued_tokens
         sequence.status = Status.FINISHED
         del self._sequences[sequence.key]
         self.events.finished.append(Finished(sequence, reason, stop_token_id, failure))
@@ -157,6 +163,13 @@ class Core:
         sequence.num_preemptions += 1
         self.counts.preemptions += 1
         self.waiting.push_back(sequence)
+        self._count_waiting(sequence)
+
+    def next_waiting(self) -> Sequence:
+        """Takes the head of the queue."""
+        sequence = self.waiting.pop()
+        self.num_waiting_tokens -= sequence.num_queued_tokens
+        return sequence
 
     def take_slot(self, sequence: Sequence) -> int | None:
         """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
@@ -170,13 +183,19 @@ class Core:
     def evacuate(self) -> list[Sequence]:
         """The worker is gone: every unfinished sequence, as it was last known, in order of arrival."""
         for slot in np.flatnonzero(self.running.live).tolist():
-            self.running.leave(slot)
-        sequences = sorted(self._sequences.values(), key=lambda s: s.order)
-        self._sequences.clear()
+            self.waiting.push(self.running.leave(slot))
         self.flights.clear()
+        return self.evacuate_waiting()
+
+    def evacuate_waiting(self) -> list[Sequence]:
+        """Those that hold no slot, in order of arrival; the core forgets them."""
+        sequences = sorted(self.waiting, key=lambda s: s.order)
         for sequence in sequences:
+            self.waiting.remove(sequence)
+            del self._sequences[sequence.key]
             sequence.order = -1
             sequence.status = Status.WAITING
+        self.num_waiting_tokens = 0
         return sequences
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
@@ -189,6 +208,10 @@ class Core:
             for slot in by_age[: len(self.running)].tolist():
                 self.preempt(slot)
         return self.kv.reset() if self.kv.idle else None
+
+    def _count_waiting(self, sequence: Sequence) -> None:
+        sequence.num_queued_tokens = sequence.num_tokens
+        self.num_waiting_tokens += sequence.num_queued_tokens
 
     def _draft(self, now: float) -> StepDraft:
         draft = StepDraft(self.limits.max_num_batched_tokens)

@@ -32,10 +32,11 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a client is told about a sequence that could not go on. `code` is a name of the wire's ErrorCode."""
+    """What a client is told about a sequence that could not go on. `code`: the wire's ErrorCode without its prefix."""
 
     code: str
     message: str
+    retry_after_ms: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +67,7 @@ class Sequence:
     order: int = -1  # arrival rank within a core
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
+    num_queued_tokens: int = 0  # num_tokens when it was last put into the queue
     num_cached_tokens: int = 0  # at its first admission
     started: bool = False
 

@@ -1,0 +1,100 @@
+"""Events of a core as one TokenBatch for each frontend session."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.scheduler.core.plan import Events, Finished, LogprobColumns, Started, TokenColumns
+from services.scheduler.core.sequence import Reason
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+REASONS = {
+    Reason.STOP: finish_pb2.FINISH_REASON_STOP,
+    Reason.LENGTH: finish_pb2.FINISH_REASON_LENGTH,
+    Reason.CANCELLED: finish_pb2.FINISH_REASON_CANCELLED,
+    Reason.DEADLINE: finish_pb2.FINISH_REASON_DEADLINE,
+    Reason.ERROR: finish_pb2.FINISH_REASON_ERROR,
+}
+FROM_WIRE = {wire: reason for reason, wire in REASONS.items()}
+
+
+class Batches:
+    """Collects what goes to each owner; a batch holds at most one set of columns, so that a step stays a message."""
+
+    def __init__(self) -> None:
+        self.by_owner: dict[int, list[pb.SessionResponse]] = {}
+
+    def add(self, events: Events) -> None:
+        for started in events.started:
+            self._last(started.sequence.owner).started.append(_started(started))
+        for columns in events.tokens:
+            self._add_tokens(columns)
+        for finished in events.finished:
+            self._last(finished.sequence.owner).finished.append(_finished(finished))
+
+    def _add_tokens(self, columns: TokenColumns) -> None:
+        owners = columns.owners
+        first = int(owners[0])
+        if (owners == first).all():
+            _fill(self._free(first), columns)
+            return
+        for owner in np.unique(owners).tolist():
+            rows = owners == owner
+            logprobs = columns.logprobs
+            part = None
+            if logprobs is not None:
+                mine = logprobs.owners == owner
+                part = LogprobColumns(logprobs.owners[mine], logprobs.streams[mine], logprobs.entries.select(mine))
+            _fill(self._free(owner), TokenColumns(owners[rows], columns.streams[rows], columns.token_ids[rows], part))
+
+    def _last(self, owner: int) -> pb.TokenBatch:
+        messages = self.by_owner.setdefault(owner, [])
+        if not messages:
+            messages.append(pb.SessionResponse())
+        return messages[-1].tokens
+
+    def _free(self, owner: int) -> pb.TokenBatch:
+        """A batch of `owner` that holds no tokens yet."""
+        batch = self._last(owner)
+        if batch.sequence_ids:
+            self.by_owner[owner].append(pb.SessionResponse())
+            batch = self._last(owner)
+        return batch
+
+
+def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
+    batch.sequence_ids = columns.streams.tobytes()
+    batch.token_ids = columns.token_ids.tobytes()
+    logprobs = columns.logprobs
+    if logprobs is not None and len(logprobs.streams):
+        batch.logprobs.sequence_ids = logprobs.streams.tobytes()
+        batch.logprobs.entry_counts = logprobs.entries.entry_counts.tobytes()
+        batch.logprobs.token_ids = logprobs.entries.token_ids.tobytes()
+        batch.logprobs.logprobs = logprobs.entries.logprobs.tobytes()
+        batch.logprobs.ranks = logprobs.entries.ranks.tobytes()
+
+
+def _started(started: Started) -> pb.StartedSequence:
+    sequence = started.sequence
+    return pb.StartedSequence(
+        sequence_id=sequence.stream,
+        num_cached_tokens=sequence.num_cached_tokens,
+        queue_us=max(0, round(started.queued_s * 1e6)),
+    )
+
+
+def _finished(finished: Finished) -> pb.FinishedSequence:
+    sequence = finished.sequence
+    wire = pb.FinishedSequence(
+        sequence_id=sequence.stream,
+        reason=REASONS[finished.reason],
+        num_preemptions=sequence.num_preemptions,
+    )
+    if finished.stop_token_id is not None:
+        wire.stop_token_id = finished.stop_token_id
+    if finished.failure is not None:
+        failure = finished.failure
+        code = f"ERROR_CODE_{failure.code}"
+        wire.error.CopyFrom(finish_pb2.Error(code=code, message=failure.message, retry_after_ms=failure.retry_after_ms))
+    return wire

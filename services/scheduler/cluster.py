@@ -1,0 +1,200 @@
+"""Everything a scheduler looks after: workers, frontends, and where each sequence is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from services.scheduler.batches import Batches
+from services.scheduler.core.core import Counts
+from services.scheduler.core.plan import Events, Finished
+from services.scheduler.core.sequence import Failure, Reason, Sequence
+from services.scheduler.lobby import Lobby
+from services.scheduler.placement import place
+from services.scheduler.replicas.replica import Clock, Replica
+from services.scheduler.submissions import SequenceFactory, complete, refusal
+from services.scheduler.terms import Terms
+from shared.logs import logger
+from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+log = logger("cluster")
+
+Send = Callable[[pb.SessionResponse], None]
+
+
+class Cluster:
+    """One event loop's state; nothing in it waits."""
+
+    def __init__(self, clock: Clock, metrics: SchedulerMetrics, max_waiting: int) -> None:
+        self.terms = Terms()
+        self.replicas: dict[str, Replica] = {}
+        self.frontends: dict[int, Send] = {}
+        self.lobby = Lobby()
+        self.draining = False
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._metrics = metrics
+        self._factory = SequenceFactory()
+        self._places: dict[int, dict[int, Sequence]] = {}  # owner -> stream -> sequence
+        self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
+        self._counts: dict[str, Counts] = {}
+
+    # Frontends.
+
+    def join(self, owner: int, send: Send) -> None:
+        self.frontends[owner] = send
+        self._places[owner] = {}
+
+    def part(self, owner: int) -> None:
+        """A frontend is gone: nobody wants its sequences any more."""
+        del self.frontends[owner]
+        streams = list(self._places[owner])
+        self.cancel(owner, streams, Reason.CANCELLED)
+        del self._places[owner]
+
+    def submit(self, owner: int, submission: pb.Submission) -> None:
+        failure = self._refusal(submission)
+        for sequence in self._factory.sequences(submission, owner, self._clock()):
+            if failure is not None:
+                self.deliver(Events(finished=[Finished(sequence, Reason.ERROR, failure=failure)]))
+            else:
+                self._places[owner][sequence.stream] = sequence
+                self._place(sequence)
+
+    def cancel(self, owner: int, streams: Iterable[int], reason: Reason) -> None:
+        for stream in streams:
+            sequence = self._places[owner].get(stream)
+            if sequence is None:
+                continue  # ended meanwhile
+            replica = self._replica_of.get(sequence.key)
+            if replica is None:
+                self._end_in_lobby(sequence, reason)
+            else:
+                replica.cancel(sequence.key, reason)
+
+    # Workers.
+
+    def counts_of(self, worker_id: str) -> Counts:
+        """Totals that outlive an attachment."""
+        return self._counts.setdefault(worker_id, Counts())
+
+    def attach(self, replica: Replica) -> None:
+        self.replicas[replica.id] = replica
+        for sequence in self.lobby:
+            self.lobby.remove(sequence.key)
+            self._place(sequence)
+
+    def detach(self, replica: Replica) -> None:
+        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was replaced already."""
+        if self.replicas.get(replica.id) is not replica:
+            return
+        del self.replicas[replica.id]
+        replica.pause()
+        replica.flush()
+        moved = replica.core.evacuate()
+        self._move(moved)
+        log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=len(moved))
+
+    def let_leave(self, replica: Replica) -> None:
+        """A worker wants to go: what runs moves to another worker; if there is none it ends here."""
+        replica.leaving = True
+        if any(not other.leaving for other in self.replicas.values()):
+            replica.pause()
+        self._move(replica.core.evacuate_waiting())
+
+    def has_left(self, replica: Replica) -> bool:
+        """Whether a leaving worker may go now."""
+        return replica.leaving and not replica.busy and (replica.paused or not len(replica.core.running))
+
+    # Time.
+
+    def tick(self) -> None:
+        """Deadlines of those who wait; called a few times a second."""
+        for sequence in self.lobby.expired(self._clock()):
+            self._end_in_lobby(sequence, Reason.DEADLINE)
+        for replica in list(self.replicas.values()):
+            replica.pump()
+
+    # What it knows.
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.lobby) + sum(len(r.core.waiting) for r in self.replicas.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(r.core.running) for r in self.replicas.values())
+
+    def num_sequences_of(self, owner: int) -> int:
+        return len(self._places.get(owner, {}))
+
+    @property
+    def idle(self) -> bool:
+        return not self.lobby and not self._replica_of
+
+    def view(self) -> pb.ClusterView:
+        """What frontends are told."""
+        taking = [r for r in self.replicas.values() if not r.leaving]
+        waiting_tokens = sum(sequence.num_tokens for sequence in self.lobby)
+        return pb.ClusterView(
+            model=self.terms.model if self.terms.layout is not None else None,
+            layout=self.terms.layout,
+            max_model_len=max((r.core.limits.max_model_len for r in taking), default=0),
+            num_workers=len(taking),
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in taking),
+            draining=self.draining,
+            max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
+        )
+
+    # Events.
+
+    def deliver(self, events: Events) -> None:
+        """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
+        batches = Batches()
+        batches.add(events)
+        for finished in events.finished:
+            sequence = finished.sequence
+            self._places.get(sequence.owner, {}).pop(sequence.stream, None)
+            self._replica_of.pop(sequence.key, None)
+        for owner, messages in batches.by_owner.items():
+            send = self.frontends.get(owner)
+            if send is not None:
+                for message in messages:
+                    send(message)
+
+    def _refusal(self, submission: pb.Submission) -> Failure | None:
+        failure = refusal(submission)
+        if failure is None and self.draining:
+            failure = Failure("UNAVAILABLE", "the scheduler is draining")
+        if failure is None and self.num_waiting + submission.num_sequences > self._max_waiting:
+            self._metrics.refused.labels("max_waiting").inc()
+            text = f"{self.num_waiting} sequences wait; the limit is {self._max_waiting}"
+            failure = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000)
+        return failure
+
+    def _place(self, sequence: Sequence) -> None:
+        if self.terms.layout is not None:
+            complete(sequence, self.terms.layout.block_size)
+        replica = place(sequence, self.replicas.values())
+        if replica is None:
+            replica = next((r for r in self.replicas.values() if not r.leaving), None)  # it words the refusal
+        if replica is None:
+            self.lobby.add(sequence)
+            return
+        self._replica_of[sequence.key] = replica
+        replica.add(sequence)
+
+    def _move(self, sequences: list[Sequence]) -> None:
+        self._metrics.sequences_moved.inc(len(sequences))
+        for sequence in sequences:
+            del self._replica_of[sequence.key]
+            self._place(sequence)
+
+    def _end_in_lobby(self, sequence: Sequence, reason: Reason) -> None:
+        self.lobby.remove(sequence.key)
+        failure = None
+        if reason is Reason.DEADLINE:
+            failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
+        self.deliver(Events(finished=[Finished(sequence, reason, failure=failure)]))

@@ -1,0 +1,108 @@
+"""quire.scheduler.v1: a frontend's session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import grpc.aio
+
+from services.scheduler.batches import FROM_WIRE
+from services.scheduler.cluster import Cluster
+from services.scheduler.core.sequence import Reason
+from shared import lifecycle
+from shared.columns import u32
+from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
+from shared.logs import logger
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.rpc.duplex import Duplex
+from shared.settings import SchedulerSettings
+from shared.version import VERSION
+
+log = logger("frontends")
+
+FrontendSession = Duplex[pb.SessionRequest, pb.SessionResponse]
+VIEW_INTERVAL_S = 0.1
+
+
+class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """One Session call for each frontend."""
+
+    def __init__(self, settings: SchedulerSettings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._owners = itertools.count(1)
+        self._epoch = time.time_ns() // 1_000_000
+        self._last_view = pb.ClusterView()
+        self.hellos: dict[int, pb.FrontendHello] = {}
+
+    @property
+    def epoch(self) -> int:
+        """This lifetime of the scheduler."""
+        return self._epoch
+
+    async def Session(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
+    ) -> None:
+        heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
+        session: FrontendSession = Duplex(context, heartbeat, self._settings.heartbeat_interval_ms / 1000)
+        try:
+            hello = await self._hello(session)
+            await self._serve(session, hello)
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+
+    async def publish_views(self) -> None:
+        """Tells the frontends what changed, at most ten times a second; also lets waiting deadlines pass."""
+        while True:
+            await asyncio.sleep(VIEW_INTERVAL_S)
+            self._cluster.tick()
+            self.publish()
+
+    def publish(self) -> None:
+        view = self._cluster.view()
+        if view != self._last_view:
+            self._last_view = view
+            for send in self._cluster.frontends.values():
+                send(pb.SessionResponse(cluster=view))
+
+    async def _hello(self, session: FrontendSession) -> pb.FrontendHello:
+        first = await session.receive()
+        if first.WhichOneof("message") != "hello":
+            raise FailedPrecondition("the first message of a session must be hello")
+        self._cluster.terms.agree_on_model(first.hello.model, f"frontend {first.hello.frontend_id}")
+        return first.hello
+
+    async def _serve(self, session: FrontendSession, hello: pb.FrontendHello) -> None:
+        owner = next(self._owners)
+        welcome = pb.SchedulerWelcome(
+            scheduler_id=self._settings.name,
+            epoch=self._epoch,
+            version=VERSION,
+            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+        )
+        session.send(pb.SessionResponse(welcome=welcome))
+        session.send(pb.SessionResponse(cluster=self._cluster.view()))
+        self._cluster.join(owner, session.send)
+        self.hellos[owner] = hello
+        log.info("frontend joined", frontend=hello.frontend_id)
+        try:
+            await lifecycle.first(session.pump(), self._read(session, owner))
+        except Unavailable as error:
+            log.warning("frontend lost", frontend=hello.frontend_id, reason=error.message)
+        finally:
+            del self.hellos[owner]
+            self._cluster.part(owner)
+            log.info("frontend left", frontend=hello.frontend_id)
+
+    async def _read(self, session: FrontendSession, owner: int) -> None:
+        async for message in session.messages():
+            kind = message.WhichOneof("message")
+            if kind == "submission":
+                self._cluster.submit(owner, message.submission)
+            elif kind == "cancellation":
+                cancellation = message.cancellation
+                reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)
+                self._cluster.cancel(owner, u32(cancellation.sequence_ids).tolist(), reason)

@@ -1,0 +1,1 @@
+"""Attached workers: one core and one stream each."""

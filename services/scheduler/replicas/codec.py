@@ -1,0 +1,55 @@
+"""Step plans and results between the core's plain values and worker.proto."""
+
+from __future__ import annotations
+
+from services.scheduler.core.plan import Admission, Logprobs, StepPlan, StepResult
+from services.scheduler.core.sequence import Failure
+from services.scheduler.submissions import Payload
+from shared.columns import f32, i32, u32, u32_bytes
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
+    message = pb.AttachResponse()
+    wire = message.plan
+    wire.epoch = epoch
+    wire.step_id = plan.step_id
+    if plan.released_slots:
+        wire.released_slots = u32_bytes(plan.released_slots)
+    if plan.counted_slots:
+        wire.counted_slots = u32_bytes(plan.counted_slots)
+        wire.token_counts = u32_bytes(plan.token_counts)
+    if plan.new_block_ids:
+        wire.new_block_ids = u32_bytes(plan.new_block_ids)
+    for admission in plan.admitted:
+        _encode_admission(wire.admitted.add(), admission)
+    return message
+
+
+def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
+    sequence, payload = admission.sequence, admission.sequence.payload
+    assert isinstance(payload, Payload)
+    wire.slot = admission.slot
+    wire.sequence_key = sequence.key
+    wire.token_ids = admission.token_ids
+    wire.num_prompt_tokens = sequence.num_prompt_tokens
+    wire.num_cached_tokens = admission.num_cached_tokens
+    wire.sampling.CopyFrom(payload.sampling)
+    wire.eos_token_ids = payload.eos_token_ids
+    wire.bad_word_token_ids.extend(payload.bad_word_token_ids)
+    wire.root_hash = sequence.root_hash
+
+
+def decode_result(wire: pb.StepResult) -> StepResult:
+    failures = [(failure.slot, Failure(_code(failure.error.code), failure.error.message)) for failure in wire.failures]
+    logprobs = _decode_logprobs(wire.logprobs) if wire.HasField("logprobs") else None
+    return StepResult(wire.step_id, i32(wire.token_ids), failures, logprobs)
+
+
+def _code(code: int) -> str:
+    return finish_pb2.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
+
+
+def _decode_logprobs(wire: pb.LogprobColumns) -> Logprobs:
+    return Logprobs(u32(wire.entry_counts), i32(wire.token_ids), f32(wire.logprobs), u32(wire.ranks))

@@ -1,0 +1,132 @@
+"""One attachment of a worker: its core, its stream, and the step loop between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.plan import Events
+from services.scheduler.core.sequence import Reason, Sequence
+from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.throughput import Throughput
+from shared.errors import FailedPrecondition
+from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+Clock = Callable[[], float]
+
+
+class Replica:
+    """Steps go out as long as the core has some; a result leads to the next. Events go to `deliver`."""
+
+    def __init__(
+        self,
+        hello: pb.WorkerHello,
+        epoch: int,
+        core: Core,
+        send: Callable[[pb.AttachResponse], None],
+        deliver: Callable[[Events], None],
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        metrics: SchedulerMetrics,
+    ) -> None:
+        self.hello = hello
+        self.epoch = epoch
+        self.core = core
+        self.leaving = False
+        self.last_step_at: float | None = None
+        self.attached_at = clock()
+        self.throughput = Throughput()
+        self.send = send
+        self._deliver = deliver
+        self._clock = clock
+        self._call_soon = call_soon
+        self._awake = False
+        self.paused = False
+        self._metrics = metrics
+        self._sent_at: deque[float] = deque()  # of the steps under way
+        self._freeing: deque[tuple[int, float]] = deque()  # (step whose return frees the blocks, cancelled at)
+
+    @property
+    def id(self) -> str:
+        return self.hello.worker_id
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sent_at)
+
+    def add(self, sequence: Sequence) -> None:
+        self.core.add(sequence)
+        self.wake()
+
+    def cancel(self, key: int, reason: Reason) -> None:
+        self.core.cancel(key, reason)
+        if self.core.flights:
+            self._freeing.append((self.core.flights[-1].step_id, self._clock()))
+        else:
+            self._metrics.cancel_to_free.observe(0)
+        self.wake()
+
+    def wake(self) -> None:
+        """Pumps soon, once for everything that comes in until then."""
+        if not self._awake:
+            self._awake = True
+            self._call_soon(self.pump)
+
+    def pause(self) -> None:
+        """Orders no further steps."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        self.wake()
+
+    def pump(self) -> None:
+        """Sends the steps that can go out now, and what happened to the frontends."""
+        self._awake = False
+        started = perf_counter()
+        while not self.paused and (plan := self.core.schedule(self._clock())) is not None:
+            self._metrics.schedule.observe(perf_counter() - started)
+            self.send(encode_plan(plan, self.epoch))
+            self._metrics.step_tokens.labels(self.id).observe(plan.num_tokens)
+            self._sent_at.append(self._clock())
+            started = perf_counter()
+        self.flush()
+
+    def take(self, wire: pb.StepResult) -> None:
+        """The result of the oldest step under way."""
+        self._check(wire)
+        now = self._clock()
+        started = perf_counter()
+        before = self.core.counts.generated_tokens
+        self.core.apply(decode_result(wire))
+        self._metrics.apply.observe(perf_counter() - started)
+        self._metrics.step.labels(self.id).observe(now - self._sent_at.popleft())
+        self.last_step_at = now
+        self.throughput.add(self.core.counts.generated_tokens - before, now)
+        while self._freeing and self._freeing[0][0] <= wire.step_id:
+            self._metrics.cancel_to_free.observe(now - self._freeing.popleft()[1])
+        self.pump()
+
+    def flush(self) -> None:
+        events = self.core.take_events()
+        if events:
+            self._deliver(events)
+
+    def overdue_s(self) -> float:
+        """How long the oldest step under way has been; 0 if none is."""
+        return self._clock() - self._sent_at[0] if self._sent_at else 0.0
+
+    def _check(self, wire: pb.StepResult) -> None:
+        if wire.epoch != self.epoch:
+            raise FailedPrecondition(f"epoch: the scheduler is at {self.epoch}, the worker's result at {wire.epoch}")
+        due = self.core.flights[0].step_id if self.core.flights else None
+        if wire.step_id != due:
+            raise FailedPrecondition(f"step_id: the scheduler waits for {due}, the worker sent {wire.step_id}")
+        expected = 4 * len(self.core.flights[0].slots)
+        if len(wire.token_ids) != expected:
+            raise FailedPrecondition(
+                f"token_ids: step {due} samples {expected // 4} slots, the worker sent {len(wire.token_ids)} bytes"
+            )

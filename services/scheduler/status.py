@@ -1,0 +1,118 @@
+"""What operators see of a scheduler and of everybody who works with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from services.scheduler.cluster import Cluster
+from services.scheduler.core.core import Counts
+from services.scheduler.frontend_service import FrontendService
+from services.scheduler.replicas.replica import Replica
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.settings import SchedulerSettings
+
+STALLED_AFTER_S = 5.0  # work waits and no step ends for so long
+
+
+class Status:
+    """Reads; changes nothing."""
+
+    def __init__(self, settings: SchedulerSettings, cluster: Cluster, frontends: FrontendService) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._frontends = frontends
+        self.address = ""  # known once the port is
+
+    def services(self) -> list[pb.ServiceStatus]:
+        """Itself, its workers, its frontends."""
+        return [self.scheduler(), *self.workers(), *self._frontend_entries()]
+
+    def workers(self) -> Iterable[pb.ServiceStatus]:
+        return [_worker(replica) for replica in self._cluster.replicas.values()]
+
+    def scheduler(self) -> pb.ServiceStatus:
+        workers = list(self.workers())
+        status = pb.ServiceStatus(
+            role=pb.ROLE_SCHEDULER,
+            id=self._settings.name,
+            pid=os.getpid(),
+            address=self.address,
+            state=pb.STATE_DRAINING if self._cluster.draining else pb.STATE_READY,
+            epoch=self._frontends.epoch,
+            running=self._cluster.num_running,
+            waiting=self._cluster.num_waiting,
+            work=_total(worker.work for worker in workers),
+        )
+        ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
+        if ages:
+            status.last_step_age_s = min(ages)
+        if workers:
+            blocks = [worker.blocks for worker in workers]
+            status.blocks.total = sum(b.total for b in blocks)
+            status.blocks.free = sum(b.free for b in blocks)
+            status.blocks.cached = sum(b.cached for b in blocks)
+            status.blocks.used = sum(b.used for b in blocks)
+        return status
+
+    @property
+    def stalled(self) -> bool:
+        """Work is there, a worker is there, and steps do not advance."""
+        return any(worker.state == pb.STATE_STALLED for worker in self.workers())
+
+    def _frontend_entries(self) -> list[pb.ServiceStatus]:
+        return [
+            pb.ServiceStatus(
+                role=pb.ROLE_FRONTEND,
+                id=hello.frontend_id,
+                pid=hello.pid,
+                address=hello.address,
+                state=pb.STATE_READY,
+                running=self._cluster.num_sequences_of(owner),
+            )
+            for owner, hello in self._frontends.hellos.items()
+        ]
+
+
+def _worker(replica: Replica) -> pb.ServiceStatus:
+    core, use = replica.core, replica.core.use
+    status = pb.ServiceStatus(
+        role=pb.ROLE_WORKER,
+        id=replica.id,
+        pid=replica.hello.pid,
+        address=replica.hello.address,
+        state=_state(replica),
+        epoch=replica.epoch,
+        running=len(core.running),
+        waiting=len(core.waiting),
+        blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),
+        work=_work(core.counts, replica.throughput.tokens_per_s),
+    )
+    if replica.last_step_at is not None:
+        status.last_step_age_s = time.monotonic() - replica.last_step_at
+    return status
+
+
+def _state(replica: Replica) -> pb.State:
+    if replica.leaving:
+        return pb.STATE_DRAINING
+    return pb.STATE_STALLED if replica.overdue_s() > STALLED_AFTER_S else pb.STATE_READY
+
+
+def _work(counts: Counts, tokens_per_s: float) -> pb.WorkCounts:
+    return pb.WorkCounts(
+        prompt_tokens=counts.prompt_tokens,
+        cached_tokens=counts.cached_tokens,
+        generated_tokens=counts.generated_tokens,
+        preemptions=counts.preemptions,
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def _total(parts: Iterable[pb.WorkCounts]) -> pb.WorkCounts:
+    total = pb.WorkCounts()
+    for part in parts:
+        for field in pb.WorkCounts.DESCRIPTOR.fields:
+            setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+    return total

@@ -1,0 +1,98 @@
+"""What frontends submit, turned into sequences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.scheduler.core.sequence import Failure, Sequence
+from shared import block_hash
+from shared.columns import u32
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What only the worker looks at."""
+
+    sampling: sampling_pb2.SamplingParams
+    eos_token_ids: bytes
+    bad_word_token_ids: tuple[bytes, ...]
+
+
+class SequenceFactory:
+    """Gives every sequence a key of its own."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+
+    def sequences(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
+        """Sequence i samples with seed + i. The chain of block hashes may be missing: see complete()."""
+        hashes = block_hash.split(submission.block_hashes)
+        eos = tuple(u32(submission.eos_token_ids).tolist())
+        arrival = now - submission.age_ms / 1000
+        deadline = now + submission.timeout_ms / 1000 if submission.timeout_ms else math.inf
+        for i in range(submission.num_sequences):
+            payload = _payload(submission, i)
+            yield Sequence(
+                key=next(self._keys),
+                owner=owner,
+                stream=submission.first_sequence_id + i,
+                tokens=bytearray(submission.token_ids),
+                num_prompt_tokens=submission.num_prompt_tokens,
+                max_total_tokens=submission.num_prompt_tokens + submission.sampling.max_tokens,
+                stop_token_ids=tuple(submission.sampling.stop_token_ids),
+                eos_token_ids=eos,
+                root_hash=submission.root_hash,
+                block_hashes=list(hashes),
+                skip_reading_prefix_cache=submission.sampling.skip_reading_prefix_cache,
+                asks_logprobs=submission.sampling.HasField("logprobs"),
+                payload=payload,
+                request_id=submission.request_id,
+                priority=submission.priority,
+                tenant=submission.tenant,
+                arrival=arrival,
+                deadline=deadline,
+            )
+
+
+def _payload(submission: pb.Submission, index: int) -> Payload:
+    sampling = submission.sampling
+    if index:
+        sampling = sampling_pb2.SamplingParams()
+        sampling.CopyFrom(submission.sampling)
+        sampling.seed = (sampling.seed + index + 2**63) % 2**64 - 2**63  # wraps as int64
+    return Payload(sampling, submission.eos_token_ids, tuple(submission.bad_word_token_ids))
+
+
+def refusal(submission: pb.Submission) -> Failure | None:
+    """What is wrong with a submission that a correct frontend never sends."""
+    num_tokens, rest = divmod(len(submission.token_ids), block_hash.TOKEN_BYTES)
+    problem = ""
+    if rest:
+        problem = f"token_ids: {len(submission.token_ids)} bytes are no i32 column"
+    elif not 1 <= submission.num_prompt_tokens <= num_tokens:
+        problem = f"num_prompt_tokens: {submission.num_prompt_tokens} of {num_tokens} tokens"
+    elif submission.num_sequences < 1:
+        problem = "num_sequences: must be at least 1, got 0"
+    elif submission.sampling.max_tokens < 1:
+        problem = f"sampling.max_tokens: must be at least 1, got {submission.sampling.max_tokens}"
+    elif len(submission.root_hash) != block_hash.HASH_BYTES:
+        problem = f"root_hash: {len(submission.root_hash)} bytes instead of {block_hash.HASH_BYTES}"
+    return Failure("INVALID_ARGUMENT", problem) if problem else None
+
+
+def complete(sequence: Sequence, block_size: int) -> None:
+    """Hashes the full blocks that the frontend did not hash."""
+    missing_from = len(sequence.block_hashes) * block_size
+    if sequence.num_tokens // block_size == len(sequence.block_hashes):
+        return
+    if sequence.num_tokens < missing_from:  # hashed for another block size
+        sequence.block_hashes.clear()
+        missing_from = 0
+    parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
+    rest = bytes(sequence.tokens[missing_from * block_hash.TOKEN_BYTES :])
+    sequence.block_hashes += block_hash.chain(parent, rest, block_size)

@@ -1,0 +1,35 @@
+"""Tokens per second over the last seconds in which there was work."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 10.0
+IDLE_GAP_S = 1.0  # a longer pause between two steps is idleness, not slowness
+
+
+class Throughput:
+    """A sliding window of (busy time, tokens); time without steps does not count."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque()
+        self._last: float | None = None
+        self._busy_s = 0.0
+        self._tokens = 0
+
+    def add(self, tokens: int, now: float) -> None:
+        gap = 0.0 if self._last is None else now - self._last
+        self._last = now
+        if gap > IDLE_GAP_S:
+            return
+        self._steps.append((gap, tokens))
+        self._busy_s += gap
+        self._tokens += tokens
+        while self._busy_s > WINDOW_S and len(self._steps) > 1:
+            old_gap, old_tokens = self._steps.popleft()
+            self._busy_s -= old_gap
+            self._tokens -= old_tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._tokens / self._busy_s if self._busy_s else 0.0

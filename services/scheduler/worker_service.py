@@ -1,0 +1,185 @@
+"""quire.worker.v1: a worker attaches, gets an epoch, and works."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc.aio
+
+from services.scheduler.cluster import Cluster
+from services.scheduler.core.core import Core
+from services.scheduler.core.limits import Limits
+from services.scheduler.replicas.replica import Replica
+from services.scheduler.terms import check_sizes
+from shared import block_hash, lifecycle
+from shared.columns import u32
+from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
+from shared.logs import logger
+from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2_grpc
+from shared.rpc.duplex import Duplex
+from shared.settings import SchedulerSettings
+from shared.version import VERSION
+
+log = logger("workers")
+
+WorkerSession = Duplex[pb.AttachRequest, pb.AttachResponse]
+OVERDUE_CHECK_S = 0.25
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """One Attach call for each worker."""
+
+    def __init__(
+        self, settings: SchedulerSettings, cluster: Cluster, metrics: SchedulerMetrics, on_change: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._metrics = metrics
+        self._on_change = on_change
+        self._sessions: dict[str, asyncio.Task[None]] = {}
+
+    async def Attach(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
+    ) -> None:
+        interval_s = self._settings.heartbeat_interval_ms / 1000
+        heartbeat = pb.AttachResponse(heartbeat=pb.Heartbeat())
+        session: WorkerSession = Duplex(context, heartbeat, interval_s)
+        try:
+            hello = await self._hello(session)
+            await self._supersede(hello.worker_id)
+            await self._work(session, hello)
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+
+    async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        """Serves the session in a task of its own, so that a later one of the same worker can end it."""
+        work = asyncio.ensure_future(self._serve(session, hello))
+        self._sessions[hello.worker_id] = work
+        try:
+            await asyncio.wait([work])
+        finally:
+            work.cancel()
+            if self._sessions.get(hello.worker_id) is work:
+                del self._sessions[hello.worker_id]
+        if work.cancelled():
+            raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session is over")
+        work.result()
+
+    async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
+        first = await session.receive()
+        if first.WhichOneof("message") != "hello":
+            raise FailedPrecondition("the first message of a session must be hello")
+        hello = first.hello
+        check_sizes(hello)
+        self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")
+        self._cluster.terms.agree_on_layout(hello)
+        return hello
+
+    async def _supersede(self, worker_id: str) -> None:
+        """A worker that attaches again has lost its old stream, whether or not that is known here yet."""
+        old = self._sessions.pop(worker_id, None)
+        if old is not None:
+            self._metrics.workers_lost.labels("superseded").inc()
+            old.cancel()
+            await asyncio.gather(old, return_exceptions=True)
+
+    async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        replica = await self._replica(session, hello)
+        welcome = pb.SchedulerWelcome(
+            scheduler_id=self._settings.name,
+            epoch=replica.epoch,
+            version=VERSION,
+            max_steps_in_flight=self._settings.max_steps_in_flight,
+            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+        )
+        session.send(pb.AttachResponse(welcome=welcome))
+        self._cluster.attach(replica)
+        self._on_change()
+        log.info(
+            "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
+        )
+        try:
+            await lifecycle.first(session.pump(), self._read(session, replica), self._watch(replica))
+        except Unavailable as error:
+            self._metrics.workers_lost.labels("silent").inc()
+            log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
+        finally:
+            self._cluster.detach(replica)
+            self._on_change()
+
+    async def _replica(self, session: WorkerSession, hello: pb.WorkerHello) -> Replica:
+        core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id))
+        await _adopt(core, hello)
+        loop = asyncio.get_running_loop()
+        return Replica(
+            hello,
+            max(time.time_ns() // 1_000_000, hello.last_epoch + 1),
+            core,
+            session.send,
+            self._cluster.deliver,
+            time.monotonic,
+            loop.call_soon,
+            self._metrics,
+        )
+
+    def _limits(self, hello: pb.WorkerHello) -> Limits:
+        settings = self._settings
+        usable = hello.num_blocks - 1
+        return Limits(
+            num_blocks=hello.num_blocks,
+            block_size=hello.layout.block_size,
+            max_num_seqs=min(settings.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs),
+            max_num_batched_tokens=min(
+                settings.max_num_batched_tokens or hello.max_num_batched_tokens, hello.max_num_batched_tokens
+            ),
+            max_model_len=min(hello.max_model_len, usable * hello.layout.block_size),
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            watermark_blocks=int(settings.watermark * usable),
+            max_steps_in_flight=settings.max_steps_in_flight,
+            enable_prefix_caching=settings.enable_prefix_caching,
+        )
+
+    async def _read(self, session: WorkerSession, replica: Replica) -> None:
+        async for message in session.messages():
+            kind = message.WhichOneof("message")
+            if kind == "result":
+                replica.take(message.result)
+            elif kind == "leaving":
+                log.info("worker leaves", worker=replica.id)
+                self._cluster.let_leave(replica)
+                self._on_change()
+            if replica.leaving and self._cluster.has_left(replica):
+                return
+        self._metrics.workers_lost.labels("closed").inc()
+
+    async def _watch(self, replica: Replica) -> None:
+        """A worker that is alive but does not finish its step is given up; its late results meet a new epoch."""
+        deadline_s = self._settings.step_deadline_s
+        while replica.overdue_s() <= deadline_s:
+            await asyncio.sleep(OVERDUE_CHECK_S)
+        self._metrics.workers_lost.labels("step_deadline").inc()
+        log.warning("worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.overdue_s(), 1))
+
+
+ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop
+
+
+async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
+    """The worker still holds these blocks from an earlier attachment: the whole cache is warm at once."""
+    if not core.limits.enable_prefix_caching:
+        return
+    ids = u32(hello.held_block_ids).tolist()
+    hashes = block_hash.split(hello.held_block_hashes)
+    if len(ids) != len(hashes):
+        raise FailedPrecondition(f"held_block_ids: {len(ids)} blocks, held_block_hashes: {len(hashes)} hashes")
+    for start in range(0, len(ids), ADOPTED_AT_A_TIME):
+        part = slice(start, start + ADOPTED_AT_A_TIME)
+        for block, held in zip(ids[part], hashes[part], strict=True):
+            if not 0 < block < hello.num_blocks:
+                raise FailedPrecondition(f"held_block_ids: {block} of {hello.num_blocks} blocks")
+            core.kv.pool.adopt(block, held)
+        await asyncio.sleep(0)

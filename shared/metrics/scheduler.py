@@ -1,0 +1,103 @@
+"""What a scheduler reports. Gauges and totals are read from the cluster when the page is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.metrics.base import ITERATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+
+class SchedulerMetrics:
+    """What is measured as it happens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.schedule = Histogram(
+            "quire_scheduler_schedule_seconds", "Planning one step", buckets=STEP_BUCKETS, registry=registry
+        )
+        self.apply = Histogram(
+            "quire_scheduler_apply_seconds", "Taking in one step's result", buckets=STEP_BUCKETS, registry=registry
+        )
+        self.step = Histogram(
+            "quire_scheduler_step_seconds",
+            "From sending a plan to its result",
+            ["worker"],
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.step_tokens = Histogram(
+            "vllm:iteration_tokens_total",
+            "Tokens computed in a step",
+            ["engine"],
+            buckets=ITERATION_BUCKETS,
+            registry=registry,
+        )
+        self.cancel_to_free = Histogram(
+            "quire_scheduler_cancel_to_free_seconds",
+            "From a cancellation to its KV blocks being free",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.workers_lost = Counter(
+            "quire_scheduler_workers_lost", "Workers given up, by reason", ["reason"], registry=registry
+        )
+        self.sequences_moved = Counter(
+            "quire_scheduler_sequences_moved", "Sequences taken from a lost or leaving worker", registry=registry
+        )
+        self.refused = Counter(
+            "quire_scheduler_refused", "Submissions refused, by reason", ["reason"], registry=registry
+        )
+
+
+class ClusterCollector(Collector):
+    """Gauges and totals of every worker, labelled by it, under Quire's names and the field's."""
+
+    def __init__(self, model_name: Callable[[], str], workers: Callable[[], Iterable[pb.ServiceStatus]]) -> None:
+        self._model_name = model_name
+        self._workers = workers
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # keeps registration from asking for a page before there is a cluster
+
+    def collect(self) -> Iterable[Metric]:
+        model = self._model_name()
+        rows = [((model, worker.id), worker) for worker in self._workers()]
+        yield _gauge("vllm:num_requests_running", "Sequences running", rows, lambda w: w.running)
+        yield _gauge("vllm:num_requests_waiting", "Sequences waiting", rows, lambda w: w.waiting)
+        yield _gauge("vllm:kv_cache_usage_perc", "KV blocks owned, 0 to 1", rows, _usage)
+        yield _gauge("quire_scheduler_blocks_free", "KV blocks that hold nothing of use", rows, lambda w: w.blocks.free)
+        yield _gauge("quire_scheduler_blocks_cached", "Free KV blocks that can be hit", rows, lambda w: w.blocks.cached)
+        yield _gauge("quire_scheduler_blocks_used", "KV blocks owned", rows, lambda w: w.blocks.used)
+        yield _gauge("quire_scheduler_last_step_age_seconds", "Since a step ended", rows, lambda w: w.last_step_age_s)
+        yield _gauge("quire_scheduler_tokens_per_second", "Tokens generated", rows, lambda w: w.work.tokens_per_s)
+        yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up", rows, lambda w: w.work.prompt_tokens)
+        yield _counter("vllm:prefix_cache_hits", "Prompt tokens found cached", rows, lambda w: w.work.cached_tokens)
+        yield _counter("vllm:num_preemptions", "Preemptions", rows, lambda w: w.work.preemptions)
+        yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
+
+
+Row = tuple[tuple[str, str], pb.ServiceStatus]
+Read = Callable[[pb.ServiceStatus], float]
+
+
+def _usage(worker: pb.ServiceStatus) -> float:
+    return worker.blocks.used / worker.blocks.total if worker.blocks.total else 0.0
+
+
+def _gauge(name: str, text: str, rows: list[Row], read: Read) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=MODEL_LABELS)
+    for labels, worker in rows:
+        family.add_metric(labels, read(worker))
+    return family
+
+
+def _counter(name: str, text: str, rows: list[Row], read: Read) -> Metric:
+    family = CounterMetricFamily(name, text, labels=MODEL_LABELS)
+    for labels, worker in rows:
+        family.add_metric(labels, read(worker))
+    return family
