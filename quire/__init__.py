@@ -1,0 +1,44 @@
+"""Quire from Python: `from quire import LLM, AsyncLLM, Client, SamplingParams`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shared.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from quire.client import AsyncClient, Client
+    from quire.llm import LLM, AsyncLLM
+    from quire.outputs import CompletionOutput, Delta, RequestOutput
+    from quire.params import SamplingParams
+
+_HOMES = {
+    "LLM": "quire.llm",
+    "AsyncLLM": "quire.llm",
+    "Client": "quire.client",
+    "AsyncClient": "quire.client",
+    "SamplingParams": "quire.params",
+    "RequestOutput": "quire.outputs",
+    "CompletionOutput": "quire.outputs",
+    "Delta": "quire.outputs",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "AsyncLLM",
+    "Client",
+    "CompletionOutput",
+    "Delta",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported on first use, so that `import quire` costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -16,6 +16,7 @@ from shared.logs import logger
 
 log = logger("lifecycle")
 
+PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
 EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
 
@@ -30,12 +31,20 @@ class Shutdown:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        if os.environ.get(PARENT_PIPE_VARIABLE):
+            loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
 
     def _on_signal(self, name: str) -> None:
         if self._requested.is_set():
             log.warning("second signal, leaving at once", signal=name)
             os._exit(EXIT_FORCED)
         log.info("draining", signal=name)
+        self._requested.set()
+
+    def _on_orphaned(self) -> None:
+        """The launcher is gone, without a word."""
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        log.warning("the process that started this one is gone, draining")
         self._requested.set()
 
     def request(self) -> None:

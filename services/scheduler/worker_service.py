@@ -119,11 +119,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             hello,
             max(time.time_ns() // 1_000_000, hello.last_epoch + 1),
             core,
-            session.send,
-            self._cluster.deliver,
-            time.monotonic,
-            loop.call_soon,
-            self._metrics,
+            send=session.send,
+            deliver=self._cluster.deliver,
+            clock=time.monotonic,
+            call_soon=loop.call_soon,
+            metrics=self._metrics,
         )
 
     def _limits(self, hello: pb.WorkerHello) -> Limits:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shared.errors import InvalidArgument
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
-OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "QUIRE_ADDRESS"})
+OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "QUIRE_ADDRESS", "QUIRE_PARENT_PIPE"})
 
 
 class Settings(BaseModel):

@@ -41,7 +41,7 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is complete while the sequence holds no slot; else the tail behind the last full block is with Running."""
+    """`tokens` is complete while it holds no slot; else the tail behind the last full block is with Running."""
 
     key: int  # unique in the scheduler's lifetime
     owner: int  # the frontend session it belongs to

@@ -26,6 +26,7 @@ class Replica:
         hello: pb.WorkerHello,
         epoch: int,
         core: Core,
+        *,
         send: Callable[[pb.AttachResponse], None],
         deliver: Callable[[Events], None],
         clock: Clock,

@@ -1,0 +1,56 @@
+"""Command-line flags made from settings: same names, same help, same checks."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from shared.settings import Settings
+
+UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+def human_int(text: str) -> int:
+    """1000, 32k = 32000, 1K = 1024, 2.5k = 2500; a fraction of a binary unit is refused."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
+    if match is None or ("." in match[1] and match[2] not in {"k", "m", "g"}):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (units: k, K, m, M, g, G)")
+    value = float(match[1]) * UNITS[match[2]]
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, dest: str | None = None) -> None:
+    """A flag for one field. Left out, it leaves no value behind."""
+    options: dict[str, Any] = {
+        "dest": dest or name,
+        "default": argparse.SUPPRESS,
+        "help": (field.description or "").replace("%", "%%"),
+    }
+    annotation = field.annotation
+    if annotation is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif get_origin(annotation) is Literal:
+        options["choices"] = get_args(annotation)
+    elif get_origin(annotation) is tuple:
+        options["type"] = _words
+        options["metavar"] = "A,B,..."
+    else:
+        options["type"] = human_int if annotation is int else annotation
+        options["metavar"] = name.rsplit("_", 1)[-1].upper()
+    parser.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_out: Iterable[str] = ()) -> None:
+    for name, field in model.model_fields.items():
+        if name not in leave_out:
+            add_setting(parser, name, field)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

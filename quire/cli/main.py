@@ -1,0 +1,44 @@
+"""Finds the subcommand and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from shared.errors import QuireError
+
+# name -> (module, what it is for). Modules are imported only when asked for.
+COMMANDS = {
+    "up": ("quire.cli.up", "start a cluster on this machine and stay in the foreground"),
+    "demo": ("quire.cli.demo", "start a cluster, chat with it, show its status, stop it"),
+    "status": ("quire.cli.status", "show every service of a cluster"),
+    "chat": ("quire.cli.chat", "talk to the model"),
+    "complete": ("quire.cli.complete", "continue a text"),
+    "eval": ("quire.cli.evaluate", "score the bundled model's skills through a cluster"),
+    "bench": ("quire.cli.bench", "measure"),
+    "frontend": ("quire.cli.services", "run a frontend"),
+    "scheduler": ("quire.cli.services", "run a scheduler"),
+    "worker": ("quire.cli.services", "run a worker"),
+    "version": ("quire.cli.version", "print the version"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == wanted:
+            importlib.import_module(module).configure(command)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(importlib.import_module(COMMANDS[parsed.command][0]).run(parsed))
+    except QuireError as error:
+        print(f"quire: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,88 @@
+"""`quire status`: every service of a cluster, as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from quire.cli.connection import add_address, client_of
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+COLUMNS = (
+    "ROLE",
+    "ID",
+    "PID",
+    "ADDRESS",
+    "STATE",
+    "STEP AGE",
+    "RUN",
+    "WAIT",
+    "BLOCKS used/cached/free",
+    "HITS",
+    "TOK/S",
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_address(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with client_of(arguments) as client:
+        services = client.status()
+    print(json.dumps({"services": [as_dict(service) for service in services]}) if arguments.json else table(services))
+    return 0
+
+
+def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
+    has_blocks, blocks = service.HasField("blocks"), service.blocks
+    return {
+        "role": _word(pb.Role.Name(service.role)),
+        "id": service.id,
+        "pid": service.pid,
+        "address": service.address,
+        "state": _word(pb.State.Name(service.state)),
+        "epoch": service.epoch,
+        "last_step_age_s": round(service.last_step_age_s, 3) if service.HasField("last_step_age_s") else None,
+        "running": service.running,
+        "waiting": service.waiting,
+        "blocks": {name: getattr(blocks, name) for name in ("total", "free", "cached", "used")} if has_blocks else None,
+        "work": _work(service.work) if service.HasField("work") else None,
+    }
+
+
+def table(services: Sequence[pb.ServiceStatus]) -> str:
+    rows = [COLUMNS, *(_row(service) for service in services)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
+    blocks, work = service.blocks, service.work
+    hits = f"{100 * work.cached_tokens / work.prompt_tokens:.0f} %" if work.prompt_tokens else "-"
+    return (
+        _word(pb.Role.Name(service.role)),
+        service.id,
+        str(service.pid or "-"),
+        service.address,
+        _word(pb.State.Name(service.state)),
+        f"{service.last_step_age_s:.1f} s" if service.HasField("last_step_age_s") else "-",
+        str(service.running),
+        str(service.waiting),
+        f"{blocks.used}/{blocks.cached}/{blocks.free} of {blocks.total}" if service.HasField("blocks") else "-",
+        hits,
+        f"{work.tokens_per_s:,.0f}" if service.HasField("work") else "-",
+    )
+
+
+def _work(work: pb.WorkCounts) -> dict[str, float]:
+    return {field.name: getattr(work, field.name) for field in pb.WorkCounts.DESCRIPTOR.fields}
+
+
+def _word(name: str) -> str:
+    """ROLE_FRONTEND -> frontend"""
+    return name.split("_", 1)[1].lower()

@@ -1,0 +1,100 @@
+"""`quire up`: a cluster in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from typing import Any
+
+from quire.cli.flags import add_setting, human_int
+from quire.cluster import Cluster, ClusterOptions
+from shared.lifecycle import EXIT_FORCED
+from shared.settings import SERVICES, Settings
+
+# Decided by the launcher.
+MANAGED = {
+    "id", "host", "advertise", "model", "served_model_name", "grpc_port", "http_port", "metrics_port", "share_ports",
+    "scheduler", "schedulers",
+}  # fmt: skip
+COMMON = set(Settings.model_fields) - MANAGED
+OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", default="", metavar="MODEL", help="Hugging Face folder (default: quire-tiny)"
+    )
+    parser.add_argument("--workers", type=human_int, default=1, help="worker processes")
+    parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
+    parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address that frontends listen on; 0.0.0.0 for all interfaces"
+    )
+    parser.add_argument("--http-port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
+    parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
+    parser.add_argument("--redis", default="none", metavar="URL|embedded|none", help="prefix index and registry")
+    for service, name in settings_by_flag():
+        add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
+
+
+def settings_by_flag() -> list[tuple[str, str]]:
+    """(service, field) of every flag that goes to a service's settings."""
+    seen: set[str] = set(MANAGED)
+    pairs = []
+    for service in OWNERS:
+        for name in SERVICES[service].model_fields:
+            if name not in seen:
+                seen.add(name)
+                pairs.append((service, name))
+    return pairs
+
+
+def options_from(arguments: argparse.Namespace) -> ClusterOptions:
+    values = vars(arguments)
+    settings: dict[str, dict[str, Any]] = {service: {} for service in SERVICES}
+    for dest, value in values.items():
+        service, _, name = dest.partition(".")
+        if not name:
+            continue
+        for target in SERVICES if name in COMMON else (service,):
+            settings[target][name] = value
+    return ClusterOptions(
+        model=values["model"],
+        workers=values["workers"],
+        frontends=values["frontends"],
+        schedulers=values["schedulers"],
+        host=values["host"],
+        http_port=values["http_port"],
+        grpc_port=values["grpc_port"],
+        redis=values["redis"],
+        settings=settings,
+    )
+
+
+class _Drain(BaseException):
+    """The first signal, raised where the main thread happens to be."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    cluster = Cluster(options_from(arguments))
+    draining = False
+
+    def on_signal(_number: int, _frame: object) -> None:
+        nonlocal draining
+        if draining:
+            cluster.kill()
+            os._exit(EXIT_FORCED)
+        draining = True
+        raise _Drain
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        cluster.start()
+        print(f"quire ready http={cluster.http_address} grpc={cluster.grpc_address}", flush=True)
+        while True:
+            signal.pause()
+    except _Drain:
+        cluster.stop()
+    return 0

@@ -1,0 +1,175 @@
+"""A cluster's gRPC API from Python, blocking and asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import TracebackType
+
+import grpc
+
+from quire.outputs import Delta, Message, RequestOutput, collect, delta
+from quire.params import SamplingParams
+from quire.requests import ChatMessages, Options, Prompt, chat_request, from_rpc, generate_request, translated_errors
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.rpc.channel import CHANNEL_OPTIONS, connect
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+
+class Client:
+    """Blocking calls to a frontend. Safe to use from several threads; close it, or use it in a `with` statement."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+    ) -> list[RequestOutput]:
+        """Continues each prompt, text or token ids, all at a time; results in the order of the prompts."""
+        batch = [prompts] if _is_one(prompts) else list(prompts)
+        final = _final(options)
+        calls = [
+            self._inference.Generate(generate_request(prompt, params, final), timeout=timeout_s)  # type: ignore[arg-type]
+            for prompt in batch
+        ]
+        with translated_errors():
+            return [collect(call, prompt) for call, prompt in zip(calls, batch, strict=True)]
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        params: SamplingParams | None = None,
+        options: Options | None = None,
+        timeout_s: float | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several at a time."""
+        batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
+        final = _final(options)
+        calls = [self._inference.Chat(chat_request(turns, params, final), timeout=timeout_s) for turns in batch]
+        with translated_errors():
+            return [collect(call, turns) for call, turns in zip(calls, batch, strict=True)]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+    ) -> Iterator[Delta]:
+        """The continuation as it comes."""
+        yield from self._deltas(self._inference.Generate(generate_request(prompt, params, options or Options())))
+
+    def stream_chat(
+        self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None
+    ) -> Iterator[Delta]:
+        """The answer as it comes."""
+        yield from self._deltas(self._inference.Chat(chat_request(messages, params, options or Options())))
+
+    def tokenize(self, text: str) -> list[int]:
+        with translated_errors():
+            return list(self._inference.Tokenize(pb.TokenizeRequest(text=text)).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        with translated_errors():
+            return str(self._inference.Detokenize(pb.DetokenizeRequest(token_ids=token_ids)).text)
+
+    def models(self) -> list[pb.Model]:
+        with translated_errors():
+            return list(self._inference.ListModels(pb.ListModelsRequest()).models)
+
+    def status(self, timeout_s: float = 5.0) -> list[admin_pb2.ServiceStatus]:
+        """Every service of the cluster."""
+        with translated_errors():
+            return list(self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s).services)
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> int:
+        """Forgets all cached prefixes; returns the number of blocks that held one."""
+        request = admin_pb2.ResetPrefixCacheRequest(preempt_running=preempt_running)
+        with translated_errors():
+            return int(self._admin.ResetPrefixCache(request).num_blocks)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _deltas(self, call: Iterator[Message]) -> Iterator[Delta]:
+        try:
+            with translated_errors():
+                for message in call:
+                    yield delta(message)
+        finally:
+            call.cancel()  # type: ignore[attr-defined]  # leaving the loop early frees the blocks
+
+
+class AsyncClient:
+    """The same for asyncio. Create it inside a running loop."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel = connect(address)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+    ) -> RequestOutput:
+        call = self._inference.Generate(generate_request(prompt, params, _final(options)))
+        return await _gather(call, prompt)
+
+    async def chat(
+        self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None
+    ) -> RequestOutput:
+        call = self._inference.Chat(chat_request(messages, params, _final(options)))
+        return await _gather(call, messages)
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+    ) -> AsyncIterator[Delta]:
+        call = self._inference.Generate(generate_request(prompt, params, options or Options()))
+        async for item in _deltas(call):
+            yield item
+
+    async def stream_chat(
+        self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None
+    ) -> AsyncIterator[Delta]:
+        call = self._inference.Chat(chat_request(messages, params, options or Options()))
+        async for item in _deltas(call):
+            yield item
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+async def _gather(call: AsyncIterator[Message], prompt: object) -> RequestOutput:
+    try:
+        return collect([message async for message in call], prompt)
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+
+
+async def _deltas(call: AsyncIterator[Message]) -> AsyncIterator[Delta]:
+    try:
+        async for message in call:
+            yield delta(message)
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+    finally:
+        call.cancel()  # type: ignore[attr-defined]  # leaving the loop early frees the blocks
+
+
+def _final(options: Options | None) -> Options:
+    options = options or Options()
+    return Options(options.request_id, options.priority, options.tenant, options.cache_salt, final_only=True)
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))

@@ -1,0 +1,98 @@
+"""Starting, watching and draining the processes of a cluster on this machine."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import IO, Any
+
+from quire.cluster.options import ClusterOptions, plan
+from quire.cluster.process import Report, ServiceProcess
+from shared.errors import Unavailable
+
+WATCH_INTERVAL_S = 0.1
+START_TIMEOUT_S = 600.0
+STOP_ORDER = ("frontend", "worker", "scheduler")  # clients first: who drains may still need those behind
+
+
+class Cluster:
+    """`with Cluster(options) as cluster:` serves until the block ends; then it drains."""
+
+    def __init__(self, options: ClusterOptions, log: IO[Any] | None = None, report: Report | None = None) -> None:
+        self.options = options
+        self._report = report or (lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
+        self.processes = [ServiceProcess(spec, self._report, log) for spec in plan(options)]
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def http_address(self) -> str:
+        return self._of("frontend")[0].addresses["http"]
+
+    @property
+    def grpc_address(self) -> str:
+        return self._of("frontend")[0].addresses["grpc"]
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when every service has announced itself; raises Unavailable if one refuses to start."""
+        atexit.register(self.stop)
+        for process in self.processes:
+            process.start()
+        try:
+            self._await_ready(time.monotonic() + timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+        self._watcher.start()
+
+    def stop(self, drain_timeout_s: float = 40.0) -> None:
+        """Drains: frontends finish what is in flight, then workers and schedulers leave. Nothing stays behind."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        atexit.unregister(self.stop)
+        if self._watcher.is_alive():
+            self._watcher.join()
+        for role in STOP_ORDER:
+            deadline = time.monotonic() + drain_timeout_s
+            for process in self._of(role):
+                process.signal(signal.SIGTERM)
+            for process in self._of(role):
+                if not process.wait(max(0.1, deadline - time.monotonic())):
+                    self._report(f"{process.spec.id} does not drain; killing it")
+                process.close()
+
+    def kill(self) -> None:
+        """Ends everything at once."""
+        self._stopping.set()
+        atexit.unregister(self.stop)
+        for process in self.processes:
+            process.close()
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.stop()
+
+    def _of(self, role: str) -> list[ServiceProcess]:
+        return [process for process in self.processes if process.spec.role == role]
+
+    def _await_ready(self, deadline: float) -> None:
+        for process in self.processes:
+            while not process.ready.wait(0.02):
+                for other in self.processes:
+                    if other.exit_status is not None:
+                        raise Unavailable(f"{other.spec.id} ended with status {other.exit_status} before it was ready")
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"{process.spec.id} was not ready in time")
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WATCH_INTERVAL_S):
+            for process in self.processes:
+                process.watch(time.monotonic())

@@ -1,0 +1,121 @@
+"""One child process: started, heard, restarted, stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from quire.cluster.options import ServiceSpec
+from shared.lifecycle import PARENT_PIPE_VARIABLE
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 10.0
+STEADY_AFTER_S = 30.0  # a child that lived so long starts again with the first back-off
+ROOT = Path(__file__).resolve().parents[2]
+
+Report = Callable[[str], None]
+
+
+class ServiceProcess:
+    """Its stdin is a pipe that this process holds: when we die, however we die, the child sees the end and leaves."""
+
+    def __init__(self, spec: ServiceSpec, report: Report, log: IO[Any] | None) -> None:
+        self.spec = spec
+        self.addresses: dict[str, str] = {}
+        self.ready = threading.Event()
+        self.restarts = 0
+        self._report = report
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+        self._started_at = 0.0
+        self._backoff_s = FIRST_BACKOFF_S
+        self._restart_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
+
+    def start(self) -> None:
+        self.ready.clear()
+        environment = {**os.environ, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "quire", *self.spec.arguments()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for us to pass on, once
+        )
+        self._started_at = time.monotonic()
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+
+    def watch(self, now: float) -> None:
+        """Restarts it if it died; called again and again."""
+        if self.running:
+            return
+        if self._restart_at == 0.0:
+            if now - self._started_at > STEADY_AFTER_S:
+                self._backoff_s = FIRST_BACKOFF_S
+            self._restart_at = now + self._backoff_s
+            self._report(f"{self.spec.id} ended with status {self.exit_status}; restarting in {self._backoff_s:g} s")
+        elif now >= self._restart_at:
+            self._restart_at = 0.0
+            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+            self.restarts += 1
+            self.start()
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self.running:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within the time."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends it for certain and frees the pipes."""
+        if self._process is None:
+            return
+        if self.running:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        """Reads what it announces: `quire-<role> ready id=... kind=HOST:PORT ...`."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            words = line.split()
+            if words[:2] == [f"quire-{self.spec.role}", "ready"]:
+                self.addresses = dict(word.split("=", 1) for word in words[2:])
+                self.ready.set()
+
+
+def _python_path() -> str:
+    """Children find this very copy of Quire, installed or not."""
+    return os.pathsep.join(
+        dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    )

@@ -1,0 +1,112 @@
+"""`LLM` and `AsyncLLM`: a cluster of one's own in a script or a notebook, or one that is there already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import IO, Any
+
+from quire.client import AsyncClient, Client
+from quire.cluster import Cluster, ClusterOptions
+from quire.outputs import RequestOutput
+from quire.params import SamplingParams
+from quire.requests import ChatMessages, Prompt
+from shared.errors import InvalidArgument
+from shared.settings import SERVICES
+
+
+class _Embedded:
+    """Starts frontend, scheduler and worker on free ports, or joins the cluster at `address`.
+
+    settings: those of the services by their own names, for example `device="cuda"`, `num_blocks=64`, or
+    `worker={"threads": 2}` where a name belongs to several services. Raises InvalidArgument for unknown ones.
+    """
+
+    def __init__(
+        self, model: str = "", *, address: str = "", workers: int = 1, log: IO[Any] | None = None, **settings: Any
+    ) -> None:
+        self._cluster: Cluster | None = None
+        self._sink: IO[Any] | None = None
+        self.address = address
+        if not address:
+            if log is None:
+                log = self._sink = open(os.devnull, "w")  # noqa: SIM115 (closed in close())
+            options = ClusterOptions(
+                model=model, workers=workers, http_port=0, grpc_port=0, settings=_by_service(settings)
+            )
+            self._cluster = Cluster(options, log=log, report=lambda _line: None)
+            self._cluster.start()
+            self.address = self._cluster.grpc_address
+        elif model or settings:
+            raise InvalidArgument(
+                f"address: {address!r} names a cluster that is there; model and settings do not apply"
+            )
+
+    def _stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+        if self._sink is not None:
+            self._sink.close()
+
+
+class LLM(_Embedded):
+    """with LLM() as llm: print(llm.generate("Once upon a time")[0].text)"""
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        super().__init__(model, **options)
+        self.client = Client(self.address)
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:
+        """Continues each prompt, text or token ids; results in the order of the prompts."""
+        return self.client.generate(prompts, params)
+
+    def chat(
+        self, messages: ChatMessages | Sequence[ChatMessages], params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several."""
+        return self.client.chat(messages, params)
+
+    def close(self) -> None:
+        """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
+        self.client.close()
+        self._stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncLLM(_Embedded):
+    """async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")"""
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        super().__init__(model, **options)
+        self.client = AsyncClient(self.address)
+        self.generate = self.client.generate
+        self.chat = self.client.chat
+        self.stream = self.client.stream
+        self.stream_chat = self.client.stream_chat
+
+    async def close(self) -> None:
+        await self.client.close()
+        self._stop()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {service: dict(settings.pop(service, {})) for service in SERVICES}
+    for name, value in settings.items():
+        owners = [service for service, model in SERVICES.items() if name in model.model_fields]
+        if not owners:
+            raise InvalidArgument(f"unknown setting {name}={value!r}", field=name)
+        owner = "worker" if "worker" in owners else owners[0]
+        sections[owner].setdefault(name, value)
+    return sections

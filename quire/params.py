@@ -1,0 +1,55 @@
+"""How tokens are chosen, as Python users write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from shared.pb.common.v1 import sampling_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Every field may be left out. The cluster checks them: a value out of range raises `shared.errors.InvalidArgument`
+    with the field's name. Meanings and ranges: protos/quire/common/v1/sampling.proto.
+    """
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    logprobs: int | None = None
+    detokenize: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    skip_reading_prefix_cache: bool = False
+
+    def to_proto(self) -> pb.SamplingParams:
+        message = pb.SamplingParams()
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "stop" and isinstance(value, str):
+                value = (value,)
+            if value is None:
+                continue
+            if isinstance(value, Mapping):
+                getattr(message, item.name).update(value)
+            elif isinstance(value, Sequence):
+                getattr(message, item.name).extend(value)
+            else:
+                setattr(message, item.name, value)
+        return message
