@@ -1,0 +1,98 @@
+"""One attachment to a scheduler: hello and welcome, then plans in and results out, until either side has enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from services.worker.engine import Engine
+from shared import columns, lifecycle
+from shared.errors import Unavailable
+from shared.lifecycle import Shutdown
+from shared.logs import logger
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.rpc.duplex import Duplex, Stream
+
+log = logger("worker.attachment")
+
+FIRST_INTERVAL_S = 1.0  # until the scheduler names the heartbeat interval
+
+SchedulerSession = Duplex[pb.AttachResponse, pb.AttachRequest]
+Welcomed = Callable[[pb.SchedulerWelcome], Awaitable[None]]
+
+
+class BrokenSession(Exception):
+    """The attachment cannot go on; another one can."""
+
+
+class Attachment:
+    """Receives the engine's results for as long as it lasts."""
+
+    def __init__(self, stream: Stream, engine: Engine, shutdown: Shutdown, drain_timeout_s: float) -> None:
+        heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
+        self._session: SchedulerSession = Duplex(stream, heartbeat, FIRST_INTERVAL_S)
+        self._engine = engine
+        self._shutdown = shutdown
+        self._drain_timeout_s = drain_timeout_s
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next_step_id = 1
+        self.epoch = 0  # 0: not welcomed
+        self.num_results = 0
+
+    async def run(self, hello: pb.WorkerHello, welcomed: Welcomed) -> None:
+        """Returns when a drain is over; raises BrokenSession, Unavailable or what gRPC raises."""
+        held = await self._engine.rest(self)
+        hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
+        self._session.send(pb.AttachRequest(hello=hello))
+        await lifecycle.first(self._session.pump(), self._work(welcomed), self._wait_for_break())
+
+    def deliver(self, result: pb.StepResult) -> None:
+        """Engine: a step has ended."""
+        self.num_results += 1
+        self._session.send(pb.AttachRequest(result=result))
+
+    def break_off(self, reason: str) -> None:
+        """Engine: no further result will come."""
+        if not self._broken.done():
+            self._broken.set_exception(BrokenSession(reason))
+
+    async def _wait_for_break(self) -> None:
+        await self._broken
+
+    async def _work(self, welcomed: Welcomed) -> None:
+        message = await self._session.receive()
+        kind = message.WhichOneof("message")
+        if kind != "welcome":
+            raise BrokenSession(f"the scheduler opened with {kind}, not with welcome")
+        self.epoch = message.welcome.epoch
+        self._session.interval_s = message.welcome.heartbeat_interval_ms / 1000
+        await welcomed(message.welcome)
+        await lifecycle.first(self._read(), self._leave())
+
+    async def _read(self) -> None:
+        async for message in self._session.messages():
+            match message.WhichOneof("message"):
+                case "plan":
+                    self._take(message.plan)
+                case "cache_reset":
+                    self._engine.forget_cache()
+                case "welcome":
+                    raise BrokenSession("the scheduler sent a second welcome")
+        if not self._shutdown.requested:
+            raise Unavailable("the scheduler closed the session")
+
+    def _take(self, plan: pb.StepPlan) -> None:
+        if plan.epoch != self.epoch:
+            raise BrokenSession(f"a plan of epoch {plan.epoch} in epoch {self.epoch}")
+        if plan.step_id != self._next_step_id:
+            raise BrokenSession(f"step {plan.step_id} where step {self._next_step_id} is due")
+        self._next_step_id += 1
+        self._engine.submit(self, plan)
+
+    async def _leave(self) -> None:
+        """After SIGTERM: work goes on until the scheduler has placed everything elsewhere and closes the stream."""
+        await self._shutdown.wait()
+        log.info("leaving", epoch=self.epoch)
+        self._session.send(pb.AttachRequest(leaving=pb.Leaving()))
+        await asyncio.sleep(self._drain_timeout_s)
+        log.warning("the scheduler has not let go in time", seconds=self._drain_timeout_s)

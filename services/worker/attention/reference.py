@@ -1,0 +1,20 @@
+"""Attention in plain torch: runs anywhere."""
+
+from __future__ import annotations
+
+from kernels import reference
+from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+
+
+class ReferenceAttention:
+    """kernels.reference.paged_attention."""
+
+    def reject_reason(self, spec: AttentionSpec) -> str | None:
+        return None
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+    ) -> Tensor:
+        return reference.paged_attention(
+            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window
+        )

@@ -1,0 +1,86 @@
+"""From settings to a replica that is ready for plans. Runs on the device's thread."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import kernels
+from services.worker import kv_cache, kv_memory, limits
+from services.worker.attention.backends import choose_attention
+from services.worker.attention.port import AttentionSpec
+from services.worker.device import choose_dtype, open_device
+from services.worker.kv_memory import BlockShape
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.loader import fill_dummy, load_checkpoint
+from services.worker.model_runner import ModelRunner
+from services.worker.models.decoder import Decoder
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.registry import read_model_config
+from services.worker.profiling import run_largest_steps
+from services.worker.replica import Replica
+from services.worker.sampling.sampler import Sampler
+from services.worker.slots import SlotTable
+from shared.logs import logger
+from shared.model_identity import read_config
+from shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+
+def build_replica(settings: WorkerSettings) -> Replica:
+    """Raises QuireError with what is wrong with the settings, the checkpoint or the machine."""
+    config = read_model_config(read_config(Path(settings.model)))
+    wanted = limits.from_settings(settings, config.max_positions)
+    device = open_device(settings.device, settings.threads)
+    dtype = choose_dtype(settings.dtype, config.dtype, device)
+    ops = kernels.load(device.kind)
+    log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
+    place = Placement(ops, dtype, device.torch_device)
+    model = _load_model(settings, config, wanted, place)
+    shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, dtype.itemsize)
+    sampler = Sampler(wanted.max_num_seqs, config.vocab_size, settings.max_logprobs, ops, place.device)
+    runner = ModelRunner(model, sampler, device)
+    num_blocks = settings.num_blocks or _measure(settings, wanted, runner, shape, place)
+    fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
+    if fitting.max_model_len < wanted.max_model_len:
+        log.warning(
+            "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
+        )
+    table = SlotTable(fitting)
+    runner.prepare(kv_cache.allocate(shape, num_blocks, dtype, place.device), table.block_table)
+    kv_memory.report(fitting, shape)
+    return Replica(fitting, config.vocab_size, device.name, runner, table)
+
+
+def _load_model(settings: WorkerSettings, config: DecoderConfig, wanted: Limits, place: Placement) -> Decoder:
+    started = time.perf_counter()
+    spec = AttentionSpec(
+        device=settings.device,
+        dtype=str(place.dtype).removeprefix("torch."),
+        head_dim=config.head_dim,
+        num_q_heads=config.num_q_heads,
+        num_kv_heads=config.num_kv_heads,
+        block_size=wanted.block_size,
+        has_window=any(config.sliding_windows),
+    )
+    model = Decoder(config, choose_attention(settings.attention_backend, spec), place, wanted.max_model_len)
+    if settings.load_format == "dummy":
+        fill_dummy(model, settings.seed)
+    else:
+        load_checkpoint(model, Path(settings.model), tied=config.tie_word_embeddings)
+    seconds = round(time.perf_counter() - started, 2)
+    log.info("model loaded", model=settings.model, dtype=spec.dtype, load_format=settings.load_format, seconds=seconds)
+    return model
+
+
+def _measure(settings: WorkerSettings, wanted: Limits, runner: ModelRunner, shape: BlockShape, place: Placement) -> int:
+    """Blocks that the free memory gives."""
+    if settings.device == "cpu":
+        return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // shape.num_bytes
+    scratch = SlotTable(wanted)
+    runner.prepare(kv_cache.allocate(shape, 1, place.dtype, place.device), scratch.block_table)
+    run_largest_steps(runner, wanted)
+    total_bytes, other_bytes = kv_memory.measure_cuda_use()
+    return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // shape.num_bytes, 0)

@@ -1,0 +1,117 @@
+"""The device as torch sees it: which one, which dtype suits it, how time is measured on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from shared.errors import FailedPrecondition, InvalidArgument
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FAST_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 and ARM names in /proc/cpuinfo
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the model runs."""
+
+    kind: str  # "cpu" or "cuda"
+    name: str  # of the hardware, for people
+
+    @property
+    def torch_device(self) -> Any:
+        return torch.device(self.kind)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Work is done when its call returns."""
+        return self.kind == "cpu"
+
+
+def open_device(kind: str, threads: int) -> Device:
+    """Prepares the calling thread, which must be the one that computes: torch keeps thread counts by thread."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    if kind == "cpu":
+        return Device(kind, _cpuinfo("model name") or platform.machine())
+    if not torch.cuda.is_available():
+        raise FailedPrecondition("device: cuda was asked for, but torch sees no CUDA device", field="device")
+    return Device(kind, torch.cuda.get_device_name())
+
+
+def choose_dtype(wanted: str, checkpoint: str, device: Device) -> Any:
+    """The dtype of weights, activations and KV; `checkpoint` is the one in config.json ("" if it names none)."""
+    name = wanted if wanted != "auto" else checkpoint or "float32"
+    if name not in DTYPES:
+        raise InvalidArgument(f"dtype: the checkpoint is {name!r}; there are {', '.join(DTYPES)}", field="dtype")
+    if wanted == "auto" and device.kind == "cpu" and not (name == "bfloat16" and _fast_bfloat16()):
+        name = "float32"
+    return DTYPES[name]
+
+
+def _fast_bfloat16() -> bool:
+    flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    return not FAST_BFLOAT16_FLAGS.isdisjoint(flags)
+
+
+def _cpuinfo(key: str) -> str:
+    """The first CPU's value; "" if there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def is_broken(error: BaseException) -> bool:
+    """After this error nothing will run on the device any more, in this process."""
+    accelerator_error = getattr(torch, "AcceleratorError", ())
+    return isinstance(error, accelerator_error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
+
+
+class Clock(Protocol):
+    """Marks moments in the device's own order of work. Differences are known once the device has passed them."""
+
+    def mark(self) -> Any: ...
+
+    def wait(self, mark: Any) -> None:
+        """Until the device has passed the mark."""
+
+    def elapsed_us(self, start: Any, end: Any) -> int: ...
+
+
+class HostClock:
+    """For devices that work synchronously."""
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def wait(self, mark: int) -> None:
+        """It has."""
+
+    def elapsed_us(self, start: int, end: int) -> int:
+        return (end - start) // 1000
+
+
+class CudaClock:
+    """Events in the current stream."""
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record()
+        return event
+
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
+    def elapsed_us(self, start: Any, end: Any) -> int:
+        return int(start.elapsed_time(end) * 1000)
+
+
+def clock_of(device: Device) -> Clock:
+    return HostClock() if device.is_synchronous else CudaClock()

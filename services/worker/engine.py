@@ -1,0 +1,264 @@
+"""The device has a thread of its own: plans go in through a queue, results come out on the event loop.
+
+On CUDA a step is launched before the one before it has ended; a second thread sleeps until the device has passed a
+step's end and hands its tokens on, so that the first is free to launch the next. On the CPU a launch is the whole step.
+Both threads sleep when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from services.worker.device import is_broken
+from services.worker.held_blocks import HeldReport
+from services.worker.replica import Flight, Occupancy, Replica
+from services.worker.slots import PlanViolation
+from shared.errors import Internal
+from shared.logs import logger
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+log = logger("worker.engine")
+
+IDLE_AFTER_S = 0.05
+PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not after every step
+
+
+class Receiver(Protocol):
+    """Whoever the results of an attachment go to, on the event loop."""
+
+    def deliver(self, result: pb.StepResult) -> None: ...
+
+    def break_off(self, reason: str) -> None:
+        """No result will come any more: the attachment cannot go on."""
+
+
+class StepObserver(Protocol):
+    """Is told of every step, on the event loop."""
+
+    def step_done(self, result: pb.StepResult, num_tokens: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Execute:
+    receiver: Receiver
+    plan: pb.StepPlan
+    arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    reply: asyncio.Future[HeldReport]
+
+
+@dataclass(frozen=True, slots=True)
+class _ForgetCache:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Airborne:
+    """A launched step, with what its result needs."""
+
+    receiver: Receiver
+    flight: Flight
+    wait_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """The device is done with a step; `outcome` is None if it failed."""
+
+    airborne: _Airborne
+    outcome: Any
+
+
+class Engine:
+    """Built and used on the event loop; everything with `_on_device` in its name runs on the device's thread."""
+
+    def __init__(self, build: Callable[[], Replica], observer: StepObserver, *, synchronous: bool) -> None:
+        """`build` makes the replica, on the device's thread; `synchronous`: its launches return when they are done."""
+        self._build = build
+        self._observer = observer
+        self._synchronous = synchronous
+        self._loop = asyncio.get_running_loop()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._landing: queue.SimpleQueue[_Airborne | None] = queue.SimpleQueue()
+        self._receiver: Receiver | None = None
+        self._broken: Receiver | None = None  # its later plans are skipped
+        self._num_airborne = 0
+        self._rest: _Rest | None = None
+        self._dirty = True
+        self._published_s = 0.0
+        self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
+        if not synchronous:
+            self._threads.append(threading.Thread(target=self._run_landing, name="landing", daemon=True))
+        # The replica, for its facts: only the device's thread may call its methods.
+        self.started: asyncio.Future[Replica] = self._loop.create_future()
+        self.died: asyncio.Future[None] = self._loop.create_future()
+        self.occupancy = Occupancy(0, 0, 0)
+        self.last_step_s: float | None = None  # time.monotonic() when a step last ended
+        self._pending_s: deque[float] = deque()  # when the plans without a result came
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def oldest_pending_s(self) -> float:
+        """How long the oldest plan without a result has been here; 0 if there is none."""
+        return time.monotonic() - self._pending_s[0] if self._pending_s else 0.0
+
+    async def rest(self, receiver: Receiver) -> HeldReport:
+        """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
+        self._receiver = receiver
+        self._pending_s.clear()
+        reply: asyncio.Future[HeldReport] = self._loop.create_future()
+        self._inbox.put(_Rest(reply))
+        return await reply
+
+    def submit(self, receiver: Receiver, plan: pb.StepPlan) -> None:
+        self._pending_s.append(time.monotonic())
+        self._inbox.put(_Execute(receiver, plan, time.perf_counter_ns()))
+
+    def forget_cache(self) -> None:
+        self._inbox.put(_ForgetCache())
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Lets the threads finish what they are at; whether they did in time."""
+        self._inbox.put(_Stop())
+        self._landing.put(None)
+        deadline = self._loop.time() + timeout_s
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # On the device's thread
+
+    def _run_on_device(self) -> None:
+        with torch.inference_mode():
+            try:
+                replica = self._build()
+                self._post(_set_result, self.started, replica)
+                while not isinstance(command := self._next_on_device(replica), _Stop):
+                    self._obey_on_device(replica, command)
+            except Exception as error:
+                if self.started.done():
+                    log.exception("the engine failed")
+                self._post(_set_exception, self.died if self.started.done() else self.started, error)
+
+    def _next_on_device(self, replica: Replica) -> Any:
+        if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
+            self._publish_on_device(replica)
+        if self._dirty:
+            try:
+                return self._inbox.get(timeout=IDLE_AFTER_S)
+            except queue.Empty:
+                self._publish_on_device(replica)
+        return self._inbox.get()
+
+    def _publish_on_device(self, replica: Replica) -> None:
+        self.occupancy = replica.occupancy()
+        self._published_s = time.monotonic()
+        self._dirty = False
+
+    def _obey_on_device(self, replica: Replica, command: Any) -> None:
+        self._dirty = True
+        match command:
+            case _Execute():
+                self._execute_on_device(replica, command)
+            case _Landed():
+                self._record_on_device(replica, command)
+            case _Rest():
+                self._rest = command
+            case _ForgetCache():
+                replica.forget_cache()
+        if self._rest and not self._num_airborne:
+            self._post(_set_result, self._rest.reply, replica.rest())
+            self._rest = None
+
+    def _execute_on_device(self, replica: Replica, command: _Execute) -> None:
+        receiver, plan = command.receiver, command.plan
+        if receiver is not self._receiver or receiver is self._broken:
+            return
+        began_ns = time.perf_counter_ns()
+        try:
+            flight = replica.launch(plan)
+        except PlanViolation as violation:
+            self._break(receiver, f"step {plan.step_id} breaks the session: {violation}")
+            return
+        except Exception as error:
+            self._fail(receiver, plan.step_id, error)
+            return
+        self._num_airborne += 1
+        airborne = _Airborne(receiver, flight, (began_ns - command.arrived_ns) // 1000)
+        if self._synchronous:
+            self._record_on_device(replica, self._land(airborne))
+        else:
+            self._landing.put(airborne)
+
+    def _record_on_device(self, replica: Replica, landed: _Landed) -> None:
+        self._num_airborne -= 1
+        if landed.outcome is not None:
+            replica.record(landed.airborne.flight, landed.outcome)
+
+    # On the landing thread (on the device's, if that is synchronous)
+
+    def _run_landing(self) -> None:
+        while (airborne := self._landing.get()) is not None:
+            self._inbox.put(self._land(airborne))
+
+    def _land(self, airborne: _Airborne) -> _Landed:
+        flight = airborne.flight
+        try:
+            outcome = flight.launch.wait()
+        except Exception as error:
+            self._fail(airborne.receiver, flight.step_id, error)
+            return _Landed(airborne, None)
+        result = flight.result(outcome, airborne.wait_us)
+        self._post(self._deliver, airborne.receiver, result, flight.inputs.num_tokens)
+        return _Landed(airborne, outcome)
+
+    # On either, to the loop
+
+    def _break(self, receiver: Receiver, reason: str) -> None:
+        self._broken = receiver
+        self._post(receiver.break_off, reason)
+
+    def _fail(self, receiver: Receiver, step_id: int, error: Exception) -> None:
+        log.exception("step failed", step=step_id)
+        self._break(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
+        if is_broken(error):
+            self._post(_set_exception, self.died, Internal(f"the device is broken: {error}"))
+
+    def _post(self, call: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _deliver(self, receiver: Receiver, result: pb.StepResult, num_tokens: int) -> None:
+        self.last_step_s = time.monotonic()
+        self._observer.step_done(result, num_tokens)
+        if receiver is self._receiver:
+            self._pending_s.popleft()
+            receiver.deliver(result)
+
+
+def _set_result(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

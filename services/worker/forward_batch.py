@@ -1,0 +1,18 @@
+"""What a forward pass reads, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker.attention.port import AttentionMetadata, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The tokens of a step, one sequence after the other. Everything int32."""
+
+    token_ids: Tensor  # [num_tokens]
+    positions: Tensor  # [num_tokens]
+    slot_mapping: Tensor  # [num_tokens] where keys and values go: block * block_size + offset
+    attention: AttentionMetadata
+    logit_tokens: Tensor | None  # [num_samples] tokens whose logits are wanted; None: all of them

@@ -1,0 +1,94 @@
+"""What the KV blocks hold, by content: reported when the worker attaches, so that a new scheduler finds the cache warm.
+
+A step only notes which tokens went where (a few array writes). Hashes are computed when somebody asks for the report:
+a block's hash needs its own tokens and the hash of the block before it, so each block remembers which one that was, and
+which life of it (a block that is handed out anew starts another life).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.block_hash import block_hash
+from shared.columns import I32
+
+Blocks = npt.NDArray[Any]  # block ids, any integer type
+
+NO_PARENT = 0  # the null block precedes the first block of every sequence
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReport:
+    """Blocks of known content."""
+
+    block_ids: list[int]
+    hashes: bytes  # 32 bytes each, same order
+
+
+class HeldBlocks:
+    """Arrays are [num_blocks]."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._num_written = np.zeros(num_blocks, dtype=np.int32)  # leading positions whose KV is computed
+        self._known = np.zeros(num_blocks, dtype=np.bool_)  # not forgotten since it was handed out
+        self._life = np.zeros(num_blocks, dtype=np.int64)
+        self._parent = np.zeros(num_blocks, dtype=np.int32)
+        self._parent_life = np.zeros(num_blocks, dtype=np.int64)
+        self._roots: dict[int, bytes] = {}  # first blocks only
+
+    def hand_out(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes]) -> None:
+        """`blocks` go to sequences, each behind its parent; `roots`: root hashes of those that have none."""
+        self._num_written[blocks] = 0
+        self._known[blocks] = True
+        self._life[blocks] += 1
+        self._parent[blocks] = parents
+        self._parent_life[blocks] = self._life[parents]
+        self._roots.update(roots)
+
+    def write(self, places: I32, token_ids: I32) -> None:
+        """KV of these tokens has been computed into `places` (block * block_size + offset), offsets ascending."""
+        self._tokens.reshape(-1)[places] = token_ids
+        blocks, offsets = np.divmod(places, self._block_size)
+        self._num_written[blocks] = offsets + 1  # of several places in one block the last one counts
+
+    def forget(self) -> None:
+        self._known[:] = False
+
+    def complete(self) -> npt.NDArray[np.bool_]:
+        """[num_blocks] whether the block is full and its content known."""
+        full: npt.NDArray[np.bool_] = self._known & (self._num_written == self._block_size)
+        full[NO_PARENT] = False
+        return full
+
+    def report(self) -> HeldReport:
+        """Of the blocks whose whole chain is known."""
+        hashes: dict[int, bytes | None] = {}
+        complete = self.complete()
+        for block in np.flatnonzero(complete).tolist():
+            self._resolve(block, complete, hashes)
+        found = [(block, digest) for block, digest in hashes.items() if digest is not None]
+        return HeldReport([block for block, _ in found], b"".join(digest for _, digest in found))
+
+    def _resolve(self, block: int, complete: npt.NDArray[np.bool_], hashes: dict[int, bytes | None]) -> None:
+        """Hashes `block` and those before it; None for a block whose chain is broken."""
+        pending = []
+        while block not in hashes:
+            pending.append(block)
+            parent = int(self._parent[block])
+            if parent == NO_PARENT:
+                break
+            if not complete[parent] or self._life[parent] != self._parent_life[block]:
+                hashes[block] = None
+                break
+            block = parent
+        for block in reversed(pending):
+            if block not in hashes:
+                parent = int(self._parent[block])
+                before = self._roots[block] if parent == NO_PARENT else hashes[parent]
+                hashes[block] = None if before is None else block_hash(before, self._tokens[block].tobytes())

@@ -1,0 +1,86 @@
+"""How many KV blocks the measured free memory gives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.worker.limits import Limits
+from shared.logs import logger
+
+log = logger("worker.memory")
+
+GIB = 1 << 30
+CPU_SHARE = 10  # a tenth of what is free: the host has other things to do
+CPU_MOST_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What one block costs, all layers together."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        keys_and_values = 2
+        return (
+            keys_and_values * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.element_bytes
+        )
+
+
+def cpu_budget(wanted_gib: float) -> int:
+    """Bytes for KV in host memory: what was asked for, else a tenth of what is free, at most 4 GiB."""
+    if wanted_gib:
+        return int(wanted_gib * GIB)
+    return min(free_host_bytes() // CPU_SHARE, CPU_MOST_BYTES)
+
+
+def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:
+    """Bytes for KV in GPU memory: the share of it that is ours, less weights, activations and what others hold."""
+    return int(total_bytes * utilization) - other_bytes
+
+
+def measure_cuda_use() -> tuple[int, int]:
+    """(bytes in all, bytes that KV cannot have), to be called after a profiling forward.
+
+    What this process needs is its peak so far; what others need is what is in use beyond this process's own pool.
+    """
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    pool_bytes = torch.cuda.memory_reserved()
+    others_bytes = total_bytes - free_bytes - pool_bytes
+    return total_bytes, others_bytes + torch.cuda.max_memory_allocated()
+
+
+def free_host_bytes() -> int:
+    """What can be had without swapping, the container's own limit counted in."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        free = min(free, int(limit) - int(used))
+    return max(free, 0)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def report(limits: Limits, shape: BlockShape) -> None:
+    log.info(
+        f"KV cache: {limits.num_blocks} blocks of {limits.block_size}, {limits.num_tokens} tokens; "
+        f"maximum concurrency for {limits.max_model_len} tokens per sequence: {limits.max_concurrency:.2f}x",
+        gib=round(limits.num_blocks * shape.num_bytes / GIB, 2),
+    )

@@ -1,0 +1,58 @@
+"""The attention layer: projections around an attention backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.worker.attention.port import AttentionBackend
+from services.worker.forward_batch import ForwardBatch
+from services.worker.kv_cache import LayerCache
+from services.worker.layers.linear import Linear, Part
+from services.worker.layers.placement import Loadable, Placement, Tensor
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.models.decoder_config import DecoderConfig
+
+
+class Attention:
+    """Grouped-query attention with rotary positions, and per-head norms where the model has them."""
+
+    def __init__(
+        self, name: str, config: DecoderConfig, window: int, backend: AttentionBackend, place: Placement
+    ) -> None:
+        head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
+        kv_size = config.num_kv_heads * head_dim
+        qkv = [Part(f"{name}.q_proj", q_size), Part(f"{name}.k_proj", kv_size), Part(f"{name}.v_proj", kv_size)]
+        self._qkv = Linear(qkv, config.hidden_size, config.qkv_bias, place)
+        self._output = Linear([Part(f"{name}.o_proj", config.hidden_size)], q_size, config.o_bias, place)
+        norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
+        self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place) for norm in norms]
+        self._parts: tuple[Loadable, ...] = (self._qkv, self._output, *self._norms)
+        self._config, self._window, self._backend, self._ops = config, window, backend, place.ops
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        q_weight, k_weight = (norm.weight for norm in self._norms) if self._norms else (None, None)
+        q = self._ops.qk_norm_rope_store(
+            self._qkv(x),
+            q_weight,
+            k_weight,
+            self._config.rms_norm_eps,
+            cos_sin,
+            batch.positions,
+            batch.slot_mapping,
+            cache.k,
+            cache.v,
+            self._config.num_q_heads,
+            self._config.num_kv_heads,
+        )
+        scale = self._config.head_dim**-0.5
+        attended = self._backend.attend(q, cache.k, cache.v, batch.attention, scale=scale, window=self._window)
+        return self._output(attended.flatten(1))

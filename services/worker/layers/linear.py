@@ -1,0 +1,45 @@
+"""Projections, several of one input fused into one product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.worker.layers.placement import Placement, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One projection as the checkpoint has it."""
+
+    name: str  # without ".weight"
+    out_features: int
+
+
+class Linear:
+    """The outputs of all parts side by side, in their order."""
+
+    def __init__(self, parts: Sequence[Part], in_features: int, bias: bool, place: Placement) -> None:
+        self._parts = parts
+        self._ops = place.ops
+        total = sum(part.out_features for part in parts)
+        self._weight: Tensor = place.empty(total, in_features)
+        self._bias: Tensor = place.empty(total) if bias else None
+        self._packed: Any = None
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        row = 0
+        for part in self._parts:
+            yield f"{part.name}.weight", self._weight.narrow(0, row, part.out_features)
+            if self._bias is not None:
+                yield f"{part.name}.bias", self._bias.narrow(0, row, part.out_features)
+            row += part.out_features
+
+    def finish(self) -> None:
+        self._packed = self._ops.prepare_linear(self._weight, self._bias)
+        self._weight = self._bias = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] -> [num_tokens, out_features of all parts]"""
+        return self._ops.linear(x, self._packed)

@@ -1,0 +1,29 @@
+"""The gated feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.worker.layers.linear import Linear, Part
+from services.worker.layers.placement import Placement, Tensor
+
+
+class MLP:
+    """down(silu(gate(x)) * up(x))"""
+
+    def __init__(self, name: str, hidden_size: int, intermediate_size: int, bias: bool, place: Placement) -> None:
+        gate_up = [Part(f"{name}.gate_proj", intermediate_size), Part(f"{name}.up_proj", intermediate_size)]
+        self._gate_up = Linear(gate_up, hidden_size, bias, place)
+        self._down = Linear([Part(f"{name}.down_proj", hidden_size)], intermediate_size, bias, place)
+        self._ops = place.ops
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._gate_up.destinations()
+        yield from self._down.destinations()
+
+    def finish(self) -> None:
+        self._gate_up.finish()
+        self._down.finish()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._ops.silu_mul(self._gate_up(x)))

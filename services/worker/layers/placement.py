@@ -1,0 +1,35 @@
+"""What every layer is built with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from kernels import Ops
+
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a layer's tensors live and which functions compute on them."""
+
+    ops: Ops
+    dtype: Any
+    device: Any
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+class Loadable(Protocol):
+    """A layer as the loader sees it."""
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the checkpoint that the layer needs, by name, and the memory to copy it into."""
+
+    def finish(self) -> None:
+        """All destinations are filled: the layer may now pack them as it likes."""

@@ -1,0 +1,101 @@
+"""Fills a model's tensors from safetensors files, or with random numbers. Strict: every tensor has its place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from services.worker.layers.placement import Loadable, Tensor
+from shared.errors import InvalidArgument
+
+INDEX = "model.safetensors.index.json"
+NAMED_IN_ERRORS = 5
+
+# Tensors that old checkpoints carry although they follow from the configuration.
+DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
+TIED_HEAD = "lm_head.weight"
+
+DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
+
+
+def load_checkpoint(model: Loadable, folder: Path, *, tied: bool) -> None:
+    """`tied`: the output head is the embedding, so that a second copy of it in the files means nothing."""
+    missing = dict(model.destinations())
+    unexpected = []
+    for name, tensor in _tensors(folder):
+        destination = missing.pop(name, None)
+        if destination is not None:
+            _copy(name, tensor, destination)
+        elif not name.endswith(DERIVED_SUFFIXES) and not (tied and name == TIED_HEAD):
+            unexpected.append(name)
+    _complain(folder, "lacks tensors that the model needs", list(missing))
+    _complain(folder, "holds tensors that the model does not have", unexpected)
+    model.finish()
+
+
+def fill_dummy(model: Loadable, seed: int) -> None:
+    """Random weights of a scale that keeps activations near 1, whatever the depth; norms are 1, biases 0."""
+    noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
+    for position, (name, destination) in enumerate(model.destinations()):
+        if destination.dim() == 1:
+            destination.fill_(0.0 if name.endswith(".bias") else 1.0)
+        else:
+            _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
+    model.finish()
+
+
+def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
+    """Fills a matrix with the same numbers over and over: much faster than drawing billions of them."""
+    noise = (noise * scale).to(destination)
+    flat = destination.view(-1)
+    whole = flat.numel() // noise.numel() * noise.numel()
+    flat[:whole].view(-1, noise.numel()).copy_(noise)
+    flat[whole:].copy_(noise[: flat.numel() - whole])
+
+
+def _copy(name: str, tensor: Tensor, destination: Tensor) -> None:
+    if tensor.shape != destination.shape:
+        raise InvalidArgument(
+            f"model: tensor {name} has shape {list(tensor.shape)}, config.json implies {list(destination.shape)}",
+            field="model",
+        )
+    destination.copy_(tensor)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for path in _files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict
+                    yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise InvalidArgument(f"model: cannot read {path}: {error}", field="model") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every file once, in order: those the index names, else all there are."""
+    index = folder / INDEX
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [folder / name for name in names]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InvalidArgument(f"model: no *.safetensors in {folder}", field="model")
+    return files
+
+
+def _complain(folder: Path, what: str, names: list[str]) -> None:
+    if names:
+        named = ", ".join(names[:NAMED_IN_ERRORS])
+        more = f" and {len(names) - NAMED_IN_ERRORS} more" if len(names) > NAMED_IN_ERRORS else ""
+        raise InvalidArgument(f"model: {folder} {what}: {named}{more}", field="model")
+
+
+def num_parameters(model: Loadable) -> int:
+    """Before finish()."""
+    return sum(math.prod(destination.shape) for _, destination in model.destinations())

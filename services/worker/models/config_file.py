@@ -1,0 +1,52 @@
+"""Reading config.json: typed, with errors that name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.errors import InvalidArgument
+
+
+class ConfigFile:
+    """A config.json of Hugging Face transformers, 4 or 5."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def has(self, key: str) -> bool:
+        """Present and not null."""
+        return self._values.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise refusal(key, value, "a whole number is needed")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise refusal(key, value, "a number is needed")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise refusal(key, value, "true or false is needed")
+        return value
+
+    def section(self, key: str) -> ConfigFile | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise refusal(key, value, "an object is needed")
+        return ConfigFile(value)
+
+
+def refusal(key: str, value: Any, reason: str) -> InvalidArgument:
+    return InvalidArgument(f"config.json: {key} is {value!r}: {reason}", field="model")

@@ -1,0 +1,48 @@
+"""The largest steps that a worker may ever run, for measuring what memory they need."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.worker.limits import Limits
+from services.worker.model_runner import ModelRunner
+from services.worker.slots import NewBlocks
+from services.worker.step_inputs import StepInputs
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+NO_BLOCKS = NewBlocks(np.zeros(0, np.intp), np.zeros(0, np.intp), np.zeros(0, np.int32))
+
+# Filters that sort the vocabulary need more memory than any other choice.
+COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
+
+
+def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
+    """One prompt that fills a step, then every slot decoding. All KV goes to the null block, whoever reads it."""
+    for slot in range(limits.max_num_seqs):
+        runner.sampler.admit(slot, pb.Admission(slot=slot, sampling=COSTLY))
+    for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
+        runner.launch(_inputs(num_rows, count, limits.block_size), NO_BLOCKS).wait()
+    for slot in range(limits.max_num_seqs):
+        runner.sampler.release(slot)
+
+
+def _inputs(num_rows: int, count: int, block_size: int) -> StepInputs:
+    """`num_rows` sequences of `count` tokens each."""
+    slots = np.arange(num_rows)
+    positions = np.tile(np.arange(count, dtype=np.int32), num_rows)
+    query_start = np.arange(num_rows + 1, dtype=np.int32) * count
+    return StepInputs(
+        slots=slots,
+        token_ids=np.zeros(num_rows * count, dtype=np.int32),
+        positions=positions,
+        slot_mapping=positions % block_size,
+        query_start=query_start,
+        seq_lens=np.full(num_rows, count, dtype=np.int32),
+        num_blocks=-(-count // block_size),
+        fed_tokens=positions[:0],
+        fed_slots=slots[:0],
+        sampling_slots=slots,
+        sampling_tokens=query_start[1:] - 1,
+        sample_positions=np.full(num_rows, count, dtype=np.int32),
+    )

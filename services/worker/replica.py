@@ -1,0 +1,170 @@
+"""One worker replica: plans in, results out. Ties the slot table, the record of blocks and the device together.
+
+Everything here happens on the engine's thread. A step is launched, waited for (possibly elsewhere), and then recorded;
+up to two or three may be between launch and record, and they are recorded in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
+from services.worker.limits import Limits
+from services.worker.model_runner import Outcome
+from services.worker.sampling.component import check_token_ids
+from services.worker.slots import NewBlocks, SlotTable, Step
+from services.worker.step_inputs import StepInputs, assemble
+from shared import columns
+from shared.errors import Internal, QuireError, to_proto
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class Launch(Protocol):
+    """A step under way."""
+
+    def wait(self) -> Outcome: ...
+
+
+class SamplingState(Protocol):
+    """Sampling parameters by slot."""
+
+    def admit(self, slot: int, admission: pb.Admission) -> None: ...
+
+    def release(self, slot: int) -> None: ...
+
+
+class Runner(Protocol):
+    """The device's side of a step."""
+
+    @property
+    def sampler(self) -> SamplingState: ...
+
+    def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step between launch and record."""
+
+    epoch: int
+    step_id: int
+    inputs: StepInputs
+    launch: Launch
+    refused: dict[int, QuireError]  # sampling slots that were admitted with something that cannot be done
+
+    def result(self, outcome: Outcome, wait_us: int) -> pb.StepResult:
+        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(outcome)]
+        return pb.StepResult(
+            epoch=self.epoch,
+            step_id=self.step_id,
+            token_ids=columns.i32_bytes(outcome.token_ids),
+            logprobs=outcome.logprobs,
+            failures=failures,
+            timings=pb.StepTimings(
+                wait_us=wait_us,
+                prepare_us=outcome.timings.prepare_us,
+                forward_us=outcome.timings.forward_us,
+                sample_us=outcome.timings.sample_us,
+            ),
+        )
+
+    def _failures(self, outcome: Outcome) -> list[tuple[int, QuireError]]:
+        lost = self.inputs.sampling_slots[outcome.token_ids < 0].tolist()
+        text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
+        failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
+        return list((failures | self.refused).items())
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full the worker is."""
+
+    num_live: int  # slots
+    num_used_blocks: int  # owned by live slots
+    num_cached_blocks: int  # owned by none, with known content
+
+
+class Replica:
+    """Owns the host's state of all slots and blocks, and the runner."""
+
+    def __init__(self, limits: Limits, vocab_size: int, device_name: str, runner: Runner, table: SlotTable) -> None:
+        self.limits = limits
+        self.device_name = device_name
+        self._vocab_size = vocab_size
+        self._runner = runner
+        self._table = table
+        self._held = HeldBlocks(limits.num_blocks, limits.block_size)
+        self._roots: dict[int, bytes] = {}  # by slot
+        self._refused: dict[int, QuireError] = {}  # by slot
+        self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)  # sampled ones that are on the host
+
+    def launch(self, plan: pb.StepPlan) -> Flight:
+        """Raises PlanViolation."""
+        step = self._table.apply(plan)
+        for slot in step.released.tolist():
+            self._release(slot)
+        for admission in step.admitted:
+            self._admit(admission)
+        self._hand_out(step.new_blocks)
+        inputs = assemble(step, self._table)
+        launch = self._runner.launch(inputs, step.new_blocks)
+        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(step))
+
+    def record(self, flight: Flight, outcome: Outcome) -> None:
+        """The step has been executed: its tokens are known and their KV is where it belongs."""
+        inputs = flight.inputs
+        token_ids = inputs.token_ids.copy()  # the device may still be reading the original
+        token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
+        self._held.write(inputs.slot_mapping, token_ids)
+        self._last_tokens[inputs.sampling_slots] = outcome.token_ids
+
+    def rest(self) -> HeldReport:
+        """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
+        for slot in np.flatnonzero(self._table.live).tolist():
+            self._release(slot)
+        self._table.clear()
+        return self._held.report()
+
+    def forget_cache(self) -> None:
+        self._held.forget()
+
+    def occupancy(self) -> Occupancy:
+        owned = self._table.owned_blocks()
+        cached = self._held.complete() & ~owned
+        return Occupancy(self._table.num_live, int(np.count_nonzero(owned)), int(np.count_nonzero(cached)))
+
+    def _admit(self, admission: pb.Admission) -> None:
+        slot = admission.slot
+        self._roots[slot] = admission.root_hash
+        try:
+            check_token_ids(self._table.given_tokens[slot], self._vocab_size, "token_ids")
+            self._runner.sampler.admit(slot, admission)
+        except QuireError as error:
+            self._refused[slot] = error
+            self._table.given_tokens[slot] = np.zeros_like(self._table.given_tokens[slot])
+
+    def _release(self, slot: int) -> None:
+        self._roots.pop(slot, None)
+        self._refused.pop(slot, None)
+        self._runner.sampler.release(slot)
+
+    def _hand_out(self, new: NewBlocks) -> None:
+        """Tells the record about blocks that start anew: all but those an admission brought along as cached."""
+        if not len(new.ids):
+            return
+        cached = -(-self._table.num_cached_tokens[new.slots] // self.limits.block_size)
+        fresh = np.flatnonzero(new.columns >= cached)
+        slots, positions, ids = new.slots[fresh], new.columns[fresh], new.ids[fresh]
+        before = self._table.block_table[slots, np.maximum(positions - 1, 0)]
+        parents = np.where(positions > 0, before, NO_PARENT)
+        firsts = np.flatnonzero(positions == 0).tolist()
+        self._held.hand_out(ids, parents, {int(ids[i]): self._roots[int(slots[i])] for i in firsts})
+
+    def _refused_in(self, step: Step) -> dict[int, QuireError]:
+        if not self._refused:
+            return {}
+        sampling = set(step.slots[step.samples].tolist())
+        return {slot: error for slot, error in self._refused.items() if slot in sampling}

@@ -1,0 +1,48 @@
+"""allowed_token_ids: nothing else may be sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.worker.sampling.component import Positions, Tensor, check_token_ids
+from services.worker.sampling.slot_entries import Joined, SlotEntries
+from services.worker.slots import Rows
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class AllowedTokenIds:
+    """A list of ids for each slot that is restricted."""
+
+    def __init__(self, vocab_size: int, device: object) -> None:
+        self._vocab_size = vocab_size
+        self._entries = SlotEntries(device)
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        if not admission.sampling.allowed_token_ids:
+            return
+        ids = np.unique(np.array(admission.sampling.allowed_token_ids, dtype=np.int32))
+        check_token_ids(ids, self._vocab_size, "allowed_token_ids")
+        self._entries.put(slot, ids, np.zeros(0, dtype=np.float32))
+
+    def release(self, slot: int) -> None:
+        self._entries.drop(slot)
+
+    def bind(self, slots: Rows) -> BoundAllowedTokenIds | None:
+        joined = self._entries.join(slots)
+        return None if joined is None else BoundAllowedTokenIds(joined)
+
+
+class BoundAllowedTokenIds:
+    """Keeps the allowed logits and bans all others of the rows."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        allowed = (self._joined.rows, self._joined.token_ids)
+        kept = logits[allowed]
+        logits.index_fill_(0, self._joined.active_rows, float("-inf"))
+        logits[allowed] = kept
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """Tokens so far do not matter."""

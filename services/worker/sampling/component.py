@@ -1,0 +1,57 @@
+"""What the sampler asks of a feature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.worker.slots import Rows
+from shared.columns import I32
+from shared.errors import InvalidArgument
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where the tokens to be sampled will stand in their sequences, [num_rows]."""
+
+    host: I32
+    device: Tensor
+
+
+class Bound(Protocol):
+    """A feature prepared for the rows of a step; used again as long as the rows stay the same."""
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Changes float32 `logits` [num_rows, vocab_size] in place."""
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """These are the rows' new tokens, [num_rows], on the device."""
+
+
+class SlotState(Protocol):
+    """What a feature knows of slots."""
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        """Takes note of a new sequence. Raises InvalidArgument for what it cannot do."""
+
+    def release(self, slot: int) -> None:
+        """Forgets the slot, which may never have used it."""
+
+
+class Component(SlotState, Protocol):
+    """One way of changing logits. A slot that does not use it costs nothing."""
+
+    def bind(self, slots: Rows) -> Bound | None:
+        """For a step that samples `slots` [num_rows], ascending; None if none of them uses it."""
+
+
+def check_token_ids(ids: I32, vocab_size: int, field: str) -> None:
+    """An id outside of the vocabulary would be an access outside of a tensor."""
+    wrong = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(wrong):
+        raise InvalidArgument(
+            f"{field}: token id {wrong[0]} is not below the vocabulary size, {vocab_size}", field=field
+        )

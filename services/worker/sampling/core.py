@@ -1,0 +1,71 @@
+"""Temperature, top-k, top-p, min-p and seed: the choice itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels import Ops
+from services.worker.sampling.component import Positions, Tensor
+from services.worker.slots import Rows
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+GREEDY_BELOW = 1e-5
+
+
+class Core:
+    """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
+
+    def __init__(self, num_slots: int, vocab_size: int, ops: Ops, device: Any) -> None:
+        self._vocab_size = vocab_size
+        self.ops = ops
+        self.device = device
+        self.temperature = np.zeros(num_slots, dtype=np.float32)
+        self.top_k = np.zeros(num_slots, dtype=np.int32)
+        self.top_p = np.ones(num_slots, dtype=np.float32)
+        self.min_p = np.zeros(num_slots, dtype=np.float32)
+        self.seed = np.zeros(num_slots, dtype=np.int64)
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        sampling = admission.sampling
+        temperature = _value(sampling, "temperature", 1.0)
+        greedy = temperature < GREEDY_BELOW
+        top_k = sampling.top_k
+        self.temperature[slot] = 0.0 if greedy else temperature
+        self.top_k[slot] = 0 if greedy or top_k >= self._vocab_size else max(top_k, 0)
+        self.top_p[slot] = 1.0 if greedy else _value(sampling, "top_p", 1.0)
+        self.min_p[slot] = 0.0 if greedy else sampling.min_p
+        self.seed[slot] = sampling.seed
+
+    def bind(self, slots: Rows) -> BoundCore:
+        return BoundCore(self, slots)
+
+
+class BoundCore:
+    """The columns of some rows, on the device; None where no row uses one."""
+
+    def __init__(self, core: Core, slots: Rows) -> None:
+        self._sample = core.ops.sample
+        self._device = core.device
+        self._temperature = self._column(core.temperature[slots], unused=0)
+        self._top_k = self._column(core.top_k[slots], unused=0)
+        self._top_p = self._column(core.top_p[slots], unused=1)
+        self._min_p = self._column(core.min_p[slots], unused=0)
+        self._seeds = torch.from_numpy(core.seed[slots]).to(self._device)
+
+    def _column(self, values: Any, unused: float) -> Tensor | None:
+        return None if (values == unused).all() else torch.from_numpy(values).to(self._device)
+
+    def choose(self, logits: Tensor, positions: Positions) -> Tensor:
+        """int32 [num_rows]; -1 where nothing can be chosen."""
+        return self._sample(
+            logits, self._temperature, self._top_k, self._top_p, self._min_p, self._seeds, positions.device
+        )
+
+
+def _value(sampling: sampling_pb2.SamplingParams, field: str, default: float) -> float:
+    value: float = getattr(sampling, field) if sampling.HasField(field) else default
+    return value

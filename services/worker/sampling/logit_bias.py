@@ -1,0 +1,46 @@
+"""logit_bias: added to the logits of single tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.worker.sampling.component import Positions, Tensor, check_token_ids
+from services.worker.sampling.slot_entries import Joined, SlotEntries
+from services.worker.slots import Rows
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class LogitBias:
+    """Token ids and their biases, for each slot that has some."""
+
+    def __init__(self, vocab_size: int, device: object) -> None:
+        self._vocab_size = vocab_size
+        self._entries = SlotEntries(device)
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        bias = admission.sampling.logit_bias
+        if not bias:
+            return
+        ids = np.array(list(bias), dtype=np.int32)
+        check_token_ids(ids, self._vocab_size, "logit_bias")
+        self._entries.put(slot, ids, np.array(list(bias.values()), dtype=np.float32))
+
+    def release(self, slot: int) -> None:
+        self._entries.drop(slot)
+
+    def bind(self, slots: Rows) -> BoundLogitBias | None:
+        joined = self._entries.join(slots)
+        return None if joined is None else BoundLogitBias(joined)
+
+
+class BoundLogitBias:
+    """Adds each bias to its place."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        logits.index_put_((self._joined.rows, self._joined.token_ids), self._joined.values, accumulate=True)
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """Tokens so far do not matter."""

@@ -1,0 +1,106 @@
+"""repetition_penalty, presence_penalty and frequency_penalty: tokens that occurred become less likely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.sampling.component import Positions, Tensor
+from services.worker.slots import Rows
+from shared import columns
+from shared.columns import I32
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """One slot's penalties, and its place in the pool of counts."""
+
+    place: int
+    repetition: float
+    presence: float
+    frequency: float
+
+
+class Penalties:
+    """A pool of rows over the vocabulary for the slots that are penalised; it grows with the most of them at a time."""
+
+    def __init__(self, vocab_size: int, device: Any) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._slots: dict[int, Strength] = {}
+        self._free: list[int] = []
+        self.output_counts: Tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self.in_prompt: Tensor = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        sampling = admission.sampling
+        repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+        if repetition == 1 and not sampling.presence_penalty and not sampling.frequency_penalty:
+            return
+        place = self._take()
+        tokens = columns.i32(admission.token_ids)
+        prompt, output = tokens[: admission.num_prompt_tokens], tokens[admission.num_prompt_tokens :]
+        self.in_prompt[place] = self._count(prompt) > 0
+        self.output_counts[place] = self._count(output)
+        self._slots[slot] = Strength(place, repetition, sampling.presence_penalty, sampling.frequency_penalty)
+
+    def release(self, slot: int) -> None:
+        strength = self._slots.pop(slot, None)
+        if strength is not None:
+            self._free.append(strength.place)
+
+    def bind(self, slots: Rows) -> BoundPenalties | None:
+        if not self._slots:
+            return None
+        active = {row: self._slots[slot] for row, slot in enumerate(slots.tolist()) if slot in self._slots}
+        return BoundPenalties(self, active, self._device) if active else None
+
+    def _count(self, tokens: I32) -> Tensor:
+        """int32 [vocab_size] how often each token occurs."""
+        counts = np.bincount(tokens, minlength=self._vocab_size).astype(np.int32)
+        return torch.from_numpy(counts).to(self._device)
+
+    def _take(self) -> int:
+        if not self._free:
+            size = self.output_counts.size(0)
+            added = max(1, size)
+            self._free = list(range(size, size + added))
+            self.output_counts = torch.cat((self.output_counts, self.output_counts.new_zeros(added, self._vocab_size)))
+            self.in_prompt = torch.cat((self.in_prompt, self.in_prompt.new_zeros(added, self._vocab_size)))
+        return self._free.pop()
+
+
+class BoundPenalties:
+    """Penalties of the rows that have some."""
+
+    def __init__(self, owner: Penalties, active: dict[int, Strength], device: Any) -> None:
+        self._owner = owner
+        strengths = list(active.values())
+        self._rows = torch.tensor(list(active), device=device)
+        self._places = torch.tensor([s.place for s in strengths], device=device)
+        self._repetition, self._presence, self._frequency = (
+            torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+            for values in (
+                [s.repetition for s in strengths],
+                [s.presence for s in strengths],
+                [s.frequency for s in strengths],
+            )
+        )
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        counts = self._owner.output_counts[self._places]  # [num_active, vocab_size]
+        occurred = counts > 0
+        changed = logits[self._rows]
+        repeated = torch.where(changed > 0, changed / self._repetition, changed * self._repetition)
+        changed = torch.where(occurred | self._owner.in_prompt[self._places], repeated, changed)
+        changed -= self._frequency * counts
+        changed -= self._presence * occurred
+        logits[self._rows] = changed
+
+    def sampled(self, token_ids: Tensor) -> None:
+        new = token_ids[self._rows].long()
+        self._owner.output_counts[self._places, new] += 1  # no place is named twice

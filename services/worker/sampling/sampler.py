@@ -1,0 +1,98 @@
+"""The order of sampling: log-probabilities as the model gave them, then every feature in turn, then the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels import Ops
+from services.worker.sampling.allowed_token_ids import AllowedTokenIds
+from services.worker.sampling.bad_words import BadWords
+from services.worker.sampling.component import Bound, Component, Positions, SlotState, Tensor
+from services.worker.sampling.core import BoundCore, Core
+from services.worker.sampling.logit_bias import LogitBias
+from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogprobs
+from services.worker.sampling.min_tokens import MinTokens
+from services.worker.sampling.penalties import Penalties
+from services.worker.slots import Rows
+from shared.errors import Unimplemented
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+UNSUPPORTED = ("prompt_logprobs", "structured_output", "thinking_token_budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the rows of a step got, on the device."""
+
+    token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
+    logprobs: RowLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bindings:
+    """Everything prepared for the same rows."""
+
+    slots: Rows
+    logprobs: BoundLogprobs | None
+    features: list[Bound]
+    core: BoundCore
+
+
+class Sampler:
+    """Owns the sampling state of all slots."""
+
+    def __init__(self, num_slots: int, vocab_size: int, max_logprobs: int, ops: Ops, device: Any) -> None:
+        self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device)
+        self._features: list[Component] = [
+            AllowedTokenIds(vocab_size, device),
+            BadWords(num_slots, vocab_size, device),
+            MinTokens(vocab_size, device),
+            LogitBias(vocab_size, device),
+            Penalties(vocab_size, device),
+        ]
+        self._parts: list[SlotState] = [self._logprobs, *self._features]
+        self._core = Core(num_slots, vocab_size, ops, device)
+        self._bindings: _Bindings | None = None
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        """Raises InvalidArgument or Unimplemented; the slot then samples as if it had asked for nothing special."""
+        self._bindings = None
+        self._core.admit(slot, admission)
+        for field in UNSUPPORTED:
+            if admission.sampling.HasField(field):
+                raise Unimplemented(f"{field} is not offered by this worker", field=field)
+        for part in self._parts:
+            part.admit(slot, admission)
+
+    def release(self, slot: int) -> None:
+        self._bindings = None
+        for part in self._parts:
+            part.release(slot)
+
+    def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
+        """float32 `logits` [num_rows, vocab_size] of `slots` [num_rows]; overwrites them."""
+        bindings = self._bind(slots)
+        looked = bindings.logprobs.look(logits) if bindings.logprobs else None
+        for feature in bindings.features:
+            feature.apply(logits, positions)
+        token_ids = bindings.core.choose(logits, positions)
+        if not bindings.features and not bindings.logprobs:
+            return Sampled(token_ids, None)
+        safe_ids = token_ids.clamp(min=0)
+        for feature in bindings.features:
+            feature.sampled(safe_ids)
+        logprobs = bindings.logprobs.collect(looked, safe_ids) if bindings.logprobs else None
+        return Sampled(token_ids, logprobs)
+
+    def _bind(self, slots: Rows) -> _Bindings:
+        """As for the step before, when the same sequences sample again."""
+        last = self._bindings
+        if last is None or not np.array_equal(last.slots, slots):
+            bound = (feature.bind(slots) for feature in self._features)
+            features = [feature for feature in bound if feature is not None]
+            last = _Bindings(slots, self._logprobs.bind(slots), features, self._core.bind(slots))
+            self._bindings = last
+        return last

@@ -1,0 +1,63 @@
+"""Token ids, each with a value, that belong to slots: joined to one list for the rows of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.sampling.component import Tensor
+from services.worker.slots import Rows
+from shared.columns import I32
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Entries of several rows, on the device."""
+
+    rows: Tensor  # int64 [num_entries]
+    token_ids: Tensor  # int64 [num_entries]
+    values: Tensor  # [num_entries]
+    active_rows: Tensor  # int64 [num_active] rows that have entries
+    host_rows: Rows  # the same as `rows`
+    host_values: Values  # the same as `values`
+
+
+class SlotEntries:
+    """Entries by slot, for slots that have any."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._entries: dict[int, tuple[I32, Values]] = {}
+
+    def put(self, slot: int, token_ids: I32, values: Values) -> None:
+        self._entries[slot] = (token_ids, values)
+
+    def drop(self, slot: int) -> None:
+        self._entries.pop(slot, None)
+
+    def join(self, slots: Rows) -> Joined | None:
+        if not self._entries:
+            return None
+        active = [row for row, slot in enumerate(slots.tolist()) if slot in self._entries]
+        if not active:
+            return None
+        entries = [self._entries[int(slots[row])] for row in active]
+        rows = np.repeat(active, [len(ids) for ids, _ in entries])
+        values = np.concatenate([values for _, values in entries])
+        return Joined(
+            rows=self._upload(rows),
+            token_ids=self._upload(np.concatenate([ids for ids, _ in entries]).astype(np.int64)),
+            values=self._upload(values),
+            active_rows=self._upload(np.array(active)),
+            host_rows=rows,
+            host_values=values,
+        )
+
+    def _upload(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,116 @@
+"""Attached for as long as the worker lives: dials the scheduler, again and again when it is away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from services.worker.attachment import Attachment, BrokenSession
+from services.worker.engine import Engine
+from shared import lifecycle
+from shared.errors import FailedPrecondition, QuireError
+from shared.lifecycle import Shutdown
+from shared.logs import logger
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2_grpc
+from shared.rpc.channel import connect
+from shared.settings import WorkerSettings
+
+log = logger("worker.session")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+class SessionObserver(Protocol):
+    """Is told whether the worker is attached."""
+
+    async def attached(self, welcome: pb.SchedulerWelcome) -> None: ...
+
+    def detached(self, *, broken: bool) -> None:
+        """`broken`: because something was wrong, not because the scheduler went away."""
+
+
+class Session:
+    """One attachment after the other; each has an epoch of its own."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        engine: Engine,
+        hello: pb.WorkerHello,
+        observer: SessionObserver,
+        shutdown: Shutdown,
+    ) -> None:
+        """`hello`: what is the same in every attachment."""
+        self._scheduler = settings.scheduler
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._engine = engine
+        self._hello = hello
+        self._observer = observer
+        self._shutdown = shutdown
+        self._pause_s = FIRST_PAUSE_S
+
+    async def run(self) -> None:
+        """Returns after a drain; raises FailedPrecondition if the scheduler will never take this worker."""
+        while True:
+            reason = await self._attach_once()
+            if self._shutdown.requested:
+                return
+            log.warning("not attached", scheduler=self._scheduler, reason=reason, retry_in_s=self._pause_s)
+            await self._pause()
+
+    async def _attach_once(self) -> str:
+        """Returns why it is over."""
+        async with connect(self._scheduler) as channel:
+            call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+            attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s)
+            broken = False
+            try:
+                await lifecycle.first(call.wait_for_connection(), self._shutdown.wait())
+                if not self._shutdown.requested:
+                    await attachment.run(self._next_hello(), self._welcomed)
+                return "drained"
+            except BrokenSession as reason:
+                broken = True
+                log.error("session broken", epoch=attachment.epoch, reason=reason)
+                return str(reason)
+            except QuireError as error:
+                return error.message
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter: a write after the end
+                return await _why_ended(call, welcomed=bool(attachment.epoch))
+            finally:
+                call.cancel()
+                self._over(attachment, broken)
+
+    def _next_hello(self) -> pb.WorkerHello:
+        hello = pb.WorkerHello()
+        hello.CopyFrom(self._hello)
+        return hello
+
+    async def _welcomed(self, welcome: pb.SchedulerWelcome) -> None:
+        self._hello.last_epoch = welcome.epoch
+        log.info("attached", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
+        await self._observer.attached(welcome)
+
+    def _over(self, attachment: Attachment, broken: bool) -> None:
+        if attachment.epoch:
+            self._observer.detached(broken=broken)
+        if attachment.num_results:
+            self._pause_s = FIRST_PAUSE_S
+
+    async def _pause(self) -> None:
+        """Doubles from one failure to the next; an attachment that got something done starts it afresh."""
+        await lifecycle.first(asyncio.sleep(self._pause_s), self._shutdown.wait())
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+async def _why_ended(call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse], *, welcomed: bool) -> str:
+    """Raises FailedPrecondition where trying again cannot help."""
+    code, details = await call.code(), await call.details()
+    if code is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:
+        raise FailedPrecondition(f"the scheduler refuses this worker: {details}")
+    return f"{code.name}: {details}"

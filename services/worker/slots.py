@@ -1,0 +1,180 @@
+"""The table of slots that scheduler and worker both keep, and what a plan comes to by its rules (worker.proto).
+
+Plain numpy on the host: a step of 256 decoding slots costs a handful of array operations, not a loop. A plan that
+breaks the rules raises PlanViolation and leaves the table useless until `clear()`: the session ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.limits import Limits
+from shared import columns
+from shared.columns import I32, U32
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+Rows = npt.NDArray[np.intp]
+
+NO_TOKENS = np.empty(0, dtype=np.int32)
+
+
+class PlanViolation(Exception):
+    """The scheduler and this worker do not have the same table any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Blocks that slots get in a step: block_table[slots, columns] = ids."""
+
+    slots: Rows
+    columns: Rows
+    ids: I32
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan, spelled out."""
+
+    step_id: int
+    released: U32
+    admitted: Sequence[pb.Admission]
+    slots: Rows  # [num_rows] slots that compute, ascending
+    counts: I32  # [num_rows] tokens of each, at least 1
+    starts: I32  # [num_rows] position of the first of them
+    samples: npt.NDArray[np.bool_]  # [num_rows] whether the slot samples
+    new_blocks: NewBlocks
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts.sum())
+
+
+class SlotTable:
+    """What is known of each slot. Arrays are [max_num_seqs]; rows of free slots mean nothing."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.block_size = limits.block_size
+        num_slots = limits.max_num_seqs
+        self.live = np.zeros(num_slots, dtype=np.bool_)
+        self.num_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_computed_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_cached_tokens = np.zeros(num_slots, dtype=np.int32)
+        self.num_given_tokens = np.zeros(num_slots, dtype=np.int32)  # came with the admission; later ones are sampled
+        self.num_blocks = np.zeros(num_slots, dtype=np.int32)
+        self.block_table = np.zeros((num_slots, limits.max_blocks_per_seq), dtype=np.int32)
+        self.given_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
+
+    @property
+    def num_live(self) -> int:
+        return int(np.count_nonzero(self.live))
+
+    def owned_blocks(self) -> npt.NDArray[np.bool_]:
+        """[num_blocks] whether a live slot has the block."""
+        owned = np.zeros(self._limits.num_blocks, dtype=np.bool_)
+        slots = np.flatnonzero(self.live)
+        if len(slots):
+            width = int(self.num_blocks[slots].max())
+            has = np.arange(width) < self.num_blocks[slots, None]
+            owned[self.block_table[slots, :width][has]] = True
+        return owned
+
+    def clear(self) -> None:
+        """Forgets every slot."""
+        self.live[:] = False
+        self.num_blocks[:] = 0
+        self.given_tokens[:] = [NO_TOKENS] * len(self.given_tokens)
+
+    def apply(self, plan: pb.StepPlan) -> Step:
+        """Brings the table to after `plan`, assuming that it will be executed. Raises PlanViolation."""
+        released = self._release(columns.u32(plan.released_slots))
+        for admission in plan.admitted:
+            self._admit(admission)
+        counts = self._counts(plan)
+        new_blocks = self._grow(counts, columns.u32(plan.new_block_ids))
+        slots = np.flatnonzero(counts)
+        step_counts, starts = counts[slots], self.num_computed_tokens[slots]
+        ends = starts + step_counts
+        samples = ends == self.num_tokens[slots]
+        self.num_computed_tokens[slots] = ends
+        self.num_tokens[slots] += samples
+        return Step(plan.step_id, released, plan.admitted, slots, step_counts, starts, samples, new_blocks)
+
+    def _release(self, slots: U32) -> U32:
+        if len(slots):
+            self._require_slots(slots, "released_slots")
+            _require(bool(self.live[slots].all()), lambda: f"released slots are not live: {slots[~self.live[slots]]}")
+            self.live[slots] = False
+            self.num_blocks[slots] = 0
+            for slot in slots.tolist():
+                self.given_tokens[slot] = NO_TOKENS
+        return slots
+
+    def _admit(self, admission: pb.Admission) -> None:
+        slot, tokens = admission.slot, columns.i32(admission.token_ids)
+        _require(slot < len(self.live), lambda: f"admitted slot {slot}: there are {len(self.live)}")
+        _require(not self.live[slot], lambda: f"admitted slot {slot} is live already")
+        longest = self._limits.max_model_len
+        _require(0 < len(tokens) <= longest, lambda: f"admitted slot {slot} has {len(tokens)} tokens, not 1..{longest}")
+        cached = admission.num_cached_tokens
+        _require(cached <= len(tokens), lambda: f"admitted slot {slot}: {cached} of {len(tokens)} tokens are cached")
+        self.live[slot] = True
+        self.num_tokens[slot] = self.num_given_tokens[slot] = len(tokens)
+        self.num_cached_tokens[slot] = cached
+        self.num_computed_tokens[slot] = min(cached, len(tokens) - 1)
+        self.given_tokens[slot] = tokens
+
+    def _counts(self, plan: pb.StepPlan) -> I32:
+        """[max_num_seqs] tokens that each slot computes."""
+        remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
+        counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
+        slots, wanted = columns.u32(plan.counted_slots), columns.u32(plan.token_counts)
+        _require(len(slots) == len(wanted), lambda: f"{len(slots)} counted_slots, {len(wanted)} token_counts")
+        if len(slots):
+            self._require_slots(slots, "counted_slots")
+            _require(bool(self.live[slots].all()), lambda: f"counted slots are not live: {slots[~self.live[slots]]}")
+            _require(
+                bool((wanted <= remaining[slots]).all()),
+                lambda: f"token_counts {wanted} of slots {slots}, which lack {remaining[slots]}",
+            )
+            counts[slots] = wanted
+        total, most = int(counts.sum()), self._limits.max_num_batched_tokens
+        _require(total <= most, lambda: f"{total} tokens in a step of at most {most}")
+        return counts
+
+    def _grow(self, counts: I32, ids: U32) -> NewBlocks:
+        """Hands out `ids`, slots ascending, so that each live slot can hold what it will have computed."""
+        needed = -(-(self.num_computed_tokens + counts) // self.block_size)
+        lacking = np.where(self.live, needed - self.num_blocks, 0)
+        growing = np.flatnonzero(lacking)
+        gains = lacking[growing]
+        wanted = int(gains.sum())
+        _require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
+        if wanted:
+            width, most = self.block_table.shape[1], self._limits.num_blocks
+            _require(int(needed[growing].max()) <= width, lambda: f"a slot outgrows {width} blocks")
+            _require(
+                bool(ids.min() > 0 and ids.max() < most), lambda: f"new_block_ids are not all in 1..{most - 1}: {ids}"
+            )
+        slots = np.repeat(growing, gains)
+        firsts = np.cumsum(gains) - gains  # index into `ids` of each slot's first block
+        within = np.arange(wanted) - np.repeat(firsts, gains)
+        positions = self.num_blocks[slots] + within
+        self.block_table[slots, positions] = ids
+        self.num_blocks[growing] += gains
+        return NewBlocks(slots, positions, ids.astype(np.int32))
+
+    def _require_slots(self, slots: U32, name: str) -> None:
+        ascending = bool((slots[1:] > slots[:-1]).all())
+        _require(ascending and slots[-1] < len(self.live), lambda: f"{name} are not ascending slots: {slots}")
+
+
+def _require(holds: bool, text: Any) -> None:
+    """`text` is a function: messages are only made when needed."""
+    if not holds:
+        raise PlanViolation(text())

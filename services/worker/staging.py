@@ -1,0 +1,81 @@
+"""Host arrays to the device, once per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.device import Device
+
+Array = npt.NDArray[Any]
+
+WORDS_PER_ARRAY = 4  # arrays start at multiples of 16 bytes: kernels load whole vectors
+RING = 4  # steps whose copies may be under way before a buffer is used again
+
+
+class Staging(Protocol):
+    """Arrays of integers that fit 32 bits; on CUDA they arrive as int32."""
+
+    def upload(self, arrays: list[Array]) -> list[Any]: ...
+
+
+def staging_for(device: Device) -> Staging:
+    return SharedMemory() if device.is_synchronous else PinnedCopy(device)
+
+
+class SharedMemory:
+    """The CPU reads the arrays where they are."""
+
+    def upload(self, arrays: list[Array]) -> list[Any]:
+        return [torch.from_numpy(array) for array in arrays]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    host: Any  # pinned int32
+    copied: Any  # event after the last copy out of it
+
+
+class PinnedCopy:
+    """One asynchronous copy for all arrays, out of a ring of pinned buffers."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device.torch_device
+        self._capacity = 0
+        self._ring: list[_Buffer] = []
+        self._next = 0
+
+    def upload(self, arrays: list[Array]) -> list[Any]:
+        sizes = [-(-array.size // WORDS_PER_ARRAY) * WORDS_PER_ARRAY for array in arrays]
+        total = sum(sizes)
+        buffer = self._take(total)
+        words = buffer.host.numpy()
+        offset = 0
+        for array, size in zip(arrays, sizes, strict=True):
+            words[offset : offset + array.size] = array
+            offset += size
+        on_device = buffer.host[:total].to(self._device, non_blocking=True)
+        buffer.copied.record()
+        parts = on_device.split(sizes)
+        return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
+
+    def _take(self, total: int) -> _Buffer:
+        if total > self._capacity:
+            self._capacity = max(2 * self._capacity, total)
+            self._ring = [self._new_buffer() for _ in range(RING)]
+        buffer = self._ring[self._next]
+        self._next = (self._next + 1) % RING
+        buffer.copied.synchronize()  # returns at once unless RING steps are in flight
+        return buffer
+
+    def _new_buffer(self) -> _Buffer:
+        return _Buffer(torch.empty(self._capacity, dtype=torch.int32, pin_memory=True), torch.cuda.Event())
+
+
+def as_words(array: Array) -> npt.NDArray[np.int32]:
+    """The same bytes as int32, so that any column can travel in the one copy."""
+    return np.ascontiguousarray(array).view(np.int32)

@@ -1,0 +1,62 @@
+"""How the worker is: for AdminService, /metrics and health."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from services.worker.engine import Engine
+from services.worker.limits import Limits
+from shared.lifecycle import Shutdown
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
+
+
+class Status:
+    """Read by many; the session says when it is attached, and in which epoch."""
+
+    def __init__(self, name: str, address: str, shutdown: Shutdown) -> None:
+        self._name = name
+        self._address = address
+        self._shutdown = shutdown
+        self._engine: Engine | None = None
+        self._limits: Limits | None = None
+        self.epoch = 0  # 0: not attached
+
+    def built(self, engine: Engine, limits: Limits) -> None:
+        self._engine, self._limits = engine, limits
+
+    @property
+    def state(self) -> pb.State:
+        if self._shutdown.requested:
+            return pb.STATE_DRAINING
+        if not self.epoch:
+            return pb.STATE_STARTING
+        return pb.STATE_STALLED if self._is_stalled() else pb.STATE_READY
+
+    def read(self) -> pb.ServiceStatus:
+        status = pb.ServiceStatus(
+            role=pb.ROLE_WORKER,
+            id=self._name,
+            pid=os.getpid(),
+            address=self._address,
+            state=self.state,
+            epoch=self.epoch,
+            last_step_age_s=self._last_step_age_s(),
+        )
+        if self._engine and self._limits:
+            occupancy, total = self._engine.occupancy, self._limits.num_blocks - 1
+            status.running = occupancy.num_live
+            status.blocks.total = total
+            status.blocks.used = occupancy.num_used_blocks
+            status.blocks.cached = occupancy.num_cached_blocks
+            status.blocks.free = total - occupancy.num_used_blocks - occupancy.num_cached_blocks
+        return status
+
+    def _is_stalled(self) -> bool:
+        return bool(self._engine and self._engine.oldest_pending_s > STALLED_AFTER_S)
+
+    def _last_step_age_s(self) -> float | None:
+        ended_s = self._engine.last_step_s if self._engine else None
+        return None if ended_s is None else time.monotonic() - ended_s

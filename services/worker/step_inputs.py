@@ -1,0 +1,94 @@
+"""From a step to the flat arrays that a forward pass reads. Host side only: numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.worker.slots import Rows, SlotTable, Step
+from shared.columns import I32
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Tokens of all rows one after the other, rows in slot order."""
+
+    slots: Rows  # [num_rows]
+    token_ids: I32  # [num_tokens], 0 where the device has to feed its own
+    positions: I32  # [num_tokens]
+    slot_mapping: I32  # [num_tokens] block * block_size + offset where the token's KV goes
+    query_start: I32  # [num_rows + 1]
+    seq_lens: I32  # [num_rows] positions after the step
+    num_blocks: int  # of the longest row
+    fed_tokens: I32  # [num_fed] indices of tokens that are the slot's last sampled one
+    fed_slots: Rows  # [num_fed]
+    sampling_slots: Rows  # [num_samples]
+    sampling_tokens: I32  # [num_samples] index of the last token of each sampling row
+    sample_positions: I32  # [num_samples] where the sampled tokens will stand
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.sampling_slots)
+
+
+def assemble(step: Step, table: SlotTable) -> StepInputs:
+    """`table` is already past the step."""
+    query_start = np.zeros(len(step.slots) + 1, dtype=np.int32)
+    np.cumsum(step.counts, out=query_start[1:])
+    positions, token_slots = _positions(step, query_start)
+    seq_lens = step.starts + step.counts
+    token_ids = np.zeros(len(positions), dtype=np.int32)
+    fed_rows = _fill_given(token_ids, step, table, query_start)
+    samples = np.flatnonzero(step.samples)
+    return StepInputs(
+        slots=step.slots,
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=_slot_mapping(step, table, positions, token_slots),
+        query_start=query_start,
+        seq_lens=seq_lens,
+        num_blocks=-(-int(seq_lens.max(initial=0)) // table.block_size),
+        fed_tokens=query_start[fed_rows],
+        fed_slots=step.slots[fed_rows],
+        sampling_slots=step.slots[samples],
+        sampling_tokens=query_start[samples + 1] - 1,
+        sample_positions=seq_lens[samples],
+    )
+
+
+def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
+    """Position and slot of every token."""
+    if query_start[-1] == len(step.slots):
+        return step.starts, step.slots
+    rows = np.repeat(np.arange(len(step.slots)), step.counts)
+    within = np.arange(query_start[-1], dtype=np.int32) - query_start[rows]
+    return step.starts[rows] + within, step.slots[rows]
+
+
+def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Rows) -> I32:
+    blocks, offsets = np.divmod(positions, table.block_size)
+    mapping = table.block_table[token_slots, blocks] * table.block_size + offsets
+    if (step.starts < table.num_cached_tokens[step.slots]).any():
+        # A prompt that is cached whole computes its last token again, but blocks that others share are not written.
+        shared = positions < table.num_cached_tokens[token_slots]
+        mapping[shared] = offsets[shared]
+    return mapping
+
+
+def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32) -> Rows:
+    """Copies tokens that came with admissions; returns the rows (of one token each) that are fed on the device."""
+    given = step.starts < table.num_given_tokens[step.slots]
+    for row in np.flatnonzero(given).tolist():
+        start, count = int(step.starts[row]), int(step.counts[row])
+        first = int(query_start[row])
+        token_ids[first : first + count] = table.given_tokens[step.slots[row]][start : start + count]
+    return np.flatnonzero(~given)

@@ -1,0 +1,71 @@
+"""What a worker reports. Steps are counted as they end; gauges are read when the page is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.metrics.base import STEP_BUCKETS
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+MICROSECOND = 1e-6
+SAMPLED_BYTES = 4  # a token in a result's column
+PHASES = ("wait", "prepare", "forward", "sample")
+
+
+class WorkerMetrics:
+    """Counted as it happens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        phases = Histogram(
+            "quire_worker_step_phase_seconds",
+            "Parts of a step: waiting for the step before, building inputs, forward pass, choosing tokens",
+            ["phase"],
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self._phases = [phases.labels(phase) for phase in PHASES]
+        self.computed = Counter("quire_worker_tokens_computed", "Tokens run through the model", registry=registry)
+        self.sampled = Counter("quire_worker_tokens_sampled", "Tokens sampled", registry=registry)
+        self.failures = Counter("quire_worker_slot_failures", "Sequences that could not go on", registry=registry)
+        self.attached = Counter("quire_worker_attached", "Attachments to a scheduler", registry=registry)
+        self.broken = Counter(
+            "quire_worker_sessions_broken", "Attachments ended because something was wrong", registry=registry
+        )
+
+    def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
+        timings = result.timings
+        durations = (timings.wait_us, timings.prepare_us, timings.forward_us, timings.sample_us)
+        for phase, duration_us in zip(self._phases, durations, strict=True):
+            phase.observe(duration_us * MICROSECOND)
+        self.computed.inc(num_tokens)
+        self.sampled.inc(len(result.token_ids) // SAMPLED_BYTES)
+        if result.failures:
+            self.failures.inc(len(result.failures))
+
+
+class StatusCollector(Collector):
+    """Gauges out of the worker's own status."""
+
+    def __init__(self, read: Callable[[], admin_pb2.ServiceStatus]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # keeps registration from asking for a page before there is a status
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._read()
+        yield GaugeMetricFamily("quire_worker_slots_live", "Sequences that have a slot", status.running)
+        yield GaugeMetricFamily("quire_worker_blocks_total", "KV blocks, null block excluded", status.blocks.total)
+        yield GaugeMetricFamily("quire_worker_blocks_used", "KV blocks owned by live slots", status.blocks.used)
+        yield GaugeMetricFamily(
+            "quire_worker_blocks_held", "KV blocks of known content owned by no slot", status.blocks.cached
+        )
+        yield GaugeMetricFamily("quire_worker_epoch", "Present attachment; 0: none", status.epoch)
+        if status.HasField("last_step_age_s"):
+            yield GaugeMetricFamily("quire_worker_last_step_age_seconds", "Since a step ended", status.last_step_age_s)
