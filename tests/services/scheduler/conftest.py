@@ -12,7 +12,9 @@ from services.scheduler.core.sequence import Sequence
 from shared import block_hash, columns
 
 
-def make_sequence(key: int, prompt: list[int], max_tokens: int = 16, block_size: int = 16, **fields: object) -> Sequence:
+def make_sequence(
+    key: int, prompt: list[int], max_tokens: int = 16, block_size: int = 16, **fields: object
+) -> Sequence:
     tokens = columns.i32_bytes(prompt)
     root = block_hash.root_hash(salt=str(fields.pop("salt", "")))
     return Sequence(

@@ -110,4 +110,3 @@ class PaperWorker:
 
     def _place(self, row: Slot, position: int) -> tuple[int, int]:
         return row.blocks[position // self.limits.block_size], position % self.limits.block_size
-

@@ -127,7 +127,13 @@ CASES = [
     {"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16},  # preempts all the time
     {"num_blocks": 34, "block_size": 4, "max_num_seqs": 12, "max_num_batched_tokens": 512, "watermark_blocks": 3},
     {"num_blocks": 150, "block_size": 1, "max_num_seqs": 4, "max_num_batched_tokens": 7},
-    {"num_blocks": 60, "block_size": 8, "max_num_seqs": 16, "max_num_batched_tokens": 48, "long_prefill_token_threshold": 9},
+    {
+        "num_blocks": 60,
+        "block_size": 8,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 48,
+        "long_prefill_token_threshold": 9,
+    },
 ]
 
 
@@ -135,9 +141,7 @@ CASES = [
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_random_operations_lose_nothing_and_match_the_oracle(case: int, in_flight: int, caching: bool) -> None:
-    limits = make_limits(
-        **CASES[case], max_model_len=120, max_steps_in_flight=in_flight, enable_prefix_caching=caching
-    )
+    limits = make_limits(**CASES[case], max_model_len=120, max_steps_in_flight=in_flight, enable_prefix_caching=caching)
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
     for _ in range(600):

@@ -1,0 +1,157 @@
+"""Known prefix-cache scenarios, with their numbers (block size 16 unless said; num_blocks counts the null block)."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.scheduler.kv_cache.block_pool import BlockPool
+from services.scheduler.kv_cache.free_list import FreeList
+from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from shared import block_hash, columns
+
+COMMON = list(range(48))
+
+
+class Sequences:
+    """Sequences as the core treats them: match, admit, grow, name."""
+
+    def __init__(self, num_blocks: int, block_size: int = 16, caching: bool = True) -> None:
+        self.kv = KVCacheManager(num_blocks, block_size, num_slots=8, enable_caching=caching)
+        self.size = block_size
+        self.hashes: dict[int, list[bytes]] = {}
+
+    def admit(self, slot: int, tokens: list[int], salt: str = "") -> tuple[list[int], list[int] | None]:
+        """(hit blocks, new blocks)"""
+        hashes = block_hash.chain(block_hash.root_hash(salt=salt), columns.i32_bytes(tokens), self.size)
+        hits = self.kv.match(hashes)
+        if self.kv.blocks_for(len(tokens)) - len(hits) > self.kv.num_takeable(hits):
+            return hits, None
+        self.kv.admit(slot, hits)
+        new = self.kv.grow(slot, len(tokens))
+        if self.kv.enable_caching:
+            self.kv.name(slot, hashes[len(hits) :])
+        self.hashes[slot] = hashes
+        return hits, new
+
+    def free(self, *slots: int) -> None:
+        for slot in slots:
+            self.kv.release(slot, fence=None)
+
+
+def test_p1_hits_share_blocks_and_the_free_order_is_lru_with_tails_first() -> None:
+    cache = Sequences(11)
+    assert cache.admit(0, COMMON + [100] * 7) == ([], [1, 2, 3, 4])
+    assert [cache.kv.pool.hash_of(b) is not None for b in (1, 2, 3, 4)] == [True, True, True, False]
+    assert cache.admit(1, COMMON + [101] * 5) == ([1, 2, 3], [5])
+    assert cache.kv.pool.num_free == 5
+    cache.free(0, 1)
+    assert cache.kv.pool.free_order == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
+    assert cache.admit(2, COMMON + [102] * 6) == ([1, 2, 3], [5])
+    cache.free(2)
+    assert cache.admit(3, list(range(1000, 1160))) == ([], [5, 4, 6, 7, 8, 9, 10, 3, 2, 1])
+
+
+def test_p2_decoding_takes_a_block_only_when_the_last_is_full() -> None:
+    cache = Sequences(11)
+    cache.admit(0, list(range(55)))
+    assert cache.kv.grow(0, 59) == []
+    assert cache.kv.grow(0, 74) == [5]
+
+
+def test_p4_reusing_the_only_block_forgets_what_it_held() -> None:
+    cache = Sequences(2)
+    cache.admit(0, COMMON[:16])
+    cache.free(0)
+    held = cache.hashes[0]
+    assert cache.kv.match(held) == [1]
+    assert cache.admit(1, list(range(500, 510))) == ([], [1])
+    assert cache.kv.match(held) == []
+    assert cache.kv.pool.hash_of(1) is None
+
+
+def test_p5_a_hit_block_is_not_the_one_evicted_for_its_own_sequence() -> None:
+    cache = Sequences(3)
+    cache.admit(0, COMMON[:32])
+    cache.free(0)
+    assert cache.admit(1, COMMON[:16] + [7] * 8) == ([1], [2])
+
+
+def test_p6_without_caching_blocks_are_counted_and_refused() -> None:
+    cache = Sequences(5, block_size=4, caching=False)
+    assert cache.admit(0, list(range(10))) == ([], [1, 2, 3])
+    assert cache.kv.grow(0, 16) == [4]
+    assert cache.admit(1, list(range(4)))[1] is None
+    assert cache.kv.grow(0, 17) is None
+    assert list(cache.kv.table(0)) == [1, 2, 3, 4], "a refused growth changes nothing"
+
+
+@pytest.mark.parametrize(("salt", "hits"), [("a", [1, 2, 3]), ("b", []), ("", [])])
+def test_p8_blocks_are_shared_only_under_the_same_salt(salt: str, hits: list[int]) -> None:
+    cache = Sequences(11)
+    cache.admit(0, COMMON, salt="a")
+    assert cache.admit(1, COMMON, salt=salt)[0] == hits
+
+
+def test_p10_reset_needs_everything_free_and_forgets_all() -> None:
+    cache = Sequences(11)
+    cache.admit(0, COMMON)
+    assert not cache.kv.idle
+    with pytest.raises(AssertionError):
+        cache.kv.reset()
+    cache.free(0)
+    assert cache.kv.use.cached == 3
+    assert cache.kv.reset() == 3
+    assert cache.kv.match(cache.hashes[0]) == []
+    assert cache.kv.use.cached == 0
+
+
+def test_p19_the_free_list_keeps_order_through_every_operation() -> None:
+    free = FreeList(8, range(1, 6))
+    free.remove(3)
+    free.append(3)
+    free.prepend(7)
+    assert list(free) == [7, 1, 2, 4, 5, 3]
+    assert free.popleft() == 7
+    assert free.popleft_n(2) == [1, 2]
+    assert list(free) == [4, 5, 3]
+    assert len(free) == 3
+    with pytest.raises(IndexError, match="No free blocks available"):
+        free.popleft_n(4)
+    free.popleft_n(3)
+    with pytest.raises(IndexError, match="No free blocks available"):
+        free.popleft()
+
+
+def test_a_fence_keeps_blocks_owned_until_the_step_has_returned() -> None:
+    cache = Sequences(11)
+    cache.admit(0, COMMON)
+    cache.kv.release(0, fence=7)
+    assert cache.kv.use.used == 3
+    cache.kv.pass_fence(6)
+    assert cache.kv.use.used == 3
+    cache.kv.pass_fence(7)
+    assert cache.kv.use.used == 0
+    assert cache.kv.match(cache.hashes[0]) == [1, 2, 3]
+
+
+def test_equal_content_is_found_once_and_the_copy_is_taken_first() -> None:
+    cache = Sequences(11)
+    cache.admit(0, COMMON[:16])
+    cache.kv.admit(1, [])  # computes the same without having looked
+    cache.kv.grow(1, 16)
+    cache.kv.name(1, cache.hashes[0])
+    cache.free(0, 1)
+    assert cache.kv.match(cache.hashes[0]) == [1]
+    assert cache.kv.pool.free_order[0] == 2
+
+
+def test_adopted_blocks_are_hit_and_evicted_in_the_order_of_adoption() -> None:
+    pool = BlockPool(6)
+    pool.adopt(4, b"a")
+    pool.adopt(2, b"b")
+    pool.adopt(3, b"a")  # a second copy tells nothing new
+    assert (pool.find(b"a"), pool.find(b"b")) == (4, 2)
+    assert pool.free_order == [1, 3, 5, 4, 2]
+    assert pool.use.cached == 2
+    assert pool.allocate(4) == [1, 3, 5, 4]
+    assert pool.find(b"a") is None
