@@ -7,7 +7,7 @@ text. A KV entry is the digest of the prefix that it stands for.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -71,6 +71,24 @@ class PaperWorker:
         sampled = [self._compute(self.slots[slot], count) for slot, count in counts.items()]
         tokens = [token for token in sampled if token is not None]
         return StepResult(plan.step_id, np.array(tokens, dtype=np.int32))
+
+    def adopt(self, blocks: list[int], prefixes: list[list[int]]) -> None:
+        """Blocks filled in an earlier life: one prefix for each position."""
+        for i, prefix in enumerate(prefixes):
+            place = blocks[i // self.limits.block_size], i % self.limits.block_size
+            self.kv[place] = digest(prefix)
+
+    def with_derived_tokens(self, plan: StepPlan) -> StepPlan:
+        """`plan` as it came over the wire, which does not say how many tokens it computes."""
+        counts = dict(zip(plan.counted_slots, plan.token_counts, strict=True))
+        for slot, row in self.slots.items():
+            if slot not in plan.released_slots and row.num_computed == len(row.tokens) - 1:
+                counts.setdefault(slot, 1)
+        for admission in plan.admitted:
+            num_tokens = len(admission.token_ids) // 4
+            if min(admission.num_cached_tokens, num_tokens - 1) == num_tokens - 1:
+                counts.setdefault(admission.slot, 1)
+        return replace(plan, num_tokens=sum(counts.values()))
 
     def _admit(self, admission: Admission) -> None:
         assert admission.slot not in self.slots

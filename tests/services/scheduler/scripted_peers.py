@@ -1,0 +1,183 @@
+"""A worker on paper and a plain frontend, each at the far end of a real gRPC session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import Admission, StepPlan, StepResult
+from services.scheduler.core.sequence import Sequence
+from shared import block_hash, columns, lifecycle
+from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from shared.rpc.duplex import Duplex
+from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
+
+HEARTBEAT_S = 0.1
+MODEL = model_pb2.ModelIdentity(name="paper", fingerprint="00", vocab_size=VOCAB)
+
+
+def layout(block_size: int = 4) -> model_pb2.BlockLayout:
+    return model_pb2.BlockLayout(block_size=block_size, hash_scheme=block_hash.SCHEME)
+
+
+@dataclass
+class WorkerPeer:
+    """Attaches, executes plans as they come, and can be made to hang or to leave."""
+
+    address: str
+    limits: Limits
+    id: str = "w0"
+    hello: worker_pb2.WorkerHello = field(default_factory=worker_pb2.WorkerHello)
+    epoch: int = 0
+    hold: asyncio.Event | None = None  # results wait for it
+    step_s: float = 0.0
+    attached: asyncio.Event = field(default_factory=asyncio.Event)
+    num_resets: int = 0
+
+    async def run(self) -> None:
+        """Until the scheduler closes the session."""
+        self.paper = PaperWorker(self.limits)
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            self.call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+            self.link = Duplex(self.call, worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), HEARTBEAT_S)
+            self.link.send(worker_pb2.AttachRequest(hello=self._hello()))
+            await lifecycle.first(self.link.pump(), self._read())
+
+    async def leave(self) -> None:
+        self.link.send(worker_pb2.AttachRequest(leaving=worker_pb2.Leaving()))
+
+    async def _read(self) -> None:
+        async for message in self.link.messages():
+            await self._take(message)
+
+    async def _take(self, message: worker_pb2.AttachResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "welcome":
+            self.epoch = message.welcome.epoch
+            self.attached.set()
+        elif kind == "cache_reset":
+            self.num_resets += 1
+        elif kind == "plan":
+            result = self.paper.execute(_plan(message.plan, self.paper))
+            if self.hold is not None:
+                await self.hold.wait()
+            await asyncio.sleep(self.step_s)
+            self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+
+    def _result(self, result: StepResult) -> worker_pb2.StepResult:
+        return worker_pb2.StepResult(
+            epoch=self.epoch, step_id=result.step_id, token_ids=columns.i32_bytes(result.token_ids)
+        )
+
+    def _hello(self) -> worker_pb2.WorkerHello:
+        hello = worker_pb2.WorkerHello(
+            worker_id=self.id,
+            pid=1,
+            model=MODEL,
+            layout=layout(self.limits.block_size),
+            num_blocks=self.limits.num_blocks,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_model_len=self.limits.max_model_len,
+        )
+        hello.MergeFrom(self.hello)
+        return hello
+
+
+def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
+    """The plan as values; its number of tokens is what the paper worker itself derives."""
+    plan = StepPlan(
+        wire.step_id,
+        0,
+        columns.u32(wire.released_slots).tolist(),
+        [_admission(admission) for admission in wire.admitted],
+        columns.u32(wire.counted_slots).tolist(),
+        columns.u32(wire.token_counts).tolist(),
+        columns.u32(wire.new_block_ids).tolist(),
+    )
+    return paper.with_derived_tokens(plan)
+
+
+def _admission(wire: worker_pb2.Admission) -> Admission:
+    nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0)
+    return Admission(wire.slot, nobody, wire.token_ids, wire.num_cached_tokens)
+
+
+@dataclass
+class FrontendPeer:
+    """Submits prompts and collects what comes back."""
+
+    address: str
+    hello: scheduler_pb2.FrontendHello = field(default_factory=lambda: scheduler_pb2.FrontendHello(frontend_id="f0"))
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    cached: dict[int, int] = field(default_factory=dict)
+    finished: dict[int, scheduler_pb2.FinishedSequence] = field(default_factory=dict)
+    view: scheduler_pb2.ClusterView = field(default_factory=scheduler_pb2.ClusterView)
+
+    async def open(self) -> None:
+        self.channel = grpc.aio.insecure_channel(self.address)
+        self.call = scheduler_pb2_grpc.SchedulerServiceStub(self.channel).Session()
+        self.link = Duplex(self.call, scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()), HEARTBEAT_S)
+        self.hello.model.CopyFrom(MODEL)
+        self.link.send(scheduler_pb2.SessionRequest(hello=self.hello))
+        self.changed = asyncio.Condition()
+        self.session = asyncio.ensure_future(lifecycle.first(self.link.pump(), self._read()))
+
+    async def close(self) -> None:
+        self.session.cancel()
+        self.call.cancel()
+        await self.channel.close()
+
+    async def submit(self, first: int, prompt: list[int], max_tokens: int = 8, **fields: object) -> None:
+        root = block_hash.root_hash()
+        submission = scheduler_pb2.Submission(
+            first_sequence_id=first,
+            num_sequences=1,
+            token_ids=columns.i32_bytes(prompt),
+            num_prompt_tokens=len(prompt),
+            root_hash=root,
+            sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, seed=1),
+            eos_token_ids=columns.u32_bytes([EOS]),
+        )
+        for name, value in fields.items():
+            setattr(submission, name, value)
+        self.link.send(scheduler_pb2.SessionRequest(submission=submission))
+
+    async def cancel(self, *streams: int, reason: int = finish_pb2.FINISH_REASON_CANCELLED) -> None:
+        cancellation = scheduler_pb2.Cancellation(sequence_ids=columns.u32_bytes(streams), reason=reason)
+        self.link.send(scheduler_pb2.SessionRequest(cancellation=cancellation))
+
+    async def until(self, holds: object) -> None:
+        """Waits until `holds()` is true; something must come in for it to become so."""
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(holds)
+
+    async def ended(self, *streams: int) -> None:
+        await self.until(lambda: all(stream in self.finished for stream in streams))
+
+    async def _read(self) -> None:
+        async for message in self.link.messages():
+            async with self.changed:
+                if message.HasField("cluster"):
+                    self.view = message.cluster
+                elif message.HasField("tokens"):
+                    self._take(message.tokens)
+                self.changed.notify_all()
+
+    def _take(self, batch: scheduler_pb2.TokenBatch) -> None:
+        for started in batch.started:
+            assert started.sequence_id not in self.cached
+            self.cached[started.sequence_id] = started.num_cached_tokens
+        streams, tokens = columns.u32(batch.sequence_ids).tolist(), columns.i32(batch.token_ids).tolist()
+        for stream, token in zip(streams, tokens, strict=True):
+            assert stream not in self.finished
+            self.tokens[stream].append(token)
+        for finished in batch.finished:
+            assert finished.sequence_id not in self.finished
+            self.finished[finished.sequence_id] = finished

@@ -1,0 +1,345 @@
+"""The scheduler's service over real gRPC, with scripted peers on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.scheduler import main
+from shared import block_hash, columns, lifecycle
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.common.v1 import finish_pb2, model_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.pb.worker.v1 import worker_pb2
+from shared.settings import SchedulerSettings
+from tests.services.scheduler.conftest import make_limits
+from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer, layout
+
+LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
+PROMPTS = [[7, i, 3, i, i + 1, 9, 2, 8, 1] for i in range(8)]
+
+
+class Bench:
+    """A running scheduler and whoever talks to it."""
+
+    def __init__(self, address: str, metrics: str) -> None:
+        self.address, self.metrics = address, metrics
+        self.tasks: list[asyncio.Task[None]] = []
+        self.frontends: list[FrontendPeer] = []
+
+    async def worker(self, **fields: object) -> WorkerPeer:
+        peer = WorkerPeer(self.address, fields.pop("limits", LIMITS), **fields)  # type: ignore[arg-type]
+        peer.task = asyncio.ensure_future(peer.run())  # type: ignore[attr-defined]
+        self.tasks.append(peer.task)  # type: ignore[attr-defined]
+        await asyncio.wait([peer.task, asyncio.ensure_future(peer.attached.wait())], return_when="FIRST_COMPLETED")  # type: ignore[attr-defined]
+        if peer.task.done():  # type: ignore[attr-defined]
+            peer.task.result()  # type: ignore[attr-defined]
+        return peer
+
+    async def frontend(self) -> FrontendPeer:
+        peer = FrontendPeer(self.address)
+        await peer.open()
+        self.frontends.append(peer)
+        return peer
+
+    async def status(self) -> dict[str, admin_pb2.ServiceStatus]:
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            return {s.id: s for s in (await stub.GetStatus(admin_pb2.GetStatusRequest())).services}
+
+    async def close(self) -> None:
+        for peer in self.frontends:
+            await peer.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+Start = Callable[..., "asyncio.Future[Bench]"]
+
+
+@pytest_asyncio.fixture
+async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    running: list[tuple[Bench, lifecycle.Shutdown, asyncio.Task[None]]] = []
+
+    async def begin(**fields: object) -> Bench:
+        announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
+        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "heartbeat_interval_ms": 100, "drain_timeout_s": 5}
+        settings = SchedulerSettings(**(values | fields))
+        shutdown = lifecycle.Shutdown()
+        task = asyncio.ensure_future(main.serve(settings, shutdown))
+        where = await announced
+        bench = Bench(where["grpc"], where["metrics"])
+        bench.shutdown, bench.served = shutdown, task  # type: ignore[attr-defined]
+        running.append((bench, shutdown, task))
+        return bench
+
+    yield begin  # type: ignore[misc]
+    for bench, shutdown, task in running:
+        await bench.close()
+        shutdown.request()
+        await task
+
+
+async def test_sequences_run_to_their_end_and_say_what_the_oracle_says(start: Start) -> None:
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    for i, prompt in enumerate(PROMPTS):
+        await frontend.submit(i, prompt, max_tokens=20)
+    await frontend.ended(*range(len(PROMPTS)))
+    for i, prompt in enumerate(PROMPTS):
+        assert frontend.tokens[i] == oracle(prompt, len(prompt) + 20, eos=True)
+    status = await bench.status()
+    assert status["w0"].blocks.used == 0
+    assert status["s0"].work.generated_tokens == sum(map(len, frontend.tokens.values()))
+
+
+async def test_sequences_wait_for_the_first_worker(start: Start) -> None:
+    bench = await start()
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0])
+    await frontend.until(lambda: frontend.view.num_waiting == 1)
+    assert frontend.view.num_workers == 0
+    await bench.worker()
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 8, eos=True)
+    await frontend.until(lambda: frontend.view.num_workers == 1)
+    assert frontend.view.layout.block_size == 4
+
+
+async def test_a_lost_worker_costs_its_sequences_a_pause(start: Start) -> None:
+    bench = await start()
+    first = await bench.worker(id="w0", step_s=0.01)
+    frontend = await bench.frontend()
+    for i, prompt in enumerate(PROMPTS):
+        await frontend.submit(i, prompt, max_tokens=60)
+    await frontend.until(lambda: all(len(frontend.tokens[i]) >= 3 for i in range(len(PROMPTS))))
+    first.call.cancel()
+    await bench.worker(id="w1")
+    await frontend.ended(*range(len(PROMPTS)))
+    for i, prompt in enumerate(PROMPTS):
+        assert frontend.tokens[i] == oracle(prompt, len(prompt) + 60, eos=True)
+    assert set(await bench.status()) == {"s0", "w1", "f0"}
+
+
+async def test_a_worker_that_hangs_is_given_up_and_its_late_result_refused(start: Start) -> None:
+    bench = await start(step_deadline_s=0.5)
+    hung = await bench.worker(id="w0", hold=asyncio.Event())
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0])
+    await bench.worker(id="w1")
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 8, eos=True)
+    again = await bench.worker(id="w0")
+    assert again.epoch > hung.epoch
+
+
+async def test_a_result_of_another_epoch_ends_the_session(start: Start) -> None:
+    bench = await start()
+    worker = await bench.worker()
+    frontend = await bench.frontend()
+    worker.epoch -= 1
+    await frontend.submit(0, PROMPTS[0])
+    with pytest.raises(grpc.aio.AioRpcError, match="epoch: the scheduler is at"):
+        await worker.task  # type: ignore[attr-defined]
+
+
+async def test_a_worker_that_attaches_again_ends_its_old_session(start: Start) -> None:
+    bench = await start()
+    old = await bench.worker()
+    new = await bench.worker()
+    with pytest.raises(grpc.aio.AioRpcError, match="attached again"):
+        await old.task  # type: ignore[attr-defined]
+    assert new.epoch > old.epoch
+    assert list(await bench.status()) == ["s0", "w0"]
+
+
+async def test_blocks_that_a_worker_kept_are_hit_at_once(start: Start) -> None:
+    bench = await start()
+    hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(PROMPTS[0]), 4)
+    kept = worker_pb2.WorkerHello(held_block_ids=columns.u32_bytes([5, 9]), held_block_hashes=b"".join(hashes))
+    worker = WorkerPeer(bench.address, LIMITS, hello=kept)
+    bench.tasks.append(asyncio.ensure_future(worker.run()))
+    await worker.attached.wait()
+    digests = [PROMPTS[0][: i + 1] for i in range(8)]
+    worker.paper.adopt([5, 9], digests)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0])
+    await frontend.ended(0)
+    assert frontend.cached[0] == 8
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 8, eos=True)
+
+
+async def test_a_frontend_that_goes_leaves_no_block_behind(start: Start) -> None:
+    bench = await start()
+    await bench.worker(step_s=0.02)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=150, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    await frontend.close()
+    bench.frontends.clear()
+    async with asyncio.timeout(5):
+        while (await bench.status())["w0"].blocks.used:
+            await asyncio.sleep(0.02)
+    assert (await bench.status())["s0"].running == 0
+
+
+async def test_a_cancelled_sequence_ends_once_with_the_reason_given(start: Start) -> None:
+    bench = await start()
+    await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=150, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    await frontend.cancel(0, reason=finish_pb2.FINISH_REASON_STOP)
+    await frontend.cancel(0)
+    await frontend.ended(0)
+    assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_STOP
+
+
+async def test_a_deadline_passes_with_and_without_a_worker(start: Start) -> None:
+    bench = await start()
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], timeout_ms=100)
+    await frontend.ended(0)
+    await bench.worker(step_s=0.05)
+    await frontend.submit(1, PROMPTS[1], max_tokens=150, eos_token_ids=b"", timeout_ms=300)
+    await frontend.ended(1)
+    for stream in (0, 1):
+        assert frontend.finished[stream].reason == finish_pb2.FINISH_REASON_DEADLINE
+        assert frontend.finished[stream].error.code == finish_pb2.ERROR_CODE_DEADLINE_EXCEEDED
+
+
+async def test_a_leaving_worker_hands_its_sequences_over(start: Start) -> None:
+    bench = await start()
+    leaving = await bench.worker(id="w0", step_s=0.01)
+    frontend = await bench.frontend()
+    for i, prompt in enumerate(PROMPTS):
+        await frontend.submit(i, prompt, max_tokens=60)
+    await frontend.until(lambda: all(len(frontend.tokens[i]) >= 3 for i in range(len(PROMPTS))))
+    await bench.worker(id="w1")
+    await leaving.leave()
+    await leaving.task  # type: ignore[attr-defined]
+    await frontend.ended(*range(len(PROMPTS)))
+    for i, prompt in enumerate(PROMPTS):
+        assert frontend.tokens[i] == oracle(prompt, len(prompt) + 60, eos=True)
+
+
+async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start) -> None:
+    bench = await start()
+    leaving = await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=30, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    await leaving.leave()
+    await leaving.task  # type: ignore[attr-defined]
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 30, eos=False)
+
+
+@pytest.mark.parametrize(
+    ("hello", "text"),
+    [
+        (worker_pb2.WorkerHello(model=model_pb2.ModelIdentity(vocab_size=51)), "model.vocab_size: .*50.*51"),
+        (worker_pb2.WorkerHello(model=model_pb2.ModelIdentity(name="other")), "model.name: .*'paper'.*'other'"),
+        (worker_pb2.WorkerHello(layout=layout(8)), "layout.block_size: the cluster has 4, worker w1 has 8"),
+        (worker_pb2.WorkerHello(layout=model_pb2.BlockLayout(hash_scheme="md5")), "layout.hash_scheme"),
+        (worker_pb2.WorkerHello(max_num_batched_tokens=7), "max_num_batched_tokens: worker w1 has 7, needs at least 8"),
+    ],
+)
+async def test_a_worker_that_does_not_fit_is_told_both_sides(
+    start: Start, hello: worker_pb2.WorkerHello, text: str
+) -> None:
+    bench = await start()
+    await bench.worker(id="w0")
+    with pytest.raises(grpc.aio.AioRpcError, match=text) as refused:
+        await bench.worker(id="w1", hello=hello)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_submission_that_cannot_run_ends_with_a_reason(start: Start) -> None:
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    await frontend.submit(0, [1] * 300)
+    await frontend.submit(1, [1, 2], root_hash=b"short")
+    await frontend.ended(0, 1)
+    assert "maximum model length of 200" in frontend.finished[0].error.message
+    assert "root_hash" in frontend.finished[1].error.message
+
+
+async def test_more_than_may_wait_is_refused_with_a_hint(start: Start) -> None:
+    bench = await start(max_waiting=2)
+    frontend = await bench.frontend()
+    for i in range(3):
+        await frontend.submit(i, PROMPTS[i])
+    await frontend.ended(2)
+    assert frontend.finished[2].error.code == finish_pb2.ERROR_CODE_RESOURCE_EXHAUSTED
+    assert frontend.finished[2].error.retry_after_ms > 0
+    assert set(frontend.finished) == {2}
+
+
+async def test_samples_of_one_submission_share_its_prompt(start: Start) -> None:
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], num_sequences=3)
+    await frontend.ended(0, 1, 2)
+    assert [frontend.cached[i] for i in range(3)] == [0, 8, 8]
+    assert frontend.tokens[0] == frontend.tokens[1] == frontend.tokens[2]
+
+
+async def test_the_cache_is_reset_between_steps(start: Start) -> None:
+    bench = await start()
+    worker = await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=60, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    async with grpc.aio.insecure_channel(bench.address) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="sequences run on w0"):
+            await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
+        answer = await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))
+    assert answer.num_blocks > 0
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 60, eos=False)
+    assert worker.num_resets == 1
+
+
+async def test_a_draining_scheduler_finishes_and_takes_nothing_new(start: Start) -> None:
+    bench = await start()
+    await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=40, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    bench.shutdown.request()  # type: ignore[attr-defined]
+    await frontend.until(lambda: frontend.view.draining)
+    await frontend.submit(1, PROMPTS[1])
+    await frontend.ended(0, 1)
+    assert len(frontend.tokens[0]) == 40
+    assert frontend.finished[1].error.code == finish_pb2.ERROR_CODE_UNAVAILABLE
+    await bench.served  # type: ignore[attr-defined]
+
+
+async def test_health_is_per_service_and_the_first_message_must_be_hello(start: Start) -> None:
+    bench = await start()
+    async with grpc.aio.insecure_channel(bench.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", *main.SERVICES):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        session = channel.stream_stream(
+            "/quire.scheduler.v1.SchedulerService/Session",
+            scheduler_pb2.SessionRequest.SerializeToString,
+            scheduler_pb2.SessionResponse.FromString,
+        )()
+        await session.write(scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()))
+        with pytest.raises(grpc.aio.AioRpcError, match="must be hello"):
+            await session.read()
