@@ -1,0 +1,47 @@
+"""Frontends and schedulers run where there is no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = ("torch", "triton", "transformers", "safetensors")
+
+PROGRAM = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " must not be needed here")
+
+sys.meta_path.insert(0, Refuse())
+import importlib
+for module in {modules!r}:
+    importlib.import_module(module)
+"""
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["services.frontend.main"],
+        ["services.scheduler.main"],
+        [
+            "quire",
+            "quire.client",
+            "quire.llm",
+            "quire.cli.main",
+            "quire.cli.up",
+            "quire.cli.status",
+            "quire.cli.services",
+        ],
+    ],
+)
+def test_nothing_pulls_in_a_tensor_library(modules: list[str]) -> None:
+    program = PROGRAM.format(blocked=BLOCKED, modules=modules)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,64 @@
+"""Settings: one file, one environment, flags; nothing unknown passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.errors import InvalidArgument
+from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, WorkerSettings, load
+
+
+def test_flags_beat_variables_beat_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "quire.yaml"
+    path.write_text("worker: {model: /m, num_blocks: 1, block_size: 1, seed: 1}\nscheduler: {max_waiting: 7}\n")
+    environ = {"QUIRE_CONFIG": str(path), "QUIRE_WORKER_BLOCK_SIZE": "2", "QUIRE_WORKER_SEED": "2"}
+    worker = load(WorkerSettings, SERVICES, {"seed": 3}, environ)
+    assert (worker.num_blocks, worker.block_size, worker.seed) == (1, 2, 3)
+    assert load(SchedulerSettings, SERVICES, {}, environ).max_waiting == 7
+
+
+def test_lists_are_written_with_commas() -> None:
+    settings = load(FrontendSettings, SERVICES, {"model": "m"}, {"QUIRE_FRONTEND_SCHEDULERS": "a:1, b:2"})
+    assert settings.schedulers == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ("wrker: {}", "unknown section 'wrker'"),
+        ("worker: {num_block: 3}", "unknown setting worker.num_block"),
+        ("[1]", "must map service names"),
+        ("worker: {model: m, num_blocks: many}", r"worker.num_blocks: .*\(value: 'many'\)"),
+        ("worker: {model: m, device: tpu}", r"worker.device: .*\(value: 'tpu'\)"),
+        (": :", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_naming_key_and_value(tmp_path: Path, document: str, text: str) -> None:
+    path = tmp_path / "quire.yaml"
+    path.write_text(document)
+    with pytest.raises(InvalidArgument, match=text):
+        load(WorkerSettings, SERVICES, {"config": str(path)}, {})
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"cannot read '/no/such\.yaml'"):
+        load(WorkerSettings, SERVICES, {"config": "/no/such.yaml"}, {})
+
+
+def test_an_unknown_variable_is_refused_for_every_service() -> None:
+    with pytest.raises(InvalidArgument, match="unknown environment variable QUIRE_WORKER_NUMBLOCKS='3'"):
+        load(SchedulerSettings, SERVICES, {}, {"QUIRE_WORKER_NUMBLOCKS": "3"})
+
+
+def test_every_setting_explains_itself() -> None:
+    for service, model in SERVICES.items():
+        for name, field in model.model_fields.items():
+            assert field.description, f"{service}.{name}"
+
+
+def test_a_service_has_a_name_and_an_address_for_others() -> None:
+    settings = SchedulerSettings(host="0.0.0.0", advertise="scheduler.local")
+    assert settings.name.startswith("scheduler-")
+    assert settings.reachable(50052) == "scheduler.local:50052"
