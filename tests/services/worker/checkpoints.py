@@ -1,0 +1,74 @@
+"""Small random models of each family, as Hugging Face folders and as the transformers models that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 211  # odd sizes find wrong strides
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+# Name -> (class prefix in transformers, configuration beyond SHAPE)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-derived-head-dim": ("Llama", {"head_dim": None, "num_key_value_heads": 6}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+    "llama-biases-tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral-window": ("Mistral", {"sliding_window": 9}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN, "attention_bias": True}),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model and the folder it was saved to."""
+
+    folder: Path
+    model: Any
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """float32 [num_tokens, vocab_size] as transformers computes them."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([token_ids])).logits[0].float()
+
+
+def make(family: str, folder: Path, **overrides: Any) -> Checkpoint:
+    """Random weights large enough that every part of the model moves the logits."""
+    prefix, extra = FAMILIES[family]
+    config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        scale = 0.3 if parameter.dim() == 1 else 1.2 * parameter.size(-1) ** -0.5
+        offset = 1.0 if parameter.dim() == 1 else 0.0
+        parameter.data = offset + scale * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(folder)
+    return Checkpoint(folder, model)

@@ -1,0 +1,119 @@
+"""A scheduler on paper: keeps the slot table by the words of worker.proto, in plain Python, and writes plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared import columns
+from shared.block_hash import root_hash
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+GREEDY = sampling_pb2.SamplingParams(temperature=0.0)
+
+
+@dataclass
+class Row:
+    """A live slot."""
+
+    tokens: list[int]
+    num_prompt: int
+    num_computed: int
+    num_tokens: int  # sampled tokens count before they have arrived
+    blocks: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)  # blocks with cached content, still to be named
+
+
+@dataclass(frozen=True)
+class New:
+    """A sequence to admit."""
+
+    slot: int
+    tokens: list[int]
+    num_prompt: int = 0  # 0: all of them
+    cached_blocks: tuple[int, ...] = ()  # full blocks of another sequence that hold its prefix
+    sampling: sampling_pb2.SamplingParams = field(default_factory=lambda: GREEDY)
+    eos: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+class PaperScheduler:
+    """Hands out each block id once unless it is given back."""
+
+    def __init__(self, block_size: int, num_blocks: int, epoch: int = 1) -> None:
+        self.block_size = block_size
+        self.epoch = epoch
+        self.step_id = 0
+        self.rows: dict[int, Row] = {}
+        self.free = list(range(num_blocks - 1, 0, -1))
+        self.sampling: list[list[int]] = []  # sampling slots of each step without a result
+
+    def plan(
+        self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
+    ) -> pb.StepPlan:
+        """`counts`: slots that do not do what is implied."""
+        new, counts, released = new or [], counts or {}, sorted(released or [])
+        for slot in released:
+            del self.rows[slot]
+        for sequence in new:
+            self._admit(sequence)
+        self.step_id += 1
+        block_ids = self._advance({slot: counts.get(slot, self._implied(slot)) for slot in sorted(self.rows)})
+        return pb.StepPlan(
+            epoch=self.epoch,
+            step_id=self.step_id,
+            released_slots=columns.u32_bytes(released),
+            admitted=[_admission(sequence, self.block_size) for sequence in new],
+            counted_slots=columns.u32_bytes(sorted(counts)),
+            token_counts=columns.u32_bytes([counts[slot] for slot in sorted(counts)]),
+            new_block_ids=columns.u32_bytes(block_ids),
+        )
+
+    def take(self, result: pb.StepResult) -> dict[int, int]:
+        """The tokens of the oldest step without a result, by slot."""
+        slots = self.sampling.pop(0)
+        tokens = columns.i32(result.token_ids).tolist()
+        assert len(tokens) == len(slots)
+        for slot, token in zip(slots, tokens, strict=True):
+            if slot in self.rows:
+                self.rows[slot].tokens.append(token)
+        return dict(zip(slots, tokens, strict=True))
+
+    def _admit(self, sequence: New) -> None:
+        cached = min(len(sequence.cached_blocks) * self.block_size, len(sequence.tokens))
+        count = len(sequence.tokens)
+        row = Row(list(sequence.tokens), sequence.num_prompt or count, min(cached, count - 1), count)
+        row.shared = list(sequence.cached_blocks)
+        self.rows[sequence.slot] = row
+
+    def _implied(self, slot: int) -> int:
+        row = self.rows[slot]
+        return 1 if row.num_computed == row.num_tokens - 1 else 0
+
+    def _advance(self, counts: dict[int, int]) -> list[int]:
+        block_ids, sampling = [], []
+        for slot, count in counts.items():
+            row = self.rows[slot]
+            while len(row.blocks) * self.block_size < row.num_computed + count:
+                row.blocks.append(row.shared.pop(0) if row.shared else self.free.pop())
+                block_ids.append(row.blocks[-1])
+            row.num_computed += count
+            if count and row.num_computed == row.num_tokens:
+                sampling.append(slot)
+                row.num_tokens += 1
+        self.sampling.append(sampling)
+        return block_ids
+
+
+def _admission(new: New, block_size: int) -> pb.Admission:
+    return pb.Admission(
+        slot=new.slot,
+        sequence_key=1000 + new.slot,
+        token_ids=columns.i32_bytes(new.tokens),
+        num_prompt_tokens=new.num_prompt or len(new.tokens),
+        num_cached_tokens=min(len(new.cached_blocks) * block_size, len(new.tokens)),
+        sampling=new.sampling,
+        eos_token_ids=columns.u32_bytes(list(new.eos)),
+        bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],
+        root_hash=root_hash(),
+    )

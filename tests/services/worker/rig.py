@@ -1,0 +1,59 @@
+"""A replica on the CPU and a paper scheduler in front of it, with the logits of every step on record."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.worker.build import build_replica
+from services.worker.replica import Replica
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
+from tests.services.worker.plans import New, PaperScheduler
+
+
+class Rig:
+    """Steps run to their end, one after the other."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
+        values = {"attention_backend": "reference", **values, **settings}
+        with torch.inference_mode():
+            self.replica: Replica = build_replica(WorkerSettings(model=str(folder), **values))
+        self.scheduler = PaperScheduler(values["block_size"], values["num_blocks"])
+        self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
+        self._spy(self.replica)
+
+    def step(
+        self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
+    ) -> dict[int, int]:
+        """Sampled tokens by slot."""
+        self.last_result = self.execute(self.scheduler.plan(new, counts, released))
+        return self.scheduler.take(self.last_result)
+
+    def execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        with torch.inference_mode():
+            flight = self.replica.launch(plan)
+            outcome = flight.launch.wait()
+            self.replica.record(flight, outcome)
+            return flight.result(outcome, wait_us=0)
+
+    def tokens(self, slot: int) -> list[int]:
+        return self.scheduler.rows[slot].tokens
+
+    def blocks(self, slot: int) -> tuple[int, ...]:
+        return tuple(self.scheduler.rows[slot].blocks)
+
+    def _spy(self, replica: Replica) -> None:
+        sampler = replica._runner.sampler
+        sample = sampler.sample
+
+        def recording(logits: torch.Tensor, slots: Any, positions: Any) -> Any:
+            for slot, row in zip(slots.tolist(), logits, strict=True):
+                self.logits[slot].append(row.clone())
+            return sample(logits, slots, positions)
+
+        sampler.sample = recording
