@@ -1,0 +1,44 @@
+"""Messages of a conversation in the form that chat templates read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shared.errors import InvalidArgument
+
+
+def message(
+    role: str,
+    content: str | None,
+    *,
+    name: str | None = None,
+    tool_calls: Iterable[Mapping[str, Any]] = (),
+    tool_call_id: str | None = None,
+    reasoning: str | None = None,
+) -> dict[str, Any]:
+    """Only what was given is there, since templates ask whether a key exists."""
+    if not role:
+        raise InvalidArgument("messages: every message needs a role", field="messages")
+    written: dict[str, Any] = {"role": role, "content": content}
+    if name:
+        written["name"] = name
+    if calls := list(tool_calls):
+        written["tool_calls"] = calls
+    if tool_call_id:
+        written["tool_call_id"] = tool_call_id
+    if reasoning:
+        written["reasoning"] = written["reasoning_content"] = reasoning  # templates use either name
+    return written
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """`arguments`: JSON text; templates want the object, so that they can write it their own way."""
+    try:
+        parsed = json.loads(arguments or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(
+            f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
+        ) from None
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": parsed}}

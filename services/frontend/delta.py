@@ -1,0 +1,34 @@
+"""What an edge reads: what came for one sample since it last looked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shared.pb.common.v1.finish_pb2 import FinishReason
+
+
+class TokenLogprobs(NamedTuple):
+    """Of one output position."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the most likely token
+    top: list[tuple[int, float]]  # the most likely tokens, best first
+
+
+class Finish(NamedTuple):
+    """Why a sample ended, and what matched with STOP (neither: end of sequence)."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+
+
+class Delta(NamedTuple):
+    """Several steps' worth when the reader was slow."""
+
+    sample: int  # prompt number * n + number of the sample
+    token_ids: list[int]
+    text: str  # may lag behind the tokens
+    logprobs: list[TokenLogprobs]  # one per token if asked for, else empty
+    finish: Finish | None

@@ -1,0 +1,164 @@
+"""One accepted request until its end: its samples, its deadline, its share of the budget, what its reader gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from services.frontend import measures
+from services.frontend.admission import Lease
+from services.frontend.delta import Delta
+from services.frontend.input_processor.processor import Prepared
+from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.sample import Sample
+from services.frontend.output_processor.sample_text import new_text
+from services.frontend.request import Request
+from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.scheduler_client.sequence import End, Sequence
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1.finish_pb2 import FinishReason
+
+
+class Usage(NamedTuple):
+    """Tokens handed to the reader so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Generation:
+    """Iterate it for lists of deltas, until every sample's finish was handed out or an error is raised; close() it in
+    any case. Closing early cancels what still runs."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        prepared: Seq[Prepared],
+        lease: Lease,
+        client: SchedulerClient,
+        tokenizer: Tokenizer,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self.request = request
+        self.prepared = prepared
+        self._lease = lease
+        self._client = client
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox()
+        self._samples = [self._new_sample(index, tokenizer) for index in range(request.num_samples)]
+        self._sequences = [self._new_sequence(sample) for sample in self._samples]
+        self._num_unread = len(self._samples)
+        self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
+        self._deadline: asyncio.TimerHandle | None = None
+        self._num_tokens_read = [0] * len(self._samples)
+
+    def _new_sample(self, index: int, tokenizer: Tokenizer) -> Sample:
+        sampling = self.request.sampling
+        return Sample(
+            index,
+            new_text(sampling, tokenizer),
+            include_stop=sampling.include_stop_str_in_output,
+            mailbox=self._mailbox,
+            traffic=self._metrics.traffic,
+            owner=self,
+        )
+
+    def _new_sequence(self, sample: Sample) -> Sequence:
+        prompt, number = divmod(sample.index, self.request.sampling.n)
+        return Sequence(self.prepared[prompt].work, number, sample)
+
+    def begin(self) -> None:
+        """Submits everything and starts the clock."""
+        n = self.request.sampling.n
+        for start in range(0, len(self._sequences), n):
+            self._client.submit(self._sequences[start : start + n])
+        if self.request.deadline_s is not None:
+            self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        if not self._num_unread:
+            raise StopAsyncIteration
+        deltas = await self._mailbox.take()
+        for delta in deltas:
+            self._num_tokens_read[delta.sample] += len(delta.token_ids)
+            self._num_unread -= delta.finish is not None
+        return deltas
+
+    async def collect(self) -> list[Delta]:
+        """Everything at once, a delta for each sample."""
+        self._mailbox.patient = True
+        deltas = [delta async for news in self for delta in news]
+        return sorted(deltas, key=lambda delta: delta.sample)
+
+    @property
+    def usage(self) -> Usage:
+        """Over all prompts and samples."""
+        prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in self.prepared)
+        return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()))
+
+    def sample_usage(self, index: int) -> Usage:
+        """Of one sample and its prompt."""
+        prompt = index // self.request.sampling.n
+        num_prompt_tokens = self.prepared[prompt].work.num_prompt_tokens
+        return Usage(num_prompt_tokens, self._num_tokens_read[index], self._cached_tokens.get(prompt, 0))
+
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+        self._metrics.queue_time.observe(queue_us / 1e6)
+        prompt = sample.index // self.request.sampling.n
+        if prompt not in self._cached_tokens:
+            self._cached_tokens[prompt] = num_cached_tokens
+            measures.prompt_started(self._metrics, self.prepared[prompt], num_cached_tokens)
+
+    def on_first_token(self, sample: Sample, now: float) -> None:
+        self._metrics.time_to_first_token.observe(now - self.request.arrival_s)
+
+    def on_done(self, sample: Sample, end: End, now: float) -> None:
+        if end.finish.stop_string is not None:
+            self._metrics.cancellations["stop_string"].inc()
+        self._count(sample, end.finish.reason, now)
+        if end.error is not None:
+            self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED, "failed")
+        elif all(sibling.done for sibling in self._samples):
+            self._mailbox.complete()
+
+    def _count(self, sample: Sample, reason: FinishReason, now: float) -> None:
+        measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
+        n = self.request.sampling.n
+        prompt = sample.index // n
+        siblings = self._samples[prompt * n : prompt * n + n]
+        if all(sibling.done for sibling in siblings):
+            measures.prompt_ended(self._metrics, self.prepared[prompt], siblings)
+
+    def _expire(self) -> None:
+        self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE, "deadline")
+
+    def _fail(self, error: QuireError, reason: FinishReason, counted_as: str) -> None:
+        if isinstance(error, ResourceExhausted):
+            self._metrics.rejections["scheduler"].inc()
+        self._mailbox.fail(error)
+        self._cancel(reason, counted_as)
+
+    def _cancel(self, reason: FinishReason, counted_as: str) -> None:
+        unwanted = [sample for sample in self._samples if not sample.done]
+        self._client.cancel([self._sequences[sample.index] for sample in unwanted], reason)
+        self._metrics.cancellations[counted_as].inc(len(unwanted))
+        for sample in unwanted:
+            sample.done = True
+            self._count(sample, reason, self._loop.time())
+
+    def close(self) -> None:
+        """Nobody reads on: what still runs is cancelled, and others may take its place."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._cancel(finish_pb2.FINISH_REASON_CANCELLED, "cancelled")
+        self._lease.release()

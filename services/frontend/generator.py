@@ -1,0 +1,57 @@
+"""From a request to its generation: the one way in for both edges."""
+
+from __future__ import annotations
+
+from services.frontend.admission import Admission
+from services.frontend.catalogue import Catalogue
+from services.frontend.generation import Generation
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.request import Request
+from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.metrics.frontend import FrontendMetrics
+
+
+class Generator:
+    """Checks, admits, tokenizes, submits."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        admission: Admission,
+        processor: InputProcessor,
+        client: SchedulerClient,
+        tokenizer: Tokenizer,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self._catalogue = catalogue
+        self._admission = admission
+        self._processor = processor
+        self._client = client
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+
+    async def start(self, request: Request) -> Generation:
+        """Raises what a client should hear instead of an answer; afterwards errors come out of the generation."""
+        self._catalogue.check(request.model)
+        self._processor.check(request)
+        lease = self._admission.admit(request.num_samples, self._processor.estimate_tokens(request))
+        try:
+            limits = await self._client.ready(request.deadline_s)
+            prepared = await self._processor.prepare(request, limits)
+            num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
+            lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
+            generation = Generation(
+                request,
+                prepared=prepared,
+                lease=lease,
+                client=self._client,
+                tokenizer=self._tokenizer,
+                metrics=self._metrics,
+            )
+        except BaseException:
+            lease.release()
+            raise
+        generation.begin()
+        return generation

@@ -1,0 +1,72 @@
+"""quire.admin.v1.AdminService of a frontend: itself, and through it the whole cluster."""
+
+from __future__ import annotations
+
+import os
+
+from services.frontend.admission import Admission
+from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from services.frontend.scheduler_client.client import SchedulerClient
+from shared.lifecycle import Shutdown
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.admin.v1 import admin_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+
+class OwnStatus:
+    """How this frontend is."""
+
+    def __init__(
+        self, name: str, address: str, admission: Admission, client: SchedulerClient, shutdown: Shutdown
+    ) -> None:
+        self._name = name
+        self._address = address
+        self._admission = admission
+        self._client = client
+        self._shutdown = shutdown
+
+    def __call__(self) -> pb.ServiceStatus:
+        return pb.ServiceStatus(
+            role=pb.ROLE_FRONTEND,
+            id=self._name,
+            pid=os.getpid(),
+            address=self._address,
+            state=self._state(),
+            running=self._admission.num_samples,
+            waiting=self._client.num_waiting,
+        )
+
+    def _state(self) -> pb.State:
+        if self._shutdown.requested:
+            return pb.STATE_DRAINING
+        return pb.STATE_READY if self._client.is_open else pb.STATE_STARTING
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Answers for itself, relays the rest to the schedulers."""
+
+    def __init__(
+        self, status: OwnStatus, schedulers: SchedulerAdmins, shutdown: Shutdown, metrics: FrontendMetrics
+    ) -> None:
+        self._status = status
+        self._schedulers = schedulers
+        self._shutdown = shutdown
+        self._metrics = metrics
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        async with answering("GetStatus", context, self._metrics):
+            return pb.GetStatusResponse(services=[self._status(), *await self._schedulers.status()])
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        async with answering("Drain", context, self._metrics):
+            self._shutdown.request()
+            return pb.DrainResponse()
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Context
+    ) -> pb.ResetPrefixCacheResponse:
+        async with answering("ResetPrefixCache", context, self._metrics):
+            return pb.ResetPrefixCacheResponse(num_blocks=await self._schedulers.reset_prefix_cache(request))

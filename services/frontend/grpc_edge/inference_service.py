@@ -1,0 +1,91 @@
+"""quire.inference.v1.InferenceService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.delta import Delta
+from services.frontend.generator import Generator
+from services.frontend.grpc_edge import requests, responses
+from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.request import Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.inference.v1 import inference_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+ToMessage = Callable[[str, Delta], responses.Response]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Reads messages, lets the generator work, writes messages; decides nothing."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        processor: InputProcessor,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self._generator = generator
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._metrics = metrics
+
+    async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
+        async with answering("Generate", context, self._metrics):
+            request = requests.generate_request(message, _arrival(context), self._tokenizer.defaults)
+            await self._stream(request, responses.generate_response, context)
+
+    async def Chat(self, message: pb.ChatRequest, context: Context) -> None:
+        async with answering("Chat", context, self._metrics):
+            request = requests.chat_request(message, _arrival(context), self._tokenizer.defaults)
+            await self._stream(request, responses.chat_response, context)
+
+    async def _stream(self, request: Request, to_message: ToMessage, context: Context) -> None:
+        """One message for each sample with news; while one is being written, the next news gather."""
+        generation = await self._generator.start(request)
+        is_first = True
+        try:
+            async for deltas in generation:
+                for delta in deltas:
+                    response = to_message(request.request_id, delta)
+                    if is_first or delta.finish is not None or delta.logprobs:
+                        responses.complete(response, delta, generation, is_first)
+                        is_first = False
+                    await context.write(response)
+        finally:
+            generation.close()
+
+    async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with answering("Tokenize", context, self._metrics):
+            entry = self._catalogue.entry(message.model)
+            token_ids = await self._processor.tokenize(requests.tokenize_prompt(message))
+            return pb.TokenizeResponse(token_ids=token_ids, max_model_len=entry.max_model_len)
+
+    async def Detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        async with answering("Detokenize", context, self._metrics):
+            self._catalogue.check(message.model)
+            text = self._processor.detokenize(message.token_ids, skip_special_tokens=message.skip_special_tokens)
+            return pb.DetokenizeResponse(text=text)
+
+    async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        async with answering("ListModels", context, self._metrics):
+            return pb.ListModelsResponse(models=[responses.model(self._catalogue.entry())])
+
+    async def GetModel(self, message: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        async with answering("GetModel", context, self._metrics):
+            return pb.GetModelResponse(model=responses.model(self._catalogue.entry(message.model)))
+
+
+def _arrival(context: Context) -> requests.Arrival:
+    now = asyncio.get_running_loop().time()
+    remaining_s = context.time_remaining()
+    return requests.Arrival(now, None if remaining_s is None else now + remaining_s)

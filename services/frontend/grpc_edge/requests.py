@@ -1,0 +1,120 @@
+"""Messages of the public protocol to the frontend's own values."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.frontend import conversation
+from services.frontend.input_processor import sampling_rules
+from services.frontend.input_processor.not_offered import refuse_not_offered
+from services.frontend.request import ChatPrompt, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a call came and until when its caller waits; event loop time, seconds."""
+
+    arrival_s: float
+    deadline_s: float | None
+
+
+def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    sampling = _sampling(message.sampling, defaults)
+    return _request(message.model, _prompt(message), sampling, message.options, arrival)
+
+
+def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    refuse_not_offered({"tools": list(message.tools) or None})
+    prompt = ChatPrompt(_messages(message.messages), template_variables=_variables(message.chat_template_kwargs))
+    return _request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
+
+
+def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:
+    return _prompt(message)
+
+
+def _request(model: str, prompt: Prompt, sampling: Sampling, options: pb.RequestOptions, arrival: Arrival) -> Request:
+    refuse_not_offered({"priority": options.priority})
+    return Request(
+        request_id=options.request_id or uuid.uuid4().hex,
+        model=model,
+        prompts=(prompt,),
+        sampling=sampling,
+        arrival_s=arrival.arrival_s,
+        deadline_s=arrival.deadline_s,
+        tenant=options.tenant,
+        cache_salt=options.cache_salt,
+        truncate_prompt_tokens=options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None,
+    )
+
+
+def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(message.text, add_special_tokens=not message.skip_special_prompt_tokens)
+        case "conversation":
+            return ChatPrompt(_messages(message.conversation.messages))
+        case "token_ids" if isinstance(message, pb.GenerateRequest):
+            return TokenPrompt(message.token_ids.ids)
+        case _:
+            raise InvalidArgument("prompt must be set", field="prompt")
+
+
+def _messages(written: Iterable[pb.ChatMessage]) -> list[Mapping[str, Any]]:
+    return [_message(message) for message in written]
+
+
+def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidArgument(
+            f"messages.role must be one of {', '.join(ROLES)}, got {message.role!r}", field="messages"
+        )
+    return conversation.message(
+        message.role,
+        message.content,
+        name=message.name,
+        tool_calls=[conversation.tool_call(call.id, call.name, call.arguments) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
+    )
+
+
+def _variables(text: str) -> Mapping[str, Any]:
+    try:
+        variables = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"chat_template_kwargs is not JSON: {error}", field="chat_template_kwargs") from None
+    if not isinstance(variables, dict):
+        raise InvalidArgument("chat_template_kwargs must be a JSON object", field="chat_template_kwargs")
+    return variables
+
+
+def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:
+    """Only what the client set counts as given."""
+    fields = {descriptor.name: value for descriptor, value in message.ListFields()}
+    refuse_not_offered(fields)
+    fields.pop("spaces_between_special_tokens", None)  # true, which is what every tokenizer's own decoder does
+    return sampling_rules.build({name: _plain(value) for name, value in fields.items()}, defaults)
+
+
+def _plain(value: Any) -> Any:
+    """Python's own kinds of value; a float as its sender wrote it, not as 32 bits make it look in 64."""
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    if isinstance(value, MutableMapping):
+        return dict(value)
+    if isinstance(value, MutableSequence):
+        return tuple(value)
+    return value

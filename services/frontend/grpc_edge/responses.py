@@ -1,0 +1,58 @@
+"""The frontend's own values to messages of the public protocol."""
+
+from __future__ import annotations
+
+from services.frontend.catalogue import CatalogueEntry
+from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation import Generation, Usage
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+
+Response = pb.GenerateResponse | pb.ChatResponse
+
+
+def generate_response(request_id: str, delta: Delta) -> pb.GenerateResponse:
+    return pb.GenerateResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, text=delta.text)
+
+
+def chat_response(request_id: str, delta: Delta) -> pb.ChatResponse:
+    return pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, content=delta.text)
+
+
+def complete(response: Response, delta: Delta, generation: Generation, is_first: bool) -> None:
+    """What only some messages carry."""
+    if delta.logprobs:
+        response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
+    if delta.finish is not None:
+        _add_finish(response, delta.finish)
+    if is_first or delta.finish is not None:
+        response.usage.CopyFrom(_usage(generation.usage))
+
+
+def _usage(usage: Usage) -> finish_pb2.Usage:
+    return finish_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens, cached_tokens=usage.cached_tokens
+    )
+
+
+def _add_finish(response: Response, finish: Finish) -> None:
+    response.finish_reason = finish.reason
+    if finish.stop_string is not None:
+        response.stop_string = finish.stop_string
+    elif finish.stop_token_id is not None:
+        response.stop_token_id = finish.stop_token_id
+
+
+def _logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:
+    top = [pb.TokenLogprobs.Candidate(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top]
+    return pb.TokenLogprobs(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank, top=top)
+
+
+def model(entry: CatalogueEntry) -> pb.Model:
+    return pb.Model(
+        name=entry.name,
+        max_model_len=entry.max_model_len,
+        vocab_size=entry.vocab_size,
+        ready=entry.ready,
+        created_unix_s=entry.created_unix_s,
+    )

@@ -1,0 +1,65 @@
+"""The schedulers' own AdminServices, asked all at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+from shared.errors import FailedPrecondition, QuireError, Unavailable
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.rpc.channel import connect
+
+TIMEOUT_S = 2.0
+
+
+class SchedulerAdmins:
+    """A channel to each scheduler, kept apart from the sessions so that asking cannot hold them up."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._channels = {address: connect(address) for address in addresses}
+
+    async def status(self) -> list[pb.ServiceStatus]:
+        """What each reports of itself and its workers; a scheduler that does not answer is DOWN."""
+        answers = await asyncio.gather(*(self._status_of(address) for address in self._channels))
+        return [entry for entries in answers for entry in entries]
+
+    async def _status_of(self, address: str) -> list[pb.ServiceStatus]:
+        try:
+            reply = await self._stub(address).GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return [pb.ServiceStatus(role=pb.ROLE_SCHEDULER, id=address, address=address, state=pb.STATE_DOWN)]
+        return list(reply.services)
+
+    async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> int:
+        """Blocks forgotten by all of them; raises the first refusal once all have answered."""
+        calls = (self._reset_one(address, request) for address in self._channels)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return sum(answer for answer in answers if isinstance(answer, int))
+
+    async def _reset_one(self, address: str, request: pb.ResetPrefixCacheRequest) -> int:
+        try:
+            reply: pb.ResetPrefixCacheResponse = await self._stub(address).ResetPrefixCache(request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(address, error) from None
+        return reply.num_blocks
+
+    def _stub(self, address: str) -> admin_pb2_grpc.AdminServiceStub:
+        return admin_pb2_grpc.AdminServiceStub(self._channels[address])
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:
+    message = f"scheduler at {address}: {error.details()}"
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return FailedPrecondition(message)
+    return Unavailable(message)

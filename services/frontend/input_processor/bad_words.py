@@ -1,0 +1,19 @@
+"""Banned texts as token sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.columns import i32_bytes
+
+
+def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
+    """Each word as it is tokenized at the start of a text and behind a space."""
+    columns: dict[bytes, None] = {}
+    for word in words:
+        for spelling in (word, " " + word.lstrip()):
+            ids = tokenizer.encode_now(spelling, add_special_tokens=False)
+            if ids:
+                columns[i32_bytes(ids)] = None
+    return tuple(columns)

@@ -1,0 +1,87 @@
+"""Fields that clients of vLLM and OpenAI may send and that are known here, but not offered yet.
+
+One table for both edges: the name as the client wrote it, and whether a value asks for the feature at all. A feature
+that arrives deletes its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shared.errors import Unimplemented
+
+Asks = Callable[[Any], bool]
+
+
+def _given(value: Any) -> bool:
+    """Anything but nothing."""
+    return value not in (None, False, 0, "", [], {})
+
+
+def _present(value: Any) -> bool:
+    """Anything, zero included."""
+    return value is not None
+
+
+def _not_text(response_format: Any) -> bool:
+    return response_format is not None and response_format != {"type": "text"}
+
+
+def _calls_tools(tool_choice: Any) -> bool:
+    return tool_choice not in (None, "none", "auto")
+
+
+def _not(*harmless: Any) -> Asks:
+    return lambda value: value is not None and value not in harmless
+
+
+ASKS: Mapping[str, Asks] = {
+    # constrained output
+    "response_format": _not_text,
+    "structured_output": _given,
+    "structured_outputs": _given,
+    "thinking_token_budget": _not(-1),
+    "repetition_detection": _given,
+    # tools and reasoning
+    "tools": _present,
+    "tool_choice": _calls_tools,
+    "functions": _given,
+    "function_call": _not("none", "auto"),
+    "include_reasoning": _not(True),
+    # log-probabilities beyond those of the sampled positions
+    "prompt_logprobs": _present,
+    "logprob_token_ids": _given,
+    # other ways to search
+    "use_beam_search": _given,
+    "length_penalty": _not(1, 1.0),
+    # order
+    "priority": _given,
+    # other prompts and outputs
+    "prompt_embeds": _given,
+    "suffix": _given,
+    "modalities": _not(["text"]),
+    "audio": _given,
+    "web_search_options": _given,
+    "media_io_kwargs": _given,
+    "mm_processor_kwargs": _given,
+    "truncation_side": _not("left"),
+    "spaces_between_special_tokens": _not(True),
+    # ways to answer
+    "stream_interval": _not(1),
+    "return_prompt_text": _given,
+    "return_weight_versions": _given,
+    "watermarking": _given,
+    # transfers between engines
+    "kv_transfer_params": _given,
+    "ec_transfer_params": _given,
+    "vllm_xargs": _given,
+}
+
+
+def refuse_not_offered(fields: Mapping[str, Any]) -> None:
+    """Raises Unimplemented for the first field that asks for something missing; unknown names are not its business."""
+    for name, value in fields.items():
+        asks = ASKS.get(name)
+        if asks is not None and asks(value):
+            raise Unimplemented(f"{name} is not offered by this server yet", field=name)

@@ -1,0 +1,148 @@
+"""Requests to work: every check a request can fail is here or in what this calls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.frontend.input_processor import prompt_limits, sampling_rules
+from services.frontend.input_processor.bad_words import bad_word_columns
+from services.frontend.request import ChatPrompt, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.sequence import Work
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared import block_hash
+from shared.columns import i32_bytes, u32_bytes
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+
+MAX_NAME_CHARACTERS = 256  # request_id, tenant
+MAX_SALT_CHARACTERS = 1024
+CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt ready to be submitted."""
+
+    token_ids: list[int]
+    work: Work
+
+
+class InputProcessor:
+    """Knows the model; keeps no state between requests."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_samples: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_samples = max_samples
+
+    def check(self, request: Request) -> None:
+        """What can be refused without tokenizing and without knowing the workers."""
+        sampling_rules.check(request.sampling)
+        if request.num_samples > self._max_samples:
+            message = f"a request may have at most {self._max_samples} samples in all, got {request.num_samples}."
+            raise InvalidArgument(message, field="prompt" if len(request.prompts) > 1 else "n")
+        for field, text, most in (
+            ("request_id", request.request_id, MAX_NAME_CHARACTERS),
+            ("tenant", request.tenant, MAX_NAME_CHARACTERS),
+            ("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS),
+        ):
+            if len(text) > most:
+                raise InvalidArgument(f"{field} must have at most {most} characters, got {len(text)}.", field=field)
+
+    def estimate_tokens(self, request: Request) -> int:
+        """Prompt and promised output tokens, roughly and without tokenizing."""
+        return sum(_estimate(prompt) for prompt in request.prompts) + request.num_promised_output_tokens
+
+    async def prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+        sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
+        sampling = sampling_rules.settle(request.sampling)
+        bad_words = bad_word_columns(sampling.bad_words, self._tokenizer)
+        root_hash = block_hash.root_hash(salt=request.cache_salt)
+        prepared = []
+        for prompt in request.prompts:
+            token_ids = prompt_limits.truncate(await self.tokenize(prompt), request, limits.max_model_len)
+            prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
+            work = Work(
+                request_id=request.request_id,
+                prompt=i32_bytes(token_ids),
+                num_prompt_tokens=len(token_ids),
+                root_hash=root_hash,
+                sampling=_to_proto(sampling, self._output_length(request, len(token_ids), limits)),
+                eos_token_ids=u32_bytes(() if sampling.ignore_eos else self._tokenizer.eos_ids),
+                bad_word_token_ids=bad_words,
+                tenant=request.tenant,
+                arrival_s=request.arrival_s,
+                deadline_s=request.deadline_s,
+            )
+            prepared.append(Prepared(token_ids, work))
+        return prepared
+
+    def _output_length(self, request: Request, num_prompt_tokens: int, limits: Limits) -> int:
+        recommended = self._tokenizer.defaults.max_new_tokens
+        return prompt_limits.output_length(request, num_prompt_tokens, limits.max_model_len, recommended)
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """Also what Tokenize answers."""
+        match prompt:
+            case TokenPrompt(token_ids):
+                return list(token_ids)
+            case TextPrompt(text, add_special_tokens):
+                return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            case ChatPrompt():
+                return await self._tokenizer.encode(self._render(prompt), add_special_tokens=prompt.add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        prompt_limits.check_vocabulary(token_ids, self._vocab_size)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if not prompt.messages:
+            raise InvalidArgument("messages must hold at least one message", field="messages")
+        return self._tokenizer.template.render(
+            prompt.messages,
+            open_turn=prompt.open_turn,
+            continue_last=prompt.continue_last,
+            variables=prompt.template_variables,
+        )
+
+
+def _estimate(prompt: Prompt) -> int:
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text):
+            return len(text) // CHARACTERS_PER_TOKEN + 1
+        case ChatPrompt(messages):
+            return sum(len(str(m.get("content") or "")) for m in messages) // CHARACTERS_PER_TOKEN + 1
+
+
+def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:
+    """Complete, and without what only the frontend needs. An unseeded prompt gets a seed here, once, so that moving its
+    sequences does not change what they say."""
+    if sampling.min_tokens > max_tokens:
+        raise InvalidArgument(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {sampling.min_tokens}.",
+            field="min_tokens",
+        )
+    return sampling_pb2.SamplingParams(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
+        max_tokens=max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids or (),
+        logprobs=sampling.logprobs,
+        skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+    )

@@ -1,0 +1,68 @@
+"""How long a prompt may be and how much may follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.frontend.request import Request
+from shared.errors import InvalidArgument
+
+AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
+
+
+def truncate(token_ids: list[int], request: Request, max_model_len: int) -> list[int]:
+    """Keeps the last tokens of the prompt, if the request says so."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == AS_FITS:
+        keep = max_model_len - (request.sampling.max_tokens or 1)
+    if not 1 <= keep <= max_model_len:
+        raise InvalidArgument(
+            f"truncate_prompt_tokens must be in [1, {max_model_len}], got {keep}.", field="truncate_prompt_tokens"
+        )
+    return token_ids[-keep:]
+
+
+def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and (max(token_ids) >= vocab_size or min(token_ids) < 0):
+        wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
+        raise InvalidArgument(f"Token id {wrong} is out of vocabulary", field="prompt")
+
+
+def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int) -> None:
+    if not token_ids:
+        raise InvalidArgument("The decoder prompt cannot be empty", field="prompt")
+    check_vocabulary(token_ids, vocab_size)
+    length = len(token_ids)
+    if length > max_model_len:
+        raise InvalidArgument(
+            f"The decoder prompt (length {length}) is longer than the maximum model length of {max_model_len}. "
+            "Make sure that `max_model_len` is no smaller than the number of text tokens.",
+            field="prompt",
+        )
+    if length == max_model_len:
+        raise InvalidArgument(
+            f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer "
+            f"than the maximum model length of {max_model_len}. "
+            "Make sure that `max_model_len` is no smaller than the number of text tokens (prompt + requested output).",
+            field="prompt",
+        )
+
+
+def output_length(request: Request, num_prompt_tokens: int, max_model_len: int, recommended: int | None) -> int:
+    """max_tokens for this prompt; `recommended`: the model's own default."""
+    room = max_model_len - num_prompt_tokens
+    asked = request.sampling.max_tokens
+    if asked is None:
+        default = recommended if recommended is not None else request.default_max_tokens
+        return room if default is None else min(default, room)
+    if asked > room and request.strict_length:
+        raise InvalidArgument(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output "
+            f"tokens and your prompt contains {num_prompt_tokens} input tokens, for a total of "
+            f"{asked + num_prompt_tokens} tokens. Please reduce the length of the input "
+            "prompt or the number of requested output tokens.",
+            field="max_tokens",
+        )
+    return min(asked, room)

@@ -1,0 +1,154 @@
+"""What a sampling field may be, and what its sender reads if it is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from services.frontend.request import Sampling
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import InvalidArgument
+
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
+MAX_SAMPLES = 16384
+MAX_BAD_WORDS = 128
+MAX_LOGIT_BIAS = 100.0
+WHOLE_VOCABULARY = -1
+SEED_BOUND = 2**63
+MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`text` is formatted with the sampling values as `s`."""
+
+    field: str
+    holds: Callable[[Sampling], bool]
+    text: str
+
+
+def is_greedy(sampling: Sampling) -> bool:
+    return sampling.temperature < GREEDY_BELOW
+
+
+RULES = (
+    Rule("n", lambda s: s.n >= 1, "n must be at least 1, got {s.n}."),
+    Rule("n", lambda s: s.n <= MAX_SAMPLES, f"n must be at most {MAX_SAMPLES}, got {{s.n}}."),
+    Rule(
+        "presence_penalty",
+        lambda s: -2 <= s.presence_penalty <= 2,
+        "presence_penalty must be in [-2, 2], got {s.presence_penalty}.",
+    ),
+    Rule(
+        "frequency_penalty",
+        lambda s: -2 <= s.frequency_penalty <= 2,
+        "frequency_penalty must be in [-2, 2], got {s.frequency_penalty}.",
+    ),
+    Rule(
+        "repetition_penalty",
+        lambda s: math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0,
+        "repetition_penalty must be greater than zero, got {s.repetition_penalty}.",
+    ),
+    Rule("temperature", lambda s: s.temperature >= 0, "temperature must be non-negative, got {s.temperature}."),
+    Rule("temperature", lambda s: s.temperature <= 2, "temperature must be in [0, 2], got {s.temperature}."),
+    Rule("top_p", lambda s: 0 < s.top_p <= 1, "top_p must be in (0, 1], got {s.top_p}."),
+    Rule("top_k", lambda s: s.top_k >= -1, "top_k must be 0 (disable), or at least 1, got {s.top_k}."),
+    Rule("min_p", lambda s: 0 <= s.min_p <= 1, "min_p must be in [0, 1], got {s.min_p}."),
+    Rule(
+        "seed",
+        lambda s: s.seed is None or -SEED_BOUND <= s.seed < SEED_BOUND,
+        "seed must be in [-2^63, 2^63 - 1], got {s.seed}.",
+    ),
+    Rule(
+        "max_tokens",
+        lambda s: s.max_tokens is None or s.max_tokens >= 1,
+        "max_tokens must be at least 1, got {s.max_tokens}.",
+    ),
+    Rule(
+        "min_tokens",
+        lambda s: s.min_tokens >= 0,
+        "min_tokens must be greater than or equal to 0, got {s.min_tokens}.",
+    ),
+    Rule(
+        "min_tokens",
+        lambda s: s.max_tokens is None or s.min_tokens <= s.max_tokens,
+        "min_tokens must be less than or equal to max_tokens={s.max_tokens}, got {s.min_tokens}.",
+    ),
+    Rule("stop", lambda s: all(s.stop), "stop cannot contain an empty string."),
+    Rule(
+        "stop",
+        lambda s: s.detokenize or not s.stop,
+        "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
+    ),
+    Rule("bad_words", lambda s: all(s.bad_words), "bad_words cannot contain an empty string."),
+    Rule(
+        "bad_words",
+        lambda s: len(s.bad_words) <= MAX_BAD_WORDS,
+        f"bad_words must have at most {MAX_BAD_WORDS} entries.",
+    ),
+    Rule(
+        "logprobs",
+        lambda s: s.logprobs is None or s.logprobs >= WHOLE_VOCABULARY,
+        "logprobs must be non-negative or -1, got {s.logprobs}.",
+    ),
+    Rule(
+        "logit_bias",
+        lambda s: not any(math.isnan(bias) for bias in s.logit_bias.values()),
+        "logit_bias must hold numbers, got {s.logit_bias}.",
+    ),
+    Rule(
+        "allowed_token_ids",
+        lambda s: s.allowed_token_ids is None or len(s.allowed_token_ids) > 0,
+        "allowed_token_ids is not None and empty!",
+    ),
+    Rule("n", lambda s: s.n == 1 or not is_greedy(s), "n must be 1 when using greedy sampling, got {s.n}."),
+)
+
+
+def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
+    """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
+    recommended = {name: value for name, value in asdict(defaults).items() if name != "max_new_tokens"}
+    named = {**recommended, **{name: value for name, value in given.items() if value is not None}}
+    return Sampling(**{name: value for name, value in named.items() if value is not None})
+
+
+def check(sampling: Sampling) -> None:
+    """The rules that need no model; raises InvalidArgument naming the first field that breaks one."""
+    for rule in RULES:
+        if not rule.holds(sampling):
+            raise InvalidArgument(rule.text.format(s=sampling), field=rule.field)
+
+
+def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
+    """The rules that depend on the model and the workers."""
+    for field, ids in (
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("logit_bias", sampling.logit_bias),
+    ):
+        wrong = [i for i in ids if not 0 <= i < vocab_size]
+        if wrong:
+            raise InvalidArgument(f"{field} contains out-of-vocab token ids: {wrong[:8]}.", field=field)
+    asked = vocab_size if sampling.logprobs == WHOLE_VOCABULARY else sampling.logprobs or 0
+    if asked > max_logprobs:
+        raise InvalidArgument(
+            f"Requested sample logprobs of {asked}, which is greater than max allowed: {max_logprobs}", field="logprobs"
+        )
+
+
+def settle(sampling: Sampling) -> Sampling:
+    """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
+    if is_greedy(sampling):
+        sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    elif sampling.temperature < LOWEST_TEMPERATURE:
+        sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
+    return replace(
+        sampling,
+        top_k=min(max(sampling.top_k, 0), MAX_TOP_K),
+        seed=None if sampling.seed == -1 else sampling.seed,
+        stop_token_ids=tuple(dict.fromkeys(sampling.stop_token_ids)),
+        logit_bias={i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
+    )

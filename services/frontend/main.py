@@ -1,0 +1,151 @@
+"""Composition root of the frontend: the one place that names concrete classes, and their order of coming and going."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from services.frontend.admission import Admission
+from services.frontend.catalogue import Catalogue
+from services.frontend.generator import Generator
+from services.frontend.grpc_edge import admin_service, inference_service
+from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.loop_delay import watch_loop_delay
+from services.frontend.openai_edge import app
+from services.frontend.openai_edge.generation_routes import GenerationRoutes
+from services.frontend.openai_edge.model_routes import ModelRoutes
+from services.frontend.openai_edge.server import HttpServer
+from services.frontend.openai_edge.service_routes import ServiceRoutes
+from services.frontend.openai_edge.token_routes import TokenRoutes
+from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared import model_identity
+from shared.lifecycle import Shutdown, announce, first
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.rpc.server import Server
+from shared.settings.frontend import FrontendSettings
+from shared.version import VERSION
+
+log = logger("frontend")
+
+SERVICES = (inference_service.SERVICE_NAME, admin_service.SERVICE_NAME)
+LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
+
+
+async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
+    """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
+    frontend = Frontend(settings, shutdown)
+    try:
+        await frontend.run()
+    finally:
+        await frontend.close()
+
+
+class Frontend:
+    """The parts of one frontend process."""
+
+    def __init__(self, settings: FrontendSettings, shutdown: Shutdown) -> None:
+        self._settings = settings
+        self._shutdown = shutdown
+        folder = Path(settings.model)
+        identity = model_identity.identity(folder, settings.served_model_name)
+        context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
+        self.metrics = FrontendMetrics(identity.name, context)
+        self._tokenizer = Tokenizer(folder, settings.tokenizer_threads)
+        self._grpc = Server(settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports)
+        self.grpc_address = settings.reachable(self._grpc.port)
+        hello = scheduler_pb2.FrontendHello(
+            frontend_id=settings.name, pid=os.getpid(), address=self.grpc_address, version=VERSION, model=identity
+        )
+        self._client = SchedulerClient(
+            settings.schedulers,
+            hello,
+            patience_s=settings.unavailable_after_s,
+            retry_after_ms=settings.retry_after_ms,
+            metrics=self.metrics,
+        )
+        self._admins = SchedulerAdmins(settings.schedulers)
+        self._catalogue = Catalogue(identity, lambda: self._client.limits)
+        self._admission = Admission(
+            settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
+        )
+        self._processor = InputProcessor(self._tokenizer, identity.vocab_size, settings.max_prompts_per_request)
+        self._generator = Generator(
+            catalogue=self._catalogue,
+            admission=self._admission,
+            processor=self._processor,
+            client=self._client,
+            tokenizer=self._tokenizer,
+            metrics=self.metrics,
+        )
+        self._add_grpc_services()
+        self._http = self._new_http_server()
+        self.http_address = settings.reachable(self._http.port)
+
+    def _add_grpc_services(self) -> None:
+        inference = inference_service.InferenceService(
+            self._generator, self._processor, self._tokenizer, self._catalogue, self.metrics
+        )
+        status = admin_service.OwnStatus(
+            self._settings.name, self.grpc_address, self._admission, self._client, self._shutdown
+        )
+        admin = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._grpc.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._grpc.grpc)
+
+    def _new_http_server(self) -> HttpServer:
+        routes = (
+            GenerationRoutes(self._generator, self._processor, self._tokenizer, self._catalogue),
+            TokenRoutes(self._processor, self._tokenizer, self._catalogue),
+            ModelRoutes(self._catalogue),
+            ServiceRoutes(self.is_serving, self._admission, self.metrics),
+        )
+        settings = self._settings
+        return HttpServer(
+            app.build([part.router for part in routes], settings.api_key, self.metrics),
+            settings.host,
+            settings.http_port,
+            share_port=settings.share_ports,
+            drain_timeout_s=LAST_WRITES_S,
+        )
+
+    def is_serving(self) -> bool:
+        return self._client.is_open and not self._shutdown.requested
+
+    async def run(self) -> None:
+        await self._grpc.start()
+        http = asyncio.create_task(self._http.run())
+        await self._http.listening()
+        announce("frontend", self._settings.name, http=self.http_address, grpc=self.grpc_address)
+        background = (self._client.run(), self._report_health(), watch_loop_delay(self.metrics))
+        await first(http, *background, self._drain_when_asked(http))
+
+    async def _report_health(self) -> None:
+        while True:
+            await self._grpc.set_serving(self.is_serving())
+            await self._client.changed()
+
+    async def _drain_when_asked(self, http: asyncio.Task[None]) -> None:
+        """Refuses what is new from the signal on, waits for what is under way, then closes the doors."""
+        await self._shutdown.wait()
+        self._admission.close()
+        await self._grpc.set_serving(False)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._admission.idle()
+        except TimeoutError:
+            log.warning("leaving with work unfinished", samples=self._admission.num_samples)
+        await self._grpc.stop(LAST_WRITES_S)
+        self._http.stop()
+        await http
+
+    async def close(self) -> None:
+        await self._grpc.stop(0)
+        await self._admins.close()
+        self._tokenizer.close()

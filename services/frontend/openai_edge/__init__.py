@@ -1,0 +1,1 @@
+"""The HTTP face: OpenAI's API as vLLM's clients know it, and what operators ask (/health, /metrics, ...)."""

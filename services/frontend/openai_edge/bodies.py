@@ -1,0 +1,141 @@
+"""JSON bodies of the calls: the fields that do something. Others are sorted out by `refuse_unknown`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
+from shared.errors import InvalidArgument
+
+# OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
+IGNORED = frozenset({
+    "metadata",
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "session_id",
+    "store",
+    "user",
+    "verbosity",
+})  # fmt: skip
+
+PromptField = Annotated[
+    Any,
+    WithJsonSchema({
+        "description": "text, token ids, or a list of either",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "integer"}},
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        ],
+    }),
+]  # fmt: skip
+
+
+class Body(BaseModel):
+    """Any body."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field("", description="the model's name; empty: the only one")
+
+    def refuse_unknown(self) -> None:
+        """A misspelled field would otherwise be a silent default."""
+        extra = self.model_extra or {}
+        for name in extra:
+            if name not in IGNORED and name not in ASKS:
+                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
+        refuse_not_offered(extra)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = Field(default=False, description="end with a chunk that holds the usage")
+    continuous_usage_stats: bool = Field(default=False, description="usage so far in every chunk")
+    include_obfuscation: bool | None = Field(
+        default=None, description="accepted for OpenAI's clients; nothing is padded"
+    )
+
+
+class GenerationBody(Body):
+    """What completions and chat completions share; sampling fields are named as in sampling.proto."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool = True
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    request_id: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions"""
+
+    prompt: PromptField
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize"""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    tokens: list[int]

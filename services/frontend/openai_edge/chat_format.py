@@ -1,0 +1,69 @@
+"""Answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation, Usage
+from services.frontend.openai_edge.format import Frame, ending, usage_object
+from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.requests import AnswerOptions
+from services.frontend.request import Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+
+class ChatFormat:
+    """A stream opens each choice with the assistant's role; the whole answer has a message instead of deltas."""
+
+    def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
+        kind = "chat.completion.chunk" if options.stream else "chat.completion"
+        self._frame = Frame(f"chatcmpl-{request.request_id}", kind, model)
+        self._options = options
+        self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
+        self._opened: set[int] = set()
+
+    @property
+    def _prefix(self) -> str:
+        return self._options.prefix[0] if self._options.prefix else ""
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        chunks = []
+        if delta.sample not in self._opened:
+            self._opened.add(delta.sample)
+            chunks.append(self._opening(delta.sample, generation))
+        choice = {"index": delta.sample, "delta": {"content": delta.text}, **self._details(delta)}
+        chunks.append(self._frame([choice], **self._usage(delta.sample, generation)))
+        return chunks
+
+    def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self._prefix}
+        choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
+        return self._frame([choice], **self._usage(sample, generation), **self._prompt_ids(generation))
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return self._frame([], usage=usage_object(usage))
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        choices = [
+            {
+                "index": delta.sample,
+                "message": {"role": "assistant", "content": self._prefix + delta.text, "refusal": None},
+                **self._details(delta),
+            }
+            for delta in deltas
+        ]
+        return self._frame(choices, usage=usage_object(generation.usage), **self._prompt_ids(generation))
+
+    def _details(self, delta: Delta) -> dict[str, Any]:
+        logprobs = chat_logprobs(delta.logprobs, self._texts) if delta.logprobs else None
+        token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
+        return {"logprobs": logprobs, **ending(delta.finish), **token_ids}
+
+    def _usage(self, sample: int, generation: Generation) -> dict[str, Any]:
+        if not self._options.continuous_usage:
+            return {}
+        return {"usage": usage_object(generation.sample_usage(sample))}
+
+    def _prompt_ids(self, generation: Generation) -> dict[str, Any]:
+        return {"prompt_token_ids": generation.prepared[0].token_ids} if self._options.token_ids else {}

@@ -1,0 +1,52 @@
+"""Answers of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation, Usage
+from services.frontend.openai_edge.format import Frame, ending, usage_object
+from services.frontend.openai_edge.logprobs import TokenTexts, completion_logprobs
+from services.frontend.openai_edge.requests import AnswerOptions
+from services.frontend.request import Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+
+class CompletionFormat:
+    """A chunk of a stream and the whole answer have the same choices."""
+
+    def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
+        self._frame = Frame(f"cmpl-{request.request_id}", "text_completion", model)
+        self._options = options
+        self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
+        self._n = request.sampling.n
+        self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
+
+    def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
+        usage = generation.sample_usage(delta.sample)
+        more = {"usage": usage_object(usage)} if self._options.continuous_usage else {}
+        return [self._frame([self._choice(delta, generation)], **more)]
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return self._frame([], usage=usage_object(usage))
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        choices = [self._choice(delta, generation) for delta in deltas]
+        return self._frame(choices, usage=usage_object(generation.usage))
+
+    def _choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+        prompt = delta.sample // self._n
+        is_first = delta.sample not in self._offsets
+        prefix = self._options.prefix[prompt] if is_first and self._options.prefix else ""
+        offset = self._offsets.setdefault(delta.sample, len(prefix))
+        choice: dict[str, Any] = {"index": delta.sample, "text": prefix + delta.text, "logprobs": None}
+        if delta.logprobs:
+            logprobs = completion_logprobs(delta.logprobs, self._texts, offset)
+            self._offsets[delta.sample] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
+            choice["logprobs"] = logprobs
+        choice |= ending(delta.finish)
+        if self._options.token_ids:
+            choice["token_ids"] = delta.token_ids
+            choice["prompt_token_ids"] = generation.prepared[prompt].token_ids if is_first else None
+        return choice

@@ -1,0 +1,38 @@
+"""GET /v1/models, GET /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from services.frontend.catalogue import Catalogue, CatalogueEntry
+
+
+class ModelRoutes:
+    """The catalogue."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.router = APIRouter(tags=["models"])
+        self.router.add_api_route("/v1/models", self.list_models, methods=["GET"])
+        self.router.add_api_route("/v1/models/{name:path}", self.get_model, methods=["GET"])
+
+    async def list_models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [_card(self._catalogue.entry())]}
+
+    async def get_model(self, name: str) -> dict[str, Any]:
+        return _card(self._catalogue.entry(name))
+
+
+def _card(entry: CatalogueEntry) -> dict[str, Any]:
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": entry.created_unix_s,
+        "owned_by": "quire",
+        "root": entry.name,
+        "parent": None,
+        "max_model_len": entry.max_model_len or None,  # unknown until a worker has said so
+        "ready": entry.ready,
+    }

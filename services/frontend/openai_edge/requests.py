@@ -1,0 +1,119 @@
+"""Bodies to the frontend's own request."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.input_processor import sampling_rules
+from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
+from services.frontend.request import Prompt, Request
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import InvalidArgument
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
+
+SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How to answer; None of it concerns how tokens are made."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    token_ids: bool  # also give token ids
+    tokens_as_ids: bool  # write tokens in logprobs as token_id:N
+    prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
+
+
+def completion_request(body: CompletionBody, header_id: str | None, defaults: GenerationDefaults) -> Request:
+    prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)
+    given = _given(body) | {"logprobs": body.logprobs}
+    default = None if "max_tokens" in body.model_fields_set else COMPLETION_MAX_TOKENS
+    return _request(body, prompts, given, defaults, header_id=header_id, default_max_tokens=default)
+
+
+def chat_request(body: ChatBody, header_id: str | None, defaults: GenerationDefaults) -> Request:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
+    variables = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
+    prompt = chat_prompt(body, {name: value for name, value in variables.items() if value is not None})
+    given = _given(body) | {
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+    }
+    return _request(body, [prompt], given, defaults, header_id=header_id, default_max_tokens=None)
+
+
+def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidArgument("Stream options can only be defined when `stream=True`.", field="stream_options")
+    options = body.stream_options or StreamOptions()
+    return AnswerOptions(
+        stream=bool(body.stream),
+        include_usage=options.include_usage,
+        continuous_usage=options.include_usage and options.continuous_usage_stats,
+        token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        prefix=prefix,
+    )
+
+
+def _given(body: GenerationBody) -> dict[str, Any]:
+    given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
+    given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None
+    return given
+
+
+def _logit_bias(written: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token_id): bias for token_id, bias in written.items()}
+    except ValueError:
+        raise InvalidArgument("logit_bias must map token ids to numbers", field="logit_bias") from None
+
+
+def _request(
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    given: Mapping[str, Any],
+    defaults: GenerationDefaults,
+    *,
+    header_id: str | None,
+    default_max_tokens: int | None,
+) -> Request:
+    return Request(
+        request_id=body.request_id or header_id or uuid.uuid4().hex,
+        model=body.model,
+        prompts=prompts,
+        sampling=sampling_rules.build(given, defaults),
+        arrival_s=asyncio.get_running_loop().time(),
+        cache_salt=body.cache_salt or "",
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        default_max_tokens=default_max_tokens,
+        strict_length=True,
+    )

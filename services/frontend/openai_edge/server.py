@@ -1,0 +1,85 @@
+"""HTTP on the service's own event loop: uvicorn without its signals, on a socket bound here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from shared.errors import FailedPrecondition
+
+KEEP_ALIVE_S = 5
+BACKLOG = 2048
+
+
+class _Uvicorn(uvicorn.Server):
+    """SIGTERM belongs to shared.lifecycle."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.listening.set()
+
+
+class HttpServer:
+    """run() serves until stop()."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, *, share_port: bool, drain_timeout_s: float) -> None:
+        self._socket = _bind(host, port, share_port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                loop="none",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
+                backlog=BACKLOG,
+            )
+        )
+
+    async def run(self) -> None:
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            for server in self._server.servers:
+                server.close()
+
+    async def listening(self) -> None:
+        await self._server.listening.wait()
+
+    def stop(self) -> None:
+        """Lets run() return once the calls under way are answered."""
+        self._server.should_exit = True
+
+
+def _bind(host: str, port: int, share_port: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        message = f"http_port: cannot listen on {host}:{port}: {error.strerror}"
+        raise FailedPrecondition(message, field="http_port") from None
+    bound.setblocking(False)
+    return bound

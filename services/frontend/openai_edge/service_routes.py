@@ -1,0 +1,45 @@
+"""What operators and load balancers ask: /health, /ping, /version, /load, /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from services.frontend.admission import Admission
+from shared.errors import Unavailable
+from shared.metrics.frontend import FrontendMetrics
+from shared.version import VERSION
+
+
+class ServiceRoutes:
+    """Outside /v1, so without the API key."""
+
+    def __init__(self, serving: Callable[[], bool], admission: Admission, metrics: FrontendMetrics) -> None:
+        self._serving = serving
+        self._admission = admission
+        self._metrics = metrics
+        self.router = APIRouter(tags=["service"])
+        self.router.add_api_route("/health", self.health, methods=["GET"], response_class=Response)
+        self.router.add_api_route("/ping", self.health, methods=["GET", "POST"], response_class=Response)
+        self.router.add_api_route("/version", self.version, methods=["GET"])
+        self.router.add_api_route("/load", self.load, methods=["GET"])
+        self.router.add_api_route("/metrics", self.metrics, methods=["GET"], response_class=Response)
+
+    async def health(self) -> Response:
+        """200 while a scheduler session is open and this frontend is not draining, as grpc.health.v1 says it too."""
+        if not self._serving():
+            raise Unavailable("no scheduler session is open, or this frontend is draining")
+        return Response()
+
+    async def version(self) -> dict[str, Any]:
+        return {"version": VERSION}
+
+    async def load(self) -> dict[str, Any]:
+        return {"server_load": self._admission.num_samples}
+
+    async def metrics(self) -> Response:
+        return Response(self._metrics.page(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,52 @@
+"""POST /tokenize, POST /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.openai_edge.bodies import DetokenizeBody, TokenizeBody
+from services.frontend.openai_edge.prompts import chat_prompt
+from services.frontend.request import Prompt, TextPrompt
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument
+
+
+class TokenRoutes:
+    """Text and messages to token ids, as the generating calls would do it, and back."""
+
+    def __init__(self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue) -> None:
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self.router = APIRouter(tags=["tokens"])
+        self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"])
+        self.router.add_api_route("/detokenize", self.detokenize, methods=["POST"])
+
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        body.refuse_unknown()
+        entry = self._catalogue.entry(body.model)
+        token_ids = await self._processor.tokenize(_prompt(body))
+        names = [self._tokenizer.token_name(i) for i in token_ids] if body.return_token_strs else None
+        return {
+            "count": len(token_ids),
+            "max_model_len": entry.max_model_len,
+            "tokens": token_ids,
+            "token_strs": names,
+        }
+
+    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        body.refuse_unknown()
+        self._catalogue.check(body.model)
+        return {"prompt": self._processor.detokenize(body.tokens, skip_special_tokens=False)}
+
+
+def _prompt(body: TokenizeBody) -> Prompt:
+    if body.messages is not None:
+        return chat_prompt(body, {})
+    if body.prompt is None:
+        raise InvalidArgument("either prompt or messages must be given", field="prompt")
+    return TextPrompt(body.prompt, add_special_tokens=body.add_special_tokens is not False)

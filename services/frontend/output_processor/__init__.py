@@ -1,0 +1,1 @@
+"""Tokens to what a client reads: text, stop strings, log-probabilities, merged while the client is slow."""

@@ -1,0 +1,122 @@
+"""One sample of a prompt on its way to the client: its text, its times, its news until they are taken."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.sample_text import SampleText
+from services.frontend.scheduler_client.sequence import End
+from shared.metrics.frontend import TokenTraffic
+from shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
+
+
+class Owner(Protocol):
+    """The generation that a sample belongs to."""
+
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+        """It left the queue."""
+
+    def on_first_token(self, sample: Sample, now: float) -> None:
+        """It has a token."""
+
+    def on_done(self, sample: Sample, end: End, now: float) -> None:
+        """Nothing more comes."""
+
+
+class Sample:
+    """A Sink for one sequence. The hot path: on_tokens runs once per step and sample."""
+
+    __slots__ = (
+        "_finish",
+        "_include_stop",
+        "_logprobs",
+        "_mailbox",
+        "_owner",
+        "_posted",
+        "_text",
+        "_token_ids",
+        "_traffic",
+        "_words",
+        "done",
+        "first_token_s",
+        "index",
+        "last_token_s",
+        "num_tokens",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        words: SampleText,
+        *,
+        include_stop: bool,
+        mailbox: Mailbox,
+        traffic: TokenTraffic,
+        owner: Owner,
+    ) -> None:
+        self.index = index
+        self.done = False
+        self.num_tokens = 0
+        self.first_token_s = self.last_token_s = 0.0
+        self._words = words
+        self._include_stop = include_stop
+        self._mailbox = mailbox
+        self._traffic = traffic
+        self._owner = owner
+        self._posted = False
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._logprobs: list[TokenLogprobs] = []
+        self._finish: Finish | None = None
+
+    def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
+        self._owner.on_start(self, num_cached_tokens, queue_us)
+
+    def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
+        silent_last = end is not None and not self._include_stop and end.finish.reason == FINISH_REASON_STOP
+        text, num_tokens, stop = self._words.push(token_ids, silent_last)
+        self._token_ids += token_ids[:num_tokens]
+        self._logprobs += logprobs[:num_tokens]
+        self._text += text
+        self._clock(num_tokens, now)
+        if stop is not None:
+            end = End(Finish(FINISH_REASON_STOP, stop_string=stop))
+            self._end(end, now)
+        elif end is not None:
+            self.on_end(end, now)
+        self._post()
+        return stop is not None
+
+    def _clock(self, num_tokens: int, now: float) -> None:
+        if self.num_tokens:
+            self._traffic.observe_gap(now - self.last_token_s)
+        else:
+            self.first_token_s = now
+            self._owner.on_first_token(self, now)
+        self.last_token_s = now
+        self.num_tokens += num_tokens
+        self._traffic.generated += num_tokens
+
+    def on_end(self, end: End, now: float) -> None:
+        text, _, stop = self._words.flush()
+        self._text += text
+        self._end(End(Finish(FINISH_REASON_STOP, stop_string=stop)) if stop is not None else end, now)
+        self._post()
+
+    def _end(self, end: End, now: float) -> None:
+        self.done = True
+        self._finish = end.finish
+        self._owner.on_done(self, end, now)
+
+    def _post(self) -> None:
+        if not self._posted:
+            self._posted = True
+            self._mailbox.put(self)
+
+    def take(self) -> Delta:
+        delta = Delta(self.index, self._token_ids, self._text, self._logprobs, self._finish)
+        self._posted = False
+        self._token_ids, self._text, self._logprobs = [], "", []
+        return delta

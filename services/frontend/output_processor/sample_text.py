@@ -1,0 +1,94 @@
+"""From a sample's tokens to its text: detokenizer, then stop strings. Three kinds: nobody pays for what is off."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer
+from services.frontend.output_processor.stop_strings import StopStrings
+from services.frontend.request import Sampling
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+
+class Piece(NamedTuple):
+    """What some tokens gave."""
+
+    text: str
+    num_tokens: int  # how many of them count: those behind a stop string do not
+    stop: str | None  # the stop string that matched
+
+
+class SampleText(Protocol):
+    """One per sample."""
+
+    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+        """`silent_last`: the last token ended the sample (end of sequence, a stop token) and has no text."""
+
+    def flush(self) -> Piece:
+        """What is left when no token follows."""
+
+
+class NoText:
+    """detokenize=False."""
+
+    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+        return Piece("", len(token_ids), None)
+
+    def flush(self) -> Piece:
+        return Piece("", 0, None)
+
+
+class PlainText:
+    """Without stop strings."""
+
+    __slots__ = ("_push", "flush_detokenizer")
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._push = detokenizer.push
+        self.flush_detokenizer = detokenizer.flush
+
+    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+        spoken = token_ids[:-1] if silent_last else token_ids
+        text = self._push(spoken[0]) if len(spoken) == 1 else "".join(map(self._push, spoken))
+        return Piece(text, len(token_ids), None)
+
+    def flush(self) -> Piece:
+        return Piece(self.flush_detokenizer(), 0, None)
+
+
+class StoppingText:
+    """With stop strings, which count from the token after `min_tokens` on."""
+
+    __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_stops")
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, min_tokens: int) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+
+    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+        parts = []
+        spoken = token_ids[:-1] if silent_last else token_ids
+        for position, token_id in enumerate(spoken, start=1):
+            self._num_tokens += 1
+            armed = self._num_tokens > self._min_tokens
+            text, stop = self._stops.push(self._detokenizer.push(token_id), armed=armed)
+            parts.append(text)
+            if stop is not None:
+                return Piece("".join(parts), position, stop)
+        return Piece("".join(parts), len(token_ids), None)
+
+    def flush(self) -> Piece:
+        text, stop = self._stops.push(self._detokenizer.flush(), armed=self._num_tokens > self._min_tokens)
+        return Piece(text + self._stops.flush(), 0, stop)
+
+
+def new_text(sampling: Sampling, tokenizer: Tokenizer) -> SampleText:
+    if not sampling.detokenize:
+        return NoText()
+    detokenizer = new_detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+    if not sampling.stop:
+        return PlainText(detokenizer)
+    stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
+    return StoppingText(detokenizer, stops, sampling.min_tokens)

@@ -1,0 +1,90 @@
+"""Ends text where a stop string appears, wherever tokens cut it.
+
+Each string is followed by an automaton (Knuth, Morris, Pratt 1977), one character at a time, so that the outcome
+depends on the text alone and costs the same for long strings. Text is held back only while it may still begin a match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class _Pattern:
+    """How far `text` is matched at the end of what was seen."""
+
+    __slots__ = ("_borders", "depth", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.depth = 0
+        self._borders = _borders(text)
+
+    def advance(self, character: str) -> bool:
+        """True when this character completes the string; the automaton goes on from the longest overlap."""
+        text, depth = self.text, self.depth
+        while depth and text[depth] != character:
+            depth = self._borders[depth - 1]
+        if text[depth] == character:
+            depth += 1
+        complete = depth == len(text)
+        self.depth = self._borders[-1] if complete else depth
+        return complete
+
+
+def _borders(text: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(text)
+    length = 0
+    for i in range(1, len(text)):
+        while length and text[i] != text[length]:
+            length = borders[length - 1]
+        if text[i] == text[length]:
+            length += 1
+        borders[i] = length
+    return borders
+
+
+class StopStrings:
+    """The string that completes first wins; of two that complete together, the longer."""
+
+    __slots__ = ("_firsts", "_held", "_include", "_patterns")
+
+    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+        """`include`: keep the matched string in the text; then nothing needs to be held back."""
+        self._patterns = [_Pattern(stop) for stop in stops]
+        self._firsts = frozenset(stop[0] for stop in stops)
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
+        """Text that may go out, and the stop string if one has matched; nothing may follow a match.
+
+        Not `armed` (below min_tokens): matches that complete here do not count.
+        """
+        window = self._held + text
+        if not self._active and self._firsts.isdisjoint(text):
+            return window, None
+        for position, character in enumerate(text, start=len(self._held) + 1):
+            complete = [p.text for p in self._patterns if p.advance(character)]
+            if complete and armed:
+                return self._cut(window[:position], max(complete, key=len))
+        return self._hold(window), None
+
+    @property
+    def _active(self) -> bool:
+        return any(pattern.depth for pattern in self._patterns)
+
+    def _cut(self, text: str, stop: str) -> tuple[str, str]:
+        self._held = ""
+        return (text if self._include else text[: len(text) - len(stop)]), stop
+
+    def _hold(self, window: str) -> str:
+        keep = 0 if self._include else max(pattern.depth for pattern in self._patterns)
+        out = window[: len(window) - keep]
+        self._held = window[len(out) :]
+        return out
+
+    def flush(self) -> str:
+        """What was held back, when nothing follows."""
+        held, self._held = self._held, ""
+        return held

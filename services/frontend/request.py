@@ -1,0 +1,90 @@
+"""What a client asked. Both edges make these values; nothing behind them knows which edge it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text to continue."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Tokens to continue, taken as they are."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages, put through the chat template: role, content (text), and where given name, tool_calls, tool_call_id."""
+
+    messages: Sequence[Mapping[str, Any]]
+    open_turn: bool = True  # the template ends with the start of the assistant's answer
+    continue_last: bool = False  # the last message is the beginning of the answer
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False  # templates write them themselves
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens, named as in protos/quire/common/v1/sampling.proto; the defaults are the protocol's."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None  # the server draws one
+    max_tokens: int | None = None  # depends on the prompt
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    skip_reading_prefix_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call: every prompt is continued `sampling.n` times. Times are those of the event loop's clock, seconds."""
+
+    request_id: str
+    model: str  # empty: the only one
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    arrival_s: float
+    deadline_s: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+    truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as leave room for the output
+    default_max_tokens: int | None = None  # None: what fits in the model's context
+    strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+    @property
+    def num_promised_output_tokens(self) -> int:
+        """Of all samples; an answer of open length promises nothing."""
+        return self.num_samples * (self.sampling.max_tokens or self.default_max_tokens or 0)

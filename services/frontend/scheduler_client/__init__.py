@@ -1,0 +1,1 @@
+"""Sequences on their way through schedulers: submitted, moved when a session breaks, ended exactly once."""

@@ -1,0 +1,200 @@
+"""Runs sequences on whatever schedulers there are: places them, moves them when a session breaks, ends each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from services.frontend.delta import Finish
+from services.frontend.scheduler_client.connection import Connection
+from services.frontend.scheduler_client.placement import choose, usable
+from services.frontend.scheduler_client.sequence import End, Sequence
+from services.frontend.scheduler_client.session import Session
+from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted, Unavailable
+from shared.lifecycle import first
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1.finish_pb2 import FinishReason
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+log = logger("scheduler_client")
+
+REFUSAL_PAUSE_S = 0.2  # before a sequence that a scheduler would not take is offered again, unless that named a time
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the best of the usable clusters can do."""
+
+    max_model_len: int
+    max_logprobs: int
+
+
+class SchedulerClient:
+    """Owns the sessions and every sequence on its way. All of it runs in one event loop, without locks."""
+
+    def __init__(
+        self,
+        addresses: Seq[str],
+        hello: pb.FrontendHello,
+        *,
+        patience_s: float,
+        retry_after_ms: int,
+        metrics: FrontendMetrics,
+    ) -> None:
+        """`patience_s`: how long work waits while no worker can run it."""
+        self._connections = [Connection(address, hello, self) for address in addresses]
+        self._patience_s = patience_s
+        self._retry_after_ms = retry_after_ms
+        self._metrics = metrics
+        self._sessions: list[Session] = []
+        self._room = WaitingRoom(patience_s, self._fail_for_want_of_workers)
+        self._starving: dict[Session, asyncio.TimerHandle] = {}
+        self._changed = asyncio.Event()
+        metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
+
+    async def run(self) -> None:
+        """Until cancelled; raises FailedPrecondition if a scheduler serves another model."""
+        await first(*(connection.run() for connection in self._connections))
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._sessions)
+
+    @property
+    def limits(self) -> Limits | None:
+        """None while nobody can run anything."""
+        views = [session.view for session in self._sessions if usable(session.view)]
+        if not views:
+            return None
+        return Limits(max(v.max_model_len for v in views), max(v.max_logprobs for v in views))
+
+    @property
+    def num_waiting(self) -> int:
+        """Submissions that no session can take now."""
+        return len(self._room)
+
+    async def changed(self) -> None:
+        """Returns at the next change of sessions or of what they can do."""
+        await self._changed.wait()
+
+    async def ready(self, deadline_s: float | None) -> Limits:
+        """Waits until somebody can run something: Unavailable after the patience, DeadlineExceeded at the deadline."""
+        if (limits := self.limits) is not None:
+            return limits
+        patience_ends_s = asyncio.get_running_loop().time() + self._patience_s
+        until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
+        try:
+            async with asyncio.timeout_at(until_s):
+                while (limits := self.limits) is None:
+                    await self.changed()
+        except TimeoutError:
+            raise self._no_worker() if until_s == patience_ends_s else DeadlineExceeded("the deadline passed") from None
+        return limits
+
+    def submit(self, sequences: Seq[Sequence]) -> None:
+        """All samples of one work, in order."""
+        self._place(tuple(sequences))
+
+    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Nothing more comes from these."""
+        by_session: dict[Session, list[Sequence]] = {}
+        for sequence in sequences:
+            sequence.wanted = False
+            if sequence.session is not None:
+                by_session.setdefault(sequence.session, []).append(sequence)
+        for session, members in by_session.items():
+            session.withdraw(members, reason)
+
+    def _place(self, group: Group) -> None:
+        wanted = tuple(sequence for sequence in group if sequence.wanted)
+        if not wanted:
+            return
+        session = choose(self._sessions, wanted[0].work.num_promised_tokens)
+        if session is None:
+            self._room.enter(wanted)
+        else:
+            session.submit(wanted)
+
+    def _resubmit(self, sequences: Seq[Sequence]) -> None:
+        self._metrics.resubmitted.inc(len(sequences))
+        for sequence in sequences:
+            self._place((sequence,))
+
+    def on_open(self, session: Session) -> None:
+        self._sessions.append(session)
+        self._metrics.sessions_open.set(len(self._sessions))
+        self.on_view(session)
+
+    def on_broken(self, session: Session) -> None:
+        self._sessions.remove(session)
+        self._metrics.sessions_open.set(len(self._sessions))
+        self._feed(session)
+        orphans = session.abandon()
+        if orphans:
+            log.warning("sequences go on elsewhere", scheduler=session.scheduler_id, sequences=len(orphans))
+        self._resubmit(orphans)
+        self._notify()
+
+    def on_view(self, session: Session) -> None:
+        if usable(session.view):
+            for group in self._room.leave():
+                self._place(group)
+        if session.view.num_workers:
+            self._feed(session)
+        elif session not in self._starving:
+            loop = asyncio.get_running_loop()
+            self._starving[session] = loop.call_later(self._patience_s, self._starve, session)
+        self._move_starving()
+        self._notify()
+
+    def _feed(self, session: Session) -> None:
+        """It has workers again, or is gone."""
+        if (timer := self._starving.pop(session, None)) is not None:
+            timer.cancel()
+
+    def _move_starving(self) -> None:
+        """Sequences whose scheduler lost all its workers go to one that has some."""
+        if self.limits is None:
+            return
+        for session in self._starving:
+            sequences = list(session.live.values())
+            session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)
+            self._resubmit(sequences)
+
+    def _starve(self, session: Session) -> None:
+        del self._starving[session]
+        sequences = tuple(session.live.values())
+        session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)
+        self._fail_for_want_of_workers(sequences)
+
+    def on_refused(self, sequence: Sequence, error: QuireError) -> None:
+        """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""
+        loop = asyncio.get_running_loop()
+        passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.fresh)
+        sequence.refused_since = sequence.refused_since or loop.time()
+        if not passing or loop.time() - sequence.refused_since > self._patience_s:
+            self._fail(sequence, error)
+        else:
+            loop.call_later(error.retry_after_ms / 1000 or REFUSAL_PAUSE_S, self._resubmit, (sequence,))
+
+    def _fail_for_want_of_workers(self, group: Group) -> None:
+        for sequence in group:
+            if sequence.wanted:
+                self._fail(sequence, self._no_worker())
+
+    def _no_worker(self) -> Unavailable:
+        return Unavailable("no worker can take this request now", retry_after_ms=self._retry_after_ms)
+
+    def _fail(self, sequence: Sequence, error: QuireError) -> None:
+        sequence.wanted = False
+        now = asyncio.get_running_loop().time()
+        sequence.sink.on_end(End(Finish(finish_pb2.FINISH_REASON_ERROR), error), now)
+
+    def _notify(self) -> None:
+        """Wakes everybody in changed(); later callers wait for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,124 @@
+"""Keeps a session open to one scheduler address, for ever: dials, greets, hands over the session, dials again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Protocol, cast
+
+import grpc
+import grpc.aio
+
+from services.frontend.scheduler_client.session import Link, Owner, Session
+from shared import model_identity
+from shared.errors import FailedPrecondition, QuireError, Unavailable
+from shared.logs import logger
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.rpc.channel import connect
+from shared.rpc.duplex import Duplex
+
+log = logger("scheduler_client")
+
+Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+GREETING_TIMEOUT_S = 5.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+
+
+class SessionOwner(Owner, Protocol):
+    """The client that sessions belong to."""
+
+    def on_open(self, session: Session) -> None:
+        """Work can be sent."""
+
+    def on_broken(self, session: Session) -> None:
+        """Whatever ran there must go on elsewhere."""
+
+
+class BackOff:
+    """Pauses that double, with jitter so that frontends do not come back in step."""
+
+    def __init__(self) -> None:
+        self._pause_s = FIRST_PAUSE_S
+
+    def reset(self) -> None:
+        self._pause_s = FIRST_PAUSE_S
+
+    def next_s(self) -> float:
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause_s * random.uniform(0.5, 1.0)
+
+
+class Connection:
+    """To the scheduler at `address`; `run()` ends only with a mismatch that no reconnect can mend."""
+
+    def __init__(self, address: str, hello: pb.FrontendHello, owner: SessionOwner) -> None:
+        self.address = address
+        self._hello = hello
+        self._owner = owner
+        self._back_off = BackOff()
+
+    async def run(self) -> None:
+        async with connect(self.address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            while True:
+                await self._attempt(stub)
+                await asyncio.sleep(self._back_off.next_s())
+
+    async def _attempt(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
+        call = stub.Session()
+        try:
+            await self._hold(call)
+        except FailedPrecondition:
+            raise
+        except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError, QuireError) as error:
+            reason = await self._why(call, error)
+            log.warning("no session", scheduler=self.address, reason=reason)
+        finally:
+            call.cancel()
+
+    async def _hold(self, call: Call) -> None:
+        async with asyncio.timeout(GREETING_TIMEOUT_S):
+            await call.write(pb.SessionRequest(hello=self._hello))
+            welcome = (await self._greeting(call, "welcome")).welcome
+            view = (await self._greeting(call, "cluster")).cluster
+        self._check(view, welcome.scheduler_id)
+        heartbeat = pb.SessionRequest(heartbeat=pb.Heartbeat())
+        link: Link = Duplex(call, heartbeat, welcome.heartbeat_interval_ms / 1000)
+        session = Session(link, self._owner, welcome.scheduler_id)
+        session.view = view
+        self._back_off.reset()
+        log.info("session open", scheduler=welcome.scheduler_id, address=self.address, epoch=welcome.epoch)
+        self._owner.on_open(session)
+        try:
+            await session.run()
+        finally:
+            self._owner.on_broken(session)
+
+    async def _greeting(self, call: Call, kind: str) -> pb.SessionResponse:
+        message: Any = await call.read()  # EOF is an object of grpc's own
+        if message is grpc.aio.EOF:
+            raise Unavailable("the scheduler closed the session before it opened")
+        if message.WhichOneof("message") != kind:
+            raise FailedPrecondition(f"scheduler at {self.address} sent no {kind} where the protocol has one")
+        return cast(pb.SessionResponse, message)
+
+    def _check(self, view: pb.ClusterView, scheduler_id: str) -> None:
+        if not view.HasField("model"):
+            return
+        differs = model_identity.mismatch(
+            self._hello.model, view.model, f"frontend {self._hello.frontend_id}", f"scheduler {scheduler_id}"
+        )
+        if differs:
+            raise FailedPrecondition(differs, field="model")
+
+    async def _why(self, call: Call, error: Exception) -> str:
+        """The peer's own words if it ended the call; raises them if they say that this frontend does not fit."""
+        if not call.done():
+            return str(error) or type(error).__name__
+        code, details = await call.code(), await call.details()
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise FailedPrecondition(details or "the scheduler refuses this frontend", field="model")
+        return f"{code.name}: {details}"

@@ -1,0 +1,83 @@
+"""A sequence as its frontend owns it: enough to go on elsewhere when the session that ran it is gone."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from services.frontend.delta import Finish, TokenLogprobs
+from shared.errors import QuireError
+from shared.pb.common.v1 import sampling_pb2
+
+if TYPE_CHECKING:
+    from services.frontend.scheduler_client.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A prompt and how to continue it, ready for a scheduler. Times are the event loop's, seconds."""
+
+    request_id: str
+    prompt: bytes  # i32 column
+    num_prompt_tokens: int
+    root_hash: bytes
+    sampling: sampling_pb2.SamplingParams  # complete; sample i adds i to the seed
+    eos_token_ids: bytes  # u32 column
+    bad_word_token_ids: tuple[bytes, ...]  # i32 columns
+    tenant: str
+    arrival_s: float
+    deadline_s: float | None
+
+    @property
+    def num_promised_tokens(self) -> int:
+        """The longest that a sequence of it can become."""
+        return self.num_prompt_tokens + self.sampling.max_tokens
+
+
+class End(NamedTuple):
+    """How the scheduler ended a sequence; `error` instead of a finish where the whole request fails."""
+
+    finish: Finish
+    error: QuireError | None = None
+
+
+class Sink(Protocol):
+    """Who wants the tokens. Called from the loop that reads the session: must not wait."""
+
+    def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
+        """It left the queue for the first time."""
+
+    def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
+        """Its next tokens; True: no more of them are wanted (a stop string matched)."""
+
+    def on_end(self, end: End, now: float) -> None:
+        """It ended without a token in the same step."""
+
+
+class Sequence:
+    """Sample `number` of `work`: its tokens so far, and the session that runs it at present."""
+
+    __slots__ = ("id", "number", "refused_since", "session", "sink", "started", "tokens", "wanted", "work")
+
+    def __init__(self, work: Work, number: int, sink: Sink) -> None:
+        self.work = work
+        self.number = number
+        self.sink = sink
+        self.tokens = array("i")
+        self.session: Session | None = None
+        self.id = 0  # in the session
+        self.started = False
+        self.wanted = True
+        self.refused_since: float | None = None  # when schedulers began to refuse it
+
+    @property
+    def fresh(self) -> bool:
+        return not self.started and not self.tokens
+
+    def start(self, num_cached_tokens: int, queue_us: int) -> None:
+        """Starting again after a move is not news: the first start told the queue time and what the cache held."""
+        self.refused_since = None
+        if not self.started:
+            self.started = True
+            self.sink.on_start(num_cached_tokens, queue_us)

@@ -1,0 +1,99 @@
+"""One open session with a scheduler: the sequences that run there, and the loop that reads what its steps give."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from services.frontend.scheduler_client import submission, token_batch
+from services.frontend.scheduler_client.sequence import Sequence
+from shared.columns import u32_bytes
+from shared.errors import QuireError, Unavailable
+from shared.lifecycle import first
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1.finish_pb2 import FinishReason
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.rpc.duplex import Duplex
+
+RENEW_AFTER_ID = 2**31  # ids are 32 bits and never used twice: a session this old is closed, the next counts from 1
+
+Link = Duplex[pb.SessionResponse, pb.SessionRequest]
+
+
+class Owner(Protocol):
+    """Whom a session tells what it cannot decide alone."""
+
+    def on_view(self, session: Session) -> None:
+        """The cluster behind it changed."""
+
+    def on_refused(self, sequence: Sequence, error: QuireError) -> None:
+        """The scheduler ended this one with an error."""
+
+
+class Session:
+    """Open from the first ClusterView on, until run() returns or raises; ids are never used twice in it."""
+
+    def __init__(self, link: Link, owner: Owner, scheduler_id: str) -> None:
+        self._link = link
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._next_id = 1
+        self.scheduler_id = scheduler_id
+        self.live: dict[int, Sequence] = {}
+        self.view = pb.ClusterView()
+        self.num_tokens_since_view = 0
+
+    async def run(self) -> None:
+        await first(self._link.pump(), self._read())
+
+    async def _read(self) -> None:
+        async for message in self._link.messages():
+            match message.WhichOneof("message"):
+                case "tokens":
+                    self._on_tokens(message.tokens)
+                case "cluster":
+                    self.view = message.cluster
+                    self.num_tokens_since_view = 0
+                    self._owner.on_view(self)
+        raise Unavailable(f"scheduler {self.scheduler_id} closed the session")
+
+    def _on_tokens(self, batch: pb.TokenBatch) -> None:
+        stopped, refused = token_batch.deliver(batch, self.live, self._loop.time())
+        if stopped:
+            self._cancel([sequence.id for sequence in stopped], finish_pb2.FINISH_REASON_STOP)
+        for sequence, error in refused:
+            sequence.session = None
+            self._owner.on_refused(sequence, error)
+
+    def submit(self, sequences: Seq[Sequence]) -> None:
+        """Consecutive samples of one work without tokens, or a single sequence with or without."""
+        message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
+        for sequence in sequences:
+            sequence.session, sequence.id = self, self._next_id
+            self.live[self._next_id] = sequence
+            self._next_id += 1
+        self.num_tokens_since_view += len(message.token_ids) // 4 * len(sequences)
+        self._link.send(pb.SessionRequest(submission=message))
+        if self._next_id > RENEW_AFTER_ID:
+            self._link.close()
+
+    def withdraw(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Ends them here; nothing more comes from them."""
+        ids = [sequence.id for sequence in sequences if self.live.pop(sequence.id, None) is not None]
+        for sequence in sequences:
+            sequence.session = None
+        if ids:
+            self._cancel(ids, reason)
+
+    def _cancel(self, ids: Seq[int], reason: FinishReason) -> None:
+        cancellation = pb.Cancellation(sequence_ids=u32_bytes(ids), reason=reason)
+        self._link.send(pb.SessionRequest(cancellation=cancellation))
+
+    def abandon(self) -> list[Sequence]:
+        """The sequences that a broken session leaves behind, in order of submission."""
+        orphans = list(self.live.values())
+        self.live.clear()
+        for sequence in orphans:
+            sequence.session = None
+        return orphans

@@ -1,0 +1,39 @@
+"""What the model's author recommends: sampling defaults and end-of-sequence tokens (generation_config.json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.frontend.tokenizer.folder import read_optional
+from shared.model_identity import read_config
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Defaults between the request's own values and the protocol's; None where the author says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+def read_defaults(folder: Path) -> GenerationDefaults:
+    config = read_optional(folder / "generation_config.json")
+    return GenerationDefaults(**{name: config.get(name) for name in GenerationDefaults.__slots__})
+
+
+def read_eos_ids(folder: Path) -> list[int]:
+    """End-of-sequence tokens that generation_config.json names, else those of config.json."""
+    config = read_optional(folder / "generation_config.json")
+    return _as_list(config.get("eos_token_id")) or _as_list(read_config(folder).get("eos_token_id"))
+
+
+def _as_list(value: Any) -> list[int]:
+    if isinstance(value, int):
+        return [value]
+    return [v for v in value if isinstance(v, int)] if isinstance(value, list) else []

@@ -1,0 +1,89 @@
+"""The model's tokenizer: text to ids (long texts in a thread), ids to text at once or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from services.frontend.tokenizer import chat_template
+from services.frontend.tokenizer.folder import special_tokens
+from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
+from services.frontend.tokenizer.pieces import Pieces, is_byte_level
+from shared.errors import InvalidArgument
+
+# Up to here tokenizing takes under half a millisecond, less than a detour through a thread costs other streams
+# (tests/services/frontend/throughput.py prints it).
+INLINE_CHARACTERS = 1024
+
+
+class Tokenizer:
+    """Owns the thread pool; `tokenizers` releases the GIL, so that long prompts do not hold up the streams."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self._hf = _read(folder)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self.template = chat_template.load(folder)
+        self.defaults: GenerationDefaults = read_defaults(folder)
+        self.eos_ids = self._eos_ids(folder)
+        self._special = frozenset(i for i, token in self._hf.get_added_tokens_decoder().items() if token.special)
+        self._pieces = Pieces(self._hf.id_to_token, frozenset())
+        self._plain_pieces = Pieces(self._hf.id_to_token, self._special)
+        self.byte_level = is_byte_level(self._hf)
+
+    def _eos_ids(self, folder: Path) -> tuple[int, ...]:
+        """The tokenizer's own first, then what generation_config.json adds."""
+        named = special_tokens(folder).get("eos_token")
+        own = self._hf.token_to_id(named) if named is not None else None
+        return tuple(dict.fromkeys(([] if own is None else [own]) + read_eos_ids(folder)))
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._encode, text, add_special_tokens)
+
+    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._hf.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        text: str = self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def pieces(self, *, skip_special_tokens: bool) -> Pieces:
+        """Texts of single tokens; exact for byte-level vocabularies only."""
+        return self._plain_pieces if skip_special_tokens else self._pieces
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What this one token stands for, special tokens by name."""
+        if not self.byte_level:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        piece = self._pieces[token_id]
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def token_name(self, token_id: int) -> str:
+        """As the vocabulary writes it; empty for an unknown id."""
+        return self._hf.id_to_token(token_id) or ""
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _read(folder: Path) -> HfTokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise InvalidArgument(f"model {str(folder)!r} has no tokenizer.json", field="model")
+    try:
+        tokenizer = HfTokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
+        raise InvalidArgument(f"model: {path} is no tokenizer: {error}", field="model") from None
+    tokenizer.no_truncation()  # limits are the scheduler's, and padding belongs to batches that do not exist here
+    tokenizer.no_padding()
+    return tokenizer

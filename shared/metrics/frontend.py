@@ -1,0 +1,156 @@
+"""Metrics of a frontend: what its clients saw. Names under vllm: are those that dashboards for vLLM read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.metrics.base import (
+    COUNT_BUCKETS,
+    ITL_BUCKETS,
+    LATENCY_BUCKETS,
+    MODEL_LABELS,
+    STEP_BUCKETS,
+    TTFT_BUCKETS,
+    token_buckets,
+)
+
+ENGINE = "0"  # a frontend belongs to no worker
+FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+REJECTION_REASONS = ("max_inflight_requests", "max_queued_tokens", "scheduler")
+CANCELLATION_REASONS = ("cancelled", "deadline", "stop_string", "failed")
+
+
+class TokenTraffic(Collector):
+    """Tokens written to clients and the gaps between them. These change with every token, so they are plain numbers of
+    the one event loop that writes and scrapes; a locked prometheus_client value costs ten times as much."""
+
+    def __init__(self, label_values: Sequence[str]) -> None:
+        self._label_values = label_values
+        self._gap_counts = [0] * (len(ITL_BUCKETS) + 1)
+        self._gap_sum = 0.0
+        self.generated = 0
+
+    def observe_gap(self, seconds: float) -> None:
+        self._gap_counts[bisect_left(ITL_BUCKETS, seconds)] += 1
+        self._gap_sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated", labels=MODEL_LABELS)
+        tokens.add_metric(self._label_values, self.generated)
+        yield tokens
+        gaps = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Time between deliveries of tokens of a sample", labels=MODEL_LABELS
+        )
+        edges = [*(str(float(edge)) for edge in ITL_BUCKETS), "+Inf"]
+        gaps.add_metric(self._label_values, list(zip(edges, accumulate(self._gap_counts), strict=True)), self._gap_sum)
+        yield gaps
+
+
+class FrontendMetrics:
+    """A registry of its own, so that several frontends can live in one process."""
+
+    def __init__(self, model_name: str, max_model_len: int) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = (model_name, ENGINE)
+        self._model_name = model_name
+        self._add_tokens(token_buckets(max_model_len))
+        self._add_latencies()
+        self._add_outcomes()
+        self._add_own()
+        for process_wide in (ProcessCollector, PlatformCollector, GCCollector):
+            process_wide(registry=self.registry)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(name, documentation, labels, registry=self.registry)
+
+    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, documentation, MODEL_LABELS, buckets=buckets, registry=self.registry)
+        return histogram.labels(*self._labels)
+
+    def _add_tokens(self, buckets: Sequence[int]) -> None:
+        self.traffic = TokenTraffic(self._labels)
+        self.registry.register(self.traffic)
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens", *MODEL_LABELS).labels(*self._labels)
+        self.cached_tokens = self._counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache", *MODEL_LABELS
+        ).labels(*self._labels)
+        self.request_prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", buckets)
+        self.request_generation_tokens = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a sample", buckets
+        )
+        self.request_max_num_generation_tokens = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest sample", buckets
+        )
+        self.request_params_max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens of a request", buckets
+        )
+        self.request_params_n = self._histogram("vllm:request_params_n", "n of a request", COUNT_BUCKETS)
+
+    def _add_latencies(self) -> None:
+        self.time_to_first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to a sample's first token", TTFT_BUCKETS
+        )
+        self.time_per_output_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after a sample's first", ITL_BUCKETS
+        )
+        self.e2e_latency = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to a sample's end", LATENCY_BUCKETS
+        )
+        self.queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "In the scheduler's queue before the first step", LATENCY_BUCKETS
+        )
+
+    def _add_outcomes(self) -> None:
+        success = self._counter("vllm:request_success", "Samples that ended", *MODEL_LABELS, "finished_reason")
+        self.request_success = {r: success.labels(*self._labels, r) for r in FINISHED_REASONS}
+        rejections = self._counter("vllm:admission_rejections", "Requests refused as too many", "model_name", "reason")
+        self.rejections = {r: rejections.labels(self._model_name, r) for r in REJECTION_REASONS}
+        cancellations = self._counter(
+            "quire_frontend_cancellations", "Samples ended before the model ended them", "reason"
+        )
+        self.cancellations = {r: cancellations.labels(r) for r in CANCELLATION_REASONS}
+        self.http_requests = self._counter("http_requests", "HTTP requests answered", "handler", "method", "status")
+        self.http_duration = Histogram(
+            "http_request_duration_seconds",
+            "From the request's headers to the answer's end",
+            ("handler", "method"),
+            buckets=LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.grpc_requests = self._counter("quire_frontend_grpc_requests", "gRPC calls answered", "method", "code")
+
+    def _add_own(self) -> None:
+        self.inflight_requests = self._gauge("inflight_requests", "Samples being worked on, n and prompt lists counted")
+        self.queued_tokens = self._gauge("queued_tokens", "Prompt and output tokens promised to requests in flight")
+        self.waiting_for_scheduler = self._gauge("waiting_for_scheduler", "Submissions that no session can take now")
+        self.sessions_open = self._gauge("sessions_open", "Schedulers this frontend has a session with")
+        self.resubmitted = self._counter(
+            "quire_frontend_resubmitted_sequences", "Sequences that went on elsewhere with their tokens so far"
+        )
+        self.loop_delay = Histogram(
+            "quire_frontend_event_loop_delay_seconds",
+            "How late a timer of the event loop fires",
+            buckets=STEP_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"quire_frontend_{name}", documentation, registry=self.registry)

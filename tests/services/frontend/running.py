@@ -1,0 +1,101 @@
+"""A frontend in the test's own event loop, reached over real gRPC and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.frontend.main import Frontend
+from shared.lifecycle import Shutdown
+from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.settings import FrontendSettings
+
+
+@dataclass
+class Running:
+    """The frontend and ways to talk to it."""
+
+    frontend: Frontend
+    shutdown: Shutdown
+    task: asyncio.Task[None]
+    http: httpx.AsyncClient
+    channel: grpc.aio.Channel
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.frontend.http_address}"
+
+    @property
+    def inference(self) -> inference_pb2_grpc.InferenceServiceStub:
+        return inference_pb2_grpc.InferenceServiceStub(self.channel)
+
+    @property
+    def admin(self) -> admin_pb2_grpc.AdminServiceStub:
+        return admin_pb2_grpc.AdminServiceStub(self.channel)
+
+    async def metrics(self) -> dict[str, float]:
+        """Sample name and labels (but for model and engine) to value."""
+        page = (await self.http.get("/metrics")).text
+        found = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+                suffix = "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else ""
+                found[sample.name + suffix] = sample.value
+        return found
+
+
+@asynccontextmanager
+async def running(folder: Path, *schedulers: str, wait: bool = True, **settings: Any) -> AsyncIterator[Running]:
+    values = {
+        "model": str(folder),
+        "grpc_port": 0,
+        "http_port": 0,
+        "schedulers": schedulers,
+        "unavailable_after_s": 5.0,
+        "drain_timeout_s": 5.0,
+        **settings,
+    }
+    shutdown = Shutdown()
+    frontend = Frontend(FrontendSettings(**values), shutdown)
+    task = asyncio.create_task(_serve(frontend))
+    try:
+        async with (
+            httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=20) as http,
+            grpc.aio.insecure_channel(frontend.grpc_address) as channel,
+        ):
+            started = Running(frontend, shutdown, task, http, channel)
+            await _until_answering(started, wait)
+            yield started
+    finally:
+        shutdown.request()
+        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 15)
+
+
+async def _serve(frontend: Frontend) -> None:
+    try:
+        await frontend.run()
+    finally:
+        await frontend.close()
+
+
+async def _until_answering(started: Running, wait_for_session: bool) -> None:
+    """Polls, as whoever starts a real process has to."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                status = (await started.http.get("/health")).status_code
+            except httpx.ConnectError:
+                status = 0
+            if status == 200 or (status == 503 and not wait_for_session):
+                return
+            await asyncio.sleep(0.01)

@@ -1,0 +1,301 @@
+"""A scheduler played by a script: real gRPC, and a "model" that is a function of the tokens so far."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
+from shared.lifecycle import first
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.common.v1 import finish_pb2, model_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.rpc.duplex import Duplex
+from shared.rpc.server import Server
+
+STOP = finish_pb2.FINISH_REASON_STOP
+LENGTH = finish_pb2.FINISH_REASON_LENGTH
+CANCELLED = finish_pb2.FINISH_REASON_CANCELLED
+
+
+@dataclass
+class Running:
+    """A sequence in the script's hands."""
+
+    id: int
+    number: int
+    submission: pb.Submission
+    tokens: array[int]
+    eos: frozenset[int]
+    stop_ids: frozenset[int]
+    started: bool = False
+
+    @property
+    def seed(self) -> int:
+        return self.submission.sampling.seed + self.number
+
+    @property
+    def prompt(self) -> array[int]:
+        return self.tokens[: self.submission.num_prompt_tokens]
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.submission.num_prompt_tokens
+
+
+Model = Callable[[Running], int]
+
+
+def echo(sequence: Running) -> int:
+    """Says the prompt again, then ends."""
+    prompt, position = sequence.prompt, sequence.num_outputs
+    if position < len(prompt):
+        return prompt[position]
+    return min(sequence.eos, default=prompt[position % len(prompt)])
+
+
+def count_up(sequence: Running) -> int:
+    """Each token is the one before it plus one, among the first 200; the seed is where it begins."""
+    if sequence.num_outputs == 0:
+        return sequence.seed % 200
+    return (sequence.tokens[-1] + 1) % 200
+
+
+@dataclass
+class Session:
+    """What one frontend has open."""
+
+    duplex: Duplex[pb.SessionRequest, pb.SessionResponse]
+    hello: pb.FrontendHello
+    broken: asyncio.Event = field(default_factory=asyncio.Event)
+    running: dict[int, Running] = field(default_factory=dict)
+    waiting: list[pb.FinishedSequence] = field(default_factory=list)
+
+
+class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+    """Steps by itself every `step_s` unless `paused`; everything it was told is kept for tests to look at."""
+
+    def __init__(self, model: Model = echo, *, step_s: float = 0.001, **view: Any) -> None:
+        self.model = model
+        self.step_s = step_s
+        self.tokens_per_step = 1
+        self.num_cached_tokens = 0
+        self.refusal: finish_pb2.Error | None = None
+        self.reject_hello: str | None = None
+        self.view = pb.ClusterView(
+            **{
+                "layout": model_pb2.BlockLayout(block_size=16, hash_scheme="sha256/1"),
+                "max_model_len": 512,
+                "num_workers": 1,
+                "max_logprobs": 20,
+                **view,
+            }
+        )
+        self.hellos: list[pb.FrontendHello] = []
+        self.submissions: list[pb.Submission] = []
+        self.cancellations: list[tuple[list[int], int]] = []
+        self.resets = 0
+        self.steps = 0
+        self.sessions: list[Session] = []
+        self._go = asyncio.Event()
+        self._go.set()
+        self._changed = asyncio.Condition()
+        self.address = ""
+
+    def pause(self) -> None:
+        self._go.clear()
+
+    def resume(self) -> None:
+        self._go.set()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with self._changed, asyncio.timeout(10):
+            await self._changed.wait_for(condition)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def break_sessions(self) -> None:
+        for session in self.sessions:
+            session.broken.set()
+
+    def set_view(self, **view: Any) -> None:
+        for name, value in view.items():
+            setattr(self.view, name, value)
+        for session in self.sessions:
+            session.duplex.send(pb.SessionResponse(cluster=self.view))
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(session.running) for session in self.sessions)
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:
+        hello = (await context.read()).hello
+        self.hellos.append(hello)
+        if self.reject_hello is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.reject_hello)
+        heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
+        session = Session(Duplex(context, heartbeat, 0.2), hello)
+        welcome = pb.SchedulerWelcome(scheduler_id="scripted", epoch=1, version="test", heartbeat_interval_ms=200)
+        session.duplex.send(pb.SessionResponse(welcome=welcome))
+        session.duplex.send(pb.SessionResponse(cluster=self.view))
+        self.sessions.append(session)
+        try:
+            await first(session.duplex.pump(), self._read(session), session.broken.wait())
+        finally:
+            self.sessions.remove(session)
+            await self._tell()
+        if session.broken.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the script")
+
+    async def _read(self, session: Session) -> None:
+        async for message in session.duplex.messages():
+            match message.WhichOneof("message"):
+                case "submission":
+                    self._submit(session, message.submission)
+                case "cancellation":
+                    self._cancel(session, message.cancellation)
+            await self._tell()
+
+    def _submit(self, session: Session, submission: pb.Submission) -> None:
+        self.submissions.append(submission)
+        for number in range(submission.num_sequences):
+            sequence_id = submission.first_sequence_id + number
+            assert sequence_id not in session.running
+            if self.refusal is not None:
+                refused = pb.FinishedSequence(
+                    sequence_id=sequence_id, reason=finish_pb2.FINISH_REASON_ERROR, error=self.refusal
+                )
+                session.waiting.append(refused)
+                continue
+            session.running[sequence_id] = Running(
+                sequence_id,
+                number,
+                submission,
+                array("i", submission.token_ids),
+                frozenset(u32(submission.eos_token_ids).tolist()),
+                frozenset(submission.sampling.stop_token_ids),
+            )
+
+    def _cancel(self, session: Session, cancellation: pb.Cancellation) -> None:
+        ids = u32(cancellation.sequence_ids).tolist()
+        self.cancellations.append((ids, cancellation.reason))
+        for sequence_id in ids:
+            if session.running.pop(sequence_id, None) is not None:
+                session.waiting.append(pb.FinishedSequence(sequence_id=sequence_id, reason=cancellation.reason))
+
+    async def run_steps(self) -> None:
+        while True:
+            await self._go.wait()
+            for session in self.sessions:
+                self._step(session)
+            self.steps += 1
+            await self._tell()
+            await asyncio.sleep(self.step_s)
+
+    def _step(self, session: Session) -> None:
+        if not session.running and not session.waiting:
+            return
+        batch = pb.TokenBatch(finished=session.waiting)
+        session.waiting = []
+        ids: list[int] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        asked: list[tuple[Running, int]] = []
+        for sequence in list(session.running.values()):
+            if not sequence.started:
+                sequence.started = True
+                batch.started.add(sequence_id=sequence.id, num_cached_tokens=self.num_cached_tokens, queue_us=1000)
+            new, end = self._advance(sequence)
+            ids.append(sequence.id)
+            counts.append(len(new))
+            tokens += new
+            if sequence.submission.sampling.HasField("logprobs"):
+                asked.append((sequence, len(new)))
+            if end is not None:
+                del session.running[sequence.id]
+                batch.finished.append(end)
+        batch.sequence_ids = u32_bytes(ids)
+        batch.token_ids = i32_bytes(tokens)
+        if any(count != 1 for count in counts):
+            batch.token_counts = u32_bytes(counts)
+        if asked:
+            batch.logprobs.CopyFrom(_logprobs(asked))
+        session.duplex.send(pb.SessionResponse(tokens=batch))
+
+    def _advance(self, sequence: Running) -> tuple[list[int], pb.FinishedSequence | None]:
+        new: list[int] = []
+        for _ in range(self.tokens_per_step):
+            token = self.model(sequence)
+            sequence.tokens.append(token)
+            new.append(token)
+            if token in sequence.eos:
+                return new, pb.FinishedSequence(sequence_id=sequence.id, reason=STOP)
+            if token in sequence.stop_ids:
+                return new, pb.FinishedSequence(sequence_id=sequence.id, reason=STOP, stop_token_id=token)
+            if sequence.num_outputs >= sequence.submission.sampling.max_tokens:
+                return new, pb.FinishedSequence(sequence_id=sequence.id, reason=LENGTH)
+        return new, None
+
+    async def GetStatus(self, request: Any, context: Any) -> admin_pb2.GetStatusResponse:
+        status = admin_pb2.ServiceStatus(
+            role=admin_pb2.ROLE_SCHEDULER, id="scripted", address=self.address, state=admin_pb2.STATE_READY
+        )
+        return admin_pb2.GetStatusResponse(services=[status])
+
+    async def ResetPrefixCache(self, request: Any, context: Any) -> admin_pb2.ResetPrefixCacheResponse:
+        if self.num_running and not request.preempt_running:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "sequences run")
+        self.resets += 1
+        return admin_pb2.ResetPrefixCacheResponse(num_blocks=7)
+
+
+def _logprobs(asked: Iterable[tuple[Running, int]]) -> pb.LogprobBatch:
+    """The sampled token has -0.5, the i-th of the top list -(i + 1)."""
+    ids, counts, tokens, values, ranks = [], [], [], [], []
+    for sequence, num_new in asked:
+        num_top = sequence.submission.sampling.logprobs
+        ids.append(sequence.id)
+        counts.append(1 + num_top)
+        for token in sequence.tokens[len(sequence.tokens) - num_new :]:
+            tokens += [token, *((token + 1 + i) % 200 for i in range(num_top))]
+            values += [-0.5, *(-(i + 1.0) for i in range(num_top))]
+            ranks.append(1)
+    return pb.LogprobBatch(
+        sequence_ids=u32_bytes(ids),
+        entry_counts=u32_bytes(counts),
+        token_ids=i32_bytes(tokens),
+        logprobs=f32_bytes(values),
+        ranks=u32_bytes(ranks),
+    )
+
+
+def prompt_of(submission: pb.Submission) -> list[int]:
+    ids: list[int] = i32(submission.token_ids).tolist()
+    return ids[: submission.num_prompt_tokens]
+
+
+@asynccontextmanager
+async def scheduler(script: ScriptedScheduler, port: int = 0) -> AsyncIterator[ScriptedScheduler]:
+    server = Server("127.0.0.1", port, ())
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(script, server.grpc)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(script, server.grpc)
+    await server.start()
+    script.address = f"127.0.0.1:{server.port}"
+    steps = asyncio.create_task(script.run_steps())
+    try:
+        yield script
+    finally:
+        steps.cancel()
+        await asyncio.gather(steps, return_exceptions=True)
+        script.break_sessions()
+        await server.stop(0)
