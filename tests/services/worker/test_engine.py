@@ -1,0 +1,269 @@
+"""The engine's threads, with a replica made of paper: order, overlap, ends of sessions, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.worker.engine import Engine
+from services.worker.held_blocks import HeldReport
+from services.worker.replica import Occupancy
+from services.worker.slots import PlanViolation
+from shared.errors import Internal, InvalidArgument
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+PATIENCE_S = 10.0
+REPORT = HeldReport([3], b"h" * 32)
+
+
+class DeviceLost(RuntimeError):
+    """What torch raises when the device is gone says "CUDA error"."""
+
+
+@dataclass
+class PaperFlight:
+    """Lands when it is allowed to."""
+
+    step_id: int
+    landed: threading.Event
+    error: Exception | None
+
+    @property
+    def launch(self) -> PaperFlight:
+        return self
+
+    @property
+    def inputs(self) -> PaperFlight:
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        return 1
+
+    def wait(self) -> str:
+        assert self.landed.wait(PATIENCE_S)
+        if self.error:
+            raise self.error
+        return f"outcome {self.step_id}"
+
+    def result(self, outcome: str, wait_us: int) -> pb.StepResult:
+        assert outcome == f"outcome {self.step_id}"
+        assert wait_us >= 0
+        return pb.StepResult(step_id=self.step_id)
+
+
+@dataclass
+class PaperReplica:
+    """Writes down what it is asked to do, on which thread."""
+
+    log: list[str] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    landings: dict[int, threading.Event] = field(default_factory=dict)
+    launch_errors: dict[int, Exception] = field(default_factory=dict)
+    landing_errors: dict[int, Exception] = field(default_factory=dict)
+    hold: bool = False  # steps land only when told
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        self.threads.add(threading.current_thread().name)
+
+    def launch(self, plan: pb.StepPlan) -> PaperFlight:
+        self._note(f"launch {plan.step_id}")
+        if plan.step_id in self.launch_errors:
+            raise self.launch_errors[plan.step_id]
+        landing = self.landings.setdefault(plan.step_id, threading.Event())
+        if not self.hold:
+            landing.set()
+        return PaperFlight(plan.step_id, landing, self.landing_errors.get(plan.step_id))
+
+    def record(self, flight: PaperFlight, outcome: str) -> None:
+        self._note(f"record {flight.step_id}")
+
+    def rest(self) -> HeldReport:
+        self._note("rest")
+        return REPORT
+
+    def forget_cache(self) -> None:
+        self._note("forget")
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy(len(self.log), 0, 0)
+
+
+class Inbox:
+    """A receiver that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.results: asyncio.Queue[int] = asyncio.Queue()
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, result: pb.StepResult) -> None:
+        self.results.put_nowait(result.step_id)
+
+    def break_off(self, reason: str) -> None:
+        self.broken.set_result(reason)
+
+    async def next(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.results.get()
+
+
+class NoObserver:
+    def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
+        """Not looked at here."""
+
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def replica() -> PaperReplica:
+    return PaperReplica()
+
+
+@pytest.fixture
+async def start(replica: PaperReplica) -> AsyncIterator[Start]:
+    engines: list[Engine] = []
+
+    def run(*, synchronous: bool = True) -> Engine:
+        engines.append(Engine(lambda: replica, NoObserver(), synchronous=synchronous))  # type: ignore[arg-type, return-value]
+        return engines[-1]
+
+    yield run
+    for landing in replica.landings.values():
+        landing.set()
+    for engine in engines:
+        assert await engine.stop(PATIENCE_S)
+
+
+def submit(engine: Engine, receiver: Inbox, *step_ids: int) -> None:
+    for step_id in step_ids:
+        engine.submit(receiver, pb.StepPlan(step_id=step_id))
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_results_come_in_order_and_the_device_has_one_thread(
+    start: Start, replica: PaperReplica, synchronous: bool
+) -> None:
+    engine, inbox = start(synchronous=synchronous), Inbox()
+    assert await engine.rest(inbox) == REPORT
+    submit(engine, inbox, 1, 2, 3)
+    assert [await inbox.next() for _ in range(3)] == [1, 2, 3]
+    await eventually(lambda: "record 3" in replica.log)
+    assert replica.threads == {"device"}
+    assert engine.last_step_s is not None
+
+
+async def test_the_next_step_is_launched_before_the_last_one_has_landed(start: Start, replica: PaperReplica) -> None:
+    replica.hold = True
+    engine, inbox = start(synchronous=False), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2)
+    await eventually(lambda: "launch 2" in replica.log)
+    assert replica.log == ["rest", "launch 1", "launch 2"]
+    assert engine.oldest_pending_s > 0
+    replica.landings[1].set()
+    assert await inbox.next() == 1
+    submit(engine, inbox, 3)
+    await eventually(lambda: "launch 3" in replica.log)
+    replica.landings[2].set()
+    replica.landings[3].set()
+    assert [await inbox.next(), await inbox.next()] == [2, 3]
+    assert engine.oldest_pending_s == 0
+
+
+async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold = True
+    engine, old, new = start(synchronous=False), Inbox(), Inbox()
+    await engine.rest(old)
+    submit(engine, old, 1)
+    await eventually(lambda: "launch 1" in replica.log)
+    resting = asyncio.ensure_future(engine.rest(new))
+    submit(engine, old, 2)
+    await asyncio.sleep(0)
+    replica.landings[1].set()
+    async with asyncio.timeout(PATIENCE_S):
+        await resting
+    replica.hold = False
+    submit(engine, new, 1)
+    assert await new.next() == 1
+    assert old.results.empty()
+    await eventually(lambda: replica.log.count("record 1") == 2)
+    assert replica.log == ["rest", "launch 1", "record 1", "rest", "launch 1", "record 1"]
+
+
+async def test_a_violation_ends_the_session_and_the_plans_behind_it(start: Start, replica: PaperReplica) -> None:
+    replica.launch_errors[2] = PlanViolation("slot 3 is live already")
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2, 3)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.broken == "step 2 breaks the session: slot 3 is live already"
+    await engine.rest(Inbox())
+    assert replica.log == ["rest", "launch 1", "record 1", "launch 2", "rest"]
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("where", ["launch_errors", "landing_errors"])
+async def test_a_failing_step_ends_the_session_not_the_engine(
+    start: Start, replica: PaperReplica, where: str, synchronous: bool
+) -> None:
+    getattr(replica, where)[1] = ValueError("some bug")
+    engine, inbox, after = start(synchronous=synchronous), Inbox(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.broken == "step 1 failed: ValueError: some bug"
+    await engine.rest(after)
+    submit(engine, after, 2)
+    assert await after.next() == 2
+    assert not engine.died.done()
+
+
+async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:
+    replica.launch_errors[1] = DeviceLost("CUDA error: an illegal memory access was encountered")
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    with pytest.raises(Internal, match="illegal memory access"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.died
+    assert inbox.broken.done()
+
+
+async def test_a_reset_reaches_the_record(start: Start, replica: PaperReplica) -> None:
+    engine = start()
+    engine.forget_cache()
+    await engine.rest(Inbox())
+    assert replica.log == ["forget", "rest"]
+
+
+async def test_occupancy_is_published_when_the_engine_is_idle(start: Start, replica: PaperReplica) -> None:
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    await inbox.next()
+    await eventually(lambda: engine.occupancy.num_live == 3)
+
+
+async def test_what_goes_wrong_while_building_is_told() -> None:
+    def build() -> None:
+        raise InvalidArgument("no such model")
+
+    engine = Engine(build, NoObserver(), synchronous=True)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="no such model"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.started
+    assert await engine.stop(PATIENCE_S)

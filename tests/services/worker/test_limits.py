@@ -1,0 +1,117 @@
+"""Sizes of a worker: defaults, memory, and what does not fit together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.worker import kv_memory, limits
+from services.worker.attention import backends
+from services.worker.attention.port import AttentionSpec
+from services.worker.device import Device, choose_dtype
+from services.worker.kv_memory import GIB, BlockShape
+from services.worker.limits import Limits
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+
+SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, element_bytes=2)
+SPEC = AttentionSpec("cuda", "float32", 8, 4, 2, 16, has_window=False)
+
+
+def wanted(model_max_len: int = 4096, **settings: Any) -> Limits:
+    return limits.from_settings(WorkerSettings(model="somewhere", **settings), model_max_len)
+
+
+def test_defaults_depend_on_the_device() -> None:
+    assert wanted() == Limits(16, 128, 2048, 4096)
+    assert wanted(device="cuda") == Limits(64, 512, 8192, 4096)
+
+
+def test_a_step_must_hold_a_token_of_every_sequence() -> None:
+    with pytest.raises(InvalidArgument, match="64 is less than max_num_seqs, 65"):
+        wanted(max_num_seqs=65, max_num_batched_tokens=64)
+
+
+def test_a_sequence_must_not_be_longer_than_the_models_positions() -> None:
+    with pytest.raises(InvalidArgument, match="5000 is longer than the model's 4096 positions"):
+        wanted(max_model_len=5000)
+
+
+def test_what_was_not_asked_for_is_shortened_to_what_fits() -> None:
+    fitting = limits.fit(wanted(), 101, explicit=False)
+    assert (fitting.max_model_len, fitting.num_tokens) == (1600, 1600)
+    assert limits.fit(wanted(), 1001, explicit=False).max_model_len == 4096
+
+
+def test_what_was_asked_for_must_fit() -> None:
+    with pytest.raises(InvalidArgument, match="2000 tokens do not fit in the KV memory, which holds 1600"):
+        limits.fit(wanted(max_model_len=2000), 101, explicit=True)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1])
+def test_the_null_block_alone_is_not_enough(num_blocks: int) -> None:
+    with pytest.raises(InvalidArgument, match="hold no sequence"):
+        limits.fit(wanted(), num_blocks, explicit=False)
+
+
+def test_concurrency_counts_whole_blocks() -> None:
+    assert Limits(16, 1, 1, max_model_len=17, num_blocks=11).max_concurrency == 5
+
+
+def test_bytes_of_a_block() -> None:
+    assert SHAPE.num_bytes == 2 * 2 * 16 * 4 * 8 * 2
+
+
+def test_cpu_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of what is free, at most 4 GiB, unless told."""
+    monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 10 * GIB)
+    assert kv_memory.cpu_budget(0) == GIB
+    assert kv_memory.cpu_budget(2.5) == int(2.5 * GIB)
+    monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 1000 * GIB)
+    assert kv_memory.cpu_budget(0) == 4 * GIB
+
+
+def test_free_memory_of_this_machine_is_found() -> None:
+    assert kv_memory.free_host_bytes() > 0
+
+
+def test_cuda_budget_leaves_what_others_need() -> None:
+    assert kv_memory.cuda_budget(0.9, 100, 30) == 60
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "fast", "chosen"),
+    [
+        ("auto", "bfloat16", True, "bfloat16"),
+        ("auto", "bfloat16", False, "float32"),
+        ("auto", "float16", True, "float32"),
+        ("auto", "", True, "float32"),
+        ("bfloat16", "float32", False, "bfloat16"),
+    ],
+)
+def test_dtype_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, asked: str, checkpoint: str, fast: bool, chosen: str
+) -> None:
+    monkeypatch.setattr("services.worker.device._cpuinfo", lambda _key: "avx512_bf16" if fast else "avx2")
+    assert str(choose_dtype(asked, checkpoint, Device("cpu", "some"))) == f"torch.{chosen}"
+
+
+def test_an_unknown_dtype_of_a_checkpoint_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"float8_e4m3fn.*there are bfloat16"):
+        choose_dtype("auto", "float8_e4m3fn", Device("cuda", "some"))
+
+
+def test_attention_auto_passes_over_what_refuses() -> None:
+    chosen = backends.choose_attention("auto", SPEC)
+    assert type(chosen).__name__ == "ReferenceAttention"
+
+
+def test_an_attention_backend_that_cannot_serve_says_why() -> None:
+    with pytest.raises(InvalidArgument, match="cpu cannot serve this model: runs on the CPU, not on cuda"):
+        backends.choose_attention("cpu", SPEC)
+
+
+def test_an_unknown_attention_backend_lists_what_exists() -> None:
+    with pytest.raises(InvalidArgument, match="'flash' does not exist; there are auto, cpu, reference"):
+        backends.choose_attention("flash", SPEC)

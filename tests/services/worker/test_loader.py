@@ -1,0 +1,119 @@
+"""Checkpoints are loaded whole or refused with the name of what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import InvalidArgument
+from tests.services.worker import checkpoints
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+WEIGHTS = "model.safetensors"
+
+
+def last_logits(folder: Path, **settings: object) -> torch.Tensor:
+    rig = Rig(folder, **settings)
+    rig.step([New(0, PROMPT)], {0: len(PROMPT)})
+    return rig.logits[0][0]
+
+
+@pytest.fixture
+def copy(checkpoint: Make, tmp_path: Path) -> Path:
+    """A checkpoint of its own, to be spoiled."""
+    return Path(shutil.copytree(checkpoint("llama").folder, tmp_path / "copy"))
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    for name, tensor in changes.items():
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    save_file(tensors, folder / WEIGHTS)
+
+
+def test_a_sharded_checkpoint_is_the_same_model(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen2-tied")
+    made.model.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(last_logits(tmp_path), last_logits(made.folder))
+
+
+def test_an_index_names_the_files_that_count(checkpoint: Make, tmp_path: Path) -> None:
+    """Other files beside them are not read."""
+    made = checkpoint("llama")
+    made.model.save_pretrained(tmp_path, max_shard_size="40KB")
+    save_file({"stray": torch.zeros(1)}, tmp_path / "other.safetensors")
+    assert torch.equal(last_logits(tmp_path), last_logits(made.folder))
+
+
+def test_a_missing_tensor_is_named(copy: Path) -> None:
+    rewrite(copy, **{"model.layers.1.mlp.up_proj.weight": None})
+    with pytest.raises(InvalidArgument, match=r"lacks tensors.*: model\.layers\.1\.mlp\.up_proj\.weight$"):
+        Rig(copy)
+
+
+def test_an_unexpected_tensor_is_named(copy: Path) -> None:
+    rewrite(copy, **{"model.layers.0.self_attn.q_proj.bias": torch.zeros(96)})
+    with pytest.raises(InvalidArgument, match=r"does not have: model\.layers\.0\.self_attn\.q_proj\.bias$"):
+        Rig(copy)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both(copy: Path) -> None:
+    rewrite(copy, **{"model.norm.weight": torch.zeros(47)})
+    with pytest.raises(InvalidArgument, match=r"model\.norm\.weight has shape \[47\], config\.json implies \[48\]"):
+        Rig(copy)
+
+
+def test_derived_tensors_of_old_checkpoints_are_passed_over(copy: Path) -> None:
+    expected = last_logits(copy)
+    rewrite(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
+    assert torch.equal(last_logits(copy), expected)
+
+
+def test_a_second_copy_of_a_tied_head_is_passed_over(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    table = load_file(folder / WEIGHTS)["model.embed_tokens.weight"]
+    rewrite(folder, **{"lm_head.weight": table.clone()})
+    assert torch.equal(last_logits(folder), last_logits(made.folder))
+
+
+def test_a_folder_without_weights_is_refused(copy: Path) -> None:
+    (copy / WEIGHTS).unlink()
+    with pytest.raises(InvalidArgument, match=r"no \*\.safetensors"):
+        Rig(copy)
+
+
+def test_a_broken_file_is_refused(copy: Path) -> None:
+    (copy / WEIGHTS).write_bytes(b"not a tensor")
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        Rig(copy)
+
+
+def test_an_index_that_names_a_missing_file_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
+    with pytest.raises(InvalidArgument, match=r"cannot read .*gone"):
+        Rig(copy)
+
+
+@pytest.mark.parametrize("family", ["llama-biases-tied", "qwen3-tied"])
+def test_dummy_weights_follow_the_seed_and_stay_finite(tmp_path: Path, family: str) -> None:
+    folder = checkpoints.make(family, tmp_path, num_hidden_layers=24).folder
+    (folder / WEIGHTS).unlink()
+    first, again, other = (last_logits(folder, load_format="dummy", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert 0.1 < first.std() < 10

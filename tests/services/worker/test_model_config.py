@@ -1,0 +1,129 @@
+"""config.json in the spellings of transformers 4 and 5, and refusals of what would be computed wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.registry import read_model_config
+from services.worker.models.rope_config import RopeConfig
+from shared.errors import InvalidArgument
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+QWEN2 = {**BASE, "architectures": ["Qwen2ForCausalLM"]}
+
+
+def read(**changes: Any) -> DecoderConfig:
+    return read_model_config({**BASE, **changes})
+
+
+def test_sizes() -> None:
+    config = read(torch_dtype="bfloat16")
+    assert (config.head_dim, config.num_kv_heads, config.dtype) == (16, 2, "bfloat16")
+    assert read(head_dim=32).head_dim == 32
+    assert read(head_dim=None).head_dim == 16
+    assert read(num_key_value_heads=None).num_kv_heads == 4
+    assert read(dtype="float16").dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        ),
+        (
+            {
+                "rope_theta": 1e6,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+            },
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e6,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                }
+            },
+        ),
+    ],
+)
+def test_old_and_new_spellings_of_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert read(**old) == read(**new)
+
+
+def test_rope_defaults() -> None:
+    assert read().rope == RopeConfig(theta=10_000.0)
+    assert read(rope_scaling=None, rope_theta=7.0).rope == RopeConfig(theta=7.0)
+
+
+def test_stretched_positions_allow_longer_sequences() -> None:
+    assert read().max_positions == 512
+    assert read(rope_scaling={"type": "linear", "factor": 2.0}).max_positions == 1024
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert read(rope_scaling=yarn).max_positions == 2048
+
+
+def test_mistral_windows_are_on_every_layer() -> None:
+    config = read(architectures=["MistralForCausalLM"], sliding_window=33)
+    assert config.sliding_windows == (33, 33, 33)
+    assert read(architectures=["MistralForCausalLM"], sliding_window=None).sliding_windows == (0, 0, 0)
+
+
+def test_qwen_windows_come_from_layer_types_or_from_the_first_windowed_layer() -> None:
+    def windows(**changes: Any) -> tuple[int, ...]:
+        return read_model_config({**QWEN2, "sliding_window": 8, **changes}).sliding_windows
+
+    assert windows(use_sliding_window=False) == (0, 0, 0)
+    assert windows(use_sliding_window=True, max_window_layers=2) == (0, 0, 8)
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows(use_sliding_window=True, layer_types=types) == (8, 0, 8)
+
+
+def test_biases_and_norms_by_family() -> None:
+    def traits(architecture: str, **changes: Any) -> tuple[bool, bool, bool, bool]:
+        config = read(architectures=[architecture], **changes)
+        return config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm
+
+    assert traits("LlamaForCausalLM") == (False, False, False, False)
+    assert traits("LlamaForCausalLM", attention_bias=True, mlp_bias=True) == (True, True, True, False)
+    assert traits("MistralForCausalLM") == (False, False, False, False)
+    assert traits("Qwen2ForCausalLM") == (True, False, False, False)
+    assert traits("Qwen3ForCausalLM") == (False, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*there are LlamaForCausalLM, MistralForCausalLM"),
+        ({"architectures": None}, "there are LlamaForCausalLM"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic': there are default, linear, llama3, yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is None"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3: must divide"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes'"),
+        ({"rope_parameters": [1]}, "an object is needed"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        read(**changes)

@@ -1,0 +1,295 @@
+"""What each sampling feature does to the choice, and that it does nothing to its neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kernels
+from services.worker.sampling.component import Positions
+from services.worker.sampling.sampler import Sampled, Sampler
+from shared import columns
+from shared.errors import InvalidArgument, Unimplemented
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+VOCAB_SIZE = 12
+NUM_SLOTS = 6
+MAX_LOGPROBS = 5
+LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.0, 1.0, -3.0, 0.5, 0.3, 1.2, -0.5, 0.8])  # best: 1, 3, 9, 5, 11
+NEG_INF = float("-inf")
+
+
+@dataclass
+class Bench:
+    """A sampler whose slots count their own positions; every step starts from LOGITS."""
+
+    max_logprobs: int = MAX_LOGPROBS
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ops = kernels.load("cpu", ("kernels.reference",))
+        self.sampler = Sampler(NUM_SLOTS, VOCAB_SIZE, self.max_logprobs, ops, torch.device("cpu"))
+
+    def admit(self, slot: int, prompt: list[int] | None = None, output: list[int] | None = None, **fields: Any) -> None:
+        prompt, output = prompt or [0], output or []
+        eos, bad_words = fields.pop("eos", []), fields.pop("bad_words", [])
+        self.lengths[slot] = len(prompt + output)
+        self.sampler.admit(
+            slot,
+            pb.Admission(
+                slot=slot,
+                token_ids=columns.i32_bytes(prompt + output),
+                num_prompt_tokens=len(prompt),
+                sampling=sampling_pb2.SamplingParams(**{"temperature": 0.0, **fields}),
+                eos_token_ids=columns.u32_bytes(eos),
+                bad_word_token_ids=[columns.i32_bytes(word) for word in bad_words],
+            ),
+        )
+
+    def release(self, slot: int) -> None:
+        del self.lengths[slot]
+        self.sampler.release(slot)
+
+    def run(self, *slots: int, logits: torch.Tensor = LOGITS) -> tuple[Sampled, torch.Tensor]:
+        """The choice, and the logits it was made from."""
+        slots = slots or tuple(sorted(self.lengths))
+        rows = logits.expand(len(slots), -1).clone()
+        positions = np.array([self.lengths[slot] for slot in slots], dtype=np.int32)
+        sampled = self.sampler.sample(rows, np.array(slots), Positions(positions, torch.from_numpy(positions)))
+        for slot in slots:
+            self.lengths[slot] += 1
+        return sampled, rows
+
+    def tokens(self, *slots: int) -> list[int]:
+        return self.run(*slots)[0].token_ids.tolist()
+
+    def logits(self, *slots: int) -> torch.Tensor:
+        return self.run(*slots)[1]
+
+
+def test_greedy_slots_take_the_best() -> None:
+    bench = Bench()
+    bench.admit(0)
+    bench.admit(3, temperature=1e-6)
+    assert bench.tokens() == [1, 1]
+
+
+def test_a_seeded_slot_samples_the_same_alone_and_in_company() -> None:
+    alone, among = Bench(), Bench()
+    for bench in (alone, among):
+        bench.admit(2, temperature=1.3, seed=77, top_p=0.95)
+    among.admit(0, temperature=0.7, seed=3, top_k=3)
+    among.admit(4)
+    for _ in range(30):
+        assert alone.tokens() == among.tokens()[1:2]
+
+
+def test_a_moved_sequence_samples_as_it_would_have() -> None:
+    """Elsewhere, with the tokens so far as part of its admission."""
+    stays, moves = Bench(), Bench()
+    stays.admit(0, prompt=[4, 5], temperature=1.0, seed=9, presence_penalty=0.5)
+    output = [stays.tokens()[0] for _ in range(5)]
+    moves.admit(3, prompt=[4, 5], output=output, temperature=1.0, seed=9, presence_penalty=0.5)
+    for _ in range(20):
+        assert stays.tokens() == moves.tokens()
+
+
+def test_defaults_of_unset_fields_are_those_of_the_protocol() -> None:
+    """Temperature 1, no filter: over many positions everything is sampled."""
+    bench = Bench()
+    admission = pb.Admission(slot=0, token_ids=columns.i32_bytes([0]), num_prompt_tokens=1)
+    bench.sampler.admit(0, admission)
+    bench.lengths[0] = 1
+    assert {bench.tokens()[0] for _ in range(600)} == set(range(VOCAB_SIZE))
+
+
+def test_min_tokens_bans_ends_until_there_are_enough() -> None:
+    bench = Bench()
+    bench.admit(0, prompt=[0, 0, 0], min_tokens=2, stop_token_ids=[3, 99], eos=[1])
+    bench.admit(1, prompt=[0])
+    assert [bench.tokens() for _ in range(3)] == [[9, 1], [9, 1], [1, 1]]
+
+
+def test_min_tokens_counts_output_from_before_a_move() -> None:
+    bench = Bench()
+    bench.admit(0, prompt=[0, 0, 0], output=[5], min_tokens=2, eos=[1])
+    assert [bench.tokens()[0] for _ in range(2)] == [3, 1]
+
+
+def test_logit_bias() -> None:
+    bench = Bench()
+    bench.admit(0)
+    bench.admit(1, logit_bias={6: 10.0, 1: -100.0})
+    _, rows = bench.run()
+    expected = LOGITS.clone()
+    expected[6] += 10
+    expected[1] -= 100
+    assert torch.equal(rows[0], LOGITS)
+    torch.testing.assert_close(rows[1], expected)
+
+
+def test_allowed_token_ids() -> None:
+    bench = Bench()
+    bench.admit(0, allowed_token_ids=[2, 6, 2])
+    bench.admit(1)
+    _, rows = bench.run()
+    assert [i for i in range(VOCAB_SIZE) if rows[0, i] > NEG_INF] == [2, 6]
+    assert torch.equal(rows[0, [2, 6]], LOGITS[[2, 6]])
+    assert torch.equal(rows[1], LOGITS)
+
+
+def test_bad_words_of_one_token_are_always_banned() -> None:
+    bench = Bench()
+    bench.admit(0, bad_words=[[1], [9]])
+    assert [bench.tokens()[0] for _ in range(2)] == [3, 3]
+
+
+def test_bad_words_are_banned_where_they_would_be_completed() -> None:
+    bench = Bench()
+    bench.admit(0, bad_words=[[1, 1, 1], [3, 1]])
+    bench.admit(1)
+    assert [bench.tokens() for _ in range(6)] == [[1, 1], [1, 1], [3, 1], [3, 1], [3, 1], [3, 1]]
+
+
+def test_bad_words_look_at_the_output_only_and_also_at_that_from_before_a_move() -> None:
+    bench = Bench()
+    bench.admit(0, prompt=[7, 1], bad_words=[[1, 1]])
+    bench.admit(1, prompt=[7], output=[1], bad_words=[[1, 1]])
+    assert bench.tokens() == [1, 3]
+
+
+def test_a_longer_bad_word_that_comes_later_does_not_disturb_a_shorter_one() -> None:
+    bench = Bench()
+    bench.admit(0, bad_words=[[1, 1]])
+    assert bench.tokens() == [1]
+    bench.admit(1, bad_words=[[9, 9, 9, 9, 9]])
+    assert [bench.tokens() for _ in range(3)] == [[3, 1], [1, 1], [3, 1]]
+
+
+def penalised(logits: torch.Tensor, counts: dict[int, int], presence: float, frequency: float) -> torch.Tensor:
+    out = logits.clone()
+    for token, count in counts.items():
+        out[token] -= presence + frequency * count
+    return out
+
+
+def test_presence_and_frequency_penalties_look_at_the_output() -> None:
+    bench = Bench()
+    bench.admit(0, prompt=[1, 5], output=[3, 3, 9], presence_penalty=0.5, frequency_penalty=0.25)
+    bench.admit(1)
+    _, rows = bench.run()
+    torch.testing.assert_close(rows[0], penalised(LOGITS, {3: 2, 9: 1}, 0.5, 0.25))
+    assert torch.equal(rows[1], LOGITS)
+    _, rows = bench.run()  # 1 was sampled
+    torch.testing.assert_close(rows[0], penalised(LOGITS, {1: 1, 3: 2, 9: 1}, 0.5, 0.25))
+
+
+def test_repetition_penalty_looks_at_prompt_and_output() -> None:
+    bench = Bench()
+    bench.admit(0, prompt=[1, 6], output=[3], repetition_penalty=2.0)
+    expected = LOGITS.clone()
+    expected[[1, 3]] /= 2
+    expected[6] *= 2
+    torch.testing.assert_close(bench.logits()[0], expected)
+
+
+def test_a_slot_that_is_used_again_starts_without_penalties_or_counts() -> None:
+    bench = Bench()
+    for slot in range(NUM_SLOTS):
+        bench.admit(slot, output=[1, 1, 3], frequency_penalty=2.0, presence_penalty=2.0)
+    bench.tokens()
+    for slot in range(NUM_SLOTS):
+        bench.release(slot)
+    bench.admit(2)
+    bench.admit(4, frequency_penalty=1.0)
+    assert torch.equal(bench.logits(), LOGITS.expand(2, -1))
+
+
+def test_features_work_together_in_their_order() -> None:
+    """Allowed ids bound the rest; penalties come after bias."""
+    bench = Bench()
+    bench.admit(0, output=[5], allowed_token_ids=[5, 6], logit_bias={6: 6.0}, presence_penalty=1.0, bad_words=[[5]])
+    assert bench.tokens() == [6]
+    _, rows = bench.run()
+    assert rows[0, 6].item() == pytest.approx(-3.0 + 6.0 - 1.0)
+    assert rows[0, 5] == NEG_INF
+
+
+def test_a_row_without_any_token_left_is_lost_alone() -> None:
+    bench = Bench()
+    bench.admit(0, allowed_token_ids=[5], bad_words=[[5]])
+    bench.admit(1)
+    assert bench.tokens() == [-1, 1]
+    assert bench.tokens() == [-1, 1]
+
+
+def entries(sampled: Sampled) -> pb.LogprobColumns:
+    found = sampled.logprobs
+    assert found is not None
+    return found.to_proto(found.token_ids.numpy(), found.logprobs.numpy(), found.ranks.numpy())
+
+
+def test_logprobs_of_the_sampled_token_and_the_best() -> None:
+    bench = Bench()
+    bench.admit(0)
+    bench.admit(1, logprobs=3)
+    bench.admit(2, logprobs=0, allowed_token_ids=[5])
+    sampled, _ = bench.run()
+    found, expected = entries(sampled), LOGITS.log_softmax(0)
+    assert columns.u32(found.entry_counts).tolist() == [4, 1]
+    ids = columns.i32(found.token_ids).tolist()
+    assert ids == [1, 1, 3, 9, 5]
+    assert columns.f32(found.logprobs).tolist() == pytest.approx(expected[ids].tolist(), abs=1e-6)
+    assert columns.u32(found.ranks).tolist() == [1, 4]
+
+
+def test_logprobs_are_those_of_the_model_not_of_the_changed_logits() -> None:
+    bench = Bench()
+    bench.admit(0, logprobs=2, temperature=0.5, logit_bias={6: 50.0}, seed=1)
+    sampled, _ = bench.run()
+    found = entries(sampled)
+    assert columns.i32(found.token_ids).tolist() == [6, 1, 3]
+    assert columns.u32(found.ranks).tolist() == [VOCAB_SIZE]
+    assert columns.f32(found.logprobs)[0] == pytest.approx(LOGITS.log_softmax(0)[6].item(), abs=1e-6)
+
+
+def test_logprobs_of_the_whole_vocabulary() -> None:
+    bench = Bench(max_logprobs=VOCAB_SIZE)
+    bench.admit(0, logprobs=-1)
+    sampled, _ = bench.run()
+    found = entries(sampled)
+    assert columns.u32(found.entry_counts).tolist() == [VOCAB_SIZE + 1]
+    assert columns.i32(found.token_ids)[1:].tolist() == LOGITS.argsort(descending=True).tolist()
+
+
+def test_nobody_asked_for_logprobs() -> None:
+    bench = Bench()
+    bench.admit(0)
+    assert bench.run()[0].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field_name"),
+    [
+        ({"logprobs": MAX_LOGPROBS + 1}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
+        ({"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids"),
+        ({"bad_words": [[1, VOCAB_SIZE]]}, "bad_words"),
+    ],
+)
+def test_what_would_go_wrong_is_refused(fields: dict[str, Any], field_name: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        Bench().admit(0, **fields)
+    assert refusal.value.field == field_name
+
+
+@pytest.mark.parametrize("field_name", ["prompt_logprobs", "thinking_token_budget"])
+def test_what_is_not_offered_is_refused(field_name: str) -> None:
+    with pytest.raises(Unimplemented, match=field_name):
+        Bench().admit(0, **{field_name: 3})

@@ -1,0 +1,350 @@
+"""The whole worker over real gRPC, in front of a scheduler that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.worker import session as session_module
+from services.worker.main import serve
+from shared import block_hash, columns, model_identity
+from shared.block_hash import chain, root_hash, split
+from shared.errors import FailedPrecondition, InvalidArgument
+from shared.lifecycle import Shutdown
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.plans import New, PaperScheduler
+from tests.services.worker.rig import Rig
+from tests.services.worker.scripted_scheduler import PATIENCE_S, ScriptedScheduler, Session
+
+Make = Callable[[str], Checkpoint]
+PROMPT = [3, 1, 4, 1, 5, 9]
+SIZES = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
+
+
+@dataclass
+class RunningWorker:
+    """`serve` as a task of the test's loop."""
+
+    task: asyncio.Task[None]
+    shutdown: Shutdown
+    capture: pytest.CaptureFixture[str]
+
+    async def ends(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.task
+
+    async def addresses(self) -> tuple[str, str]:
+        """Of gRPC and of metrics, from the line on stdout."""
+        printed = ""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (found := re.search(r"quire-worker ready id=w grpc=(\S+) metrics=(\S+)\n", printed)):
+                printed += self.capture.readouterr().out
+                await asyncio.sleep(0.01)
+        return found.group(1), found.group(2)
+
+
+Start = Callable[..., RunningWorker]
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[ScriptedScheduler]:
+    scripted = ScriptedScheduler()
+    await scripted.start()
+    yield scripted
+    await scripted.stop()
+
+
+@pytest.fixture
+async def start(
+    scheduler: ScriptedScheduler,
+    checkpoint: Make,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Start]:
+    monkeypatch.setattr(session_module, "FIRST_PAUSE_S", 0.01)
+    running: list[RunningWorker] = []
+    handlers, interval = logging.getLogger().handlers[:], sys.getswitchinterval()
+
+    def run(**settings: Any) -> RunningWorker:
+        folder = str(checkpoint("llama").folder)
+        values = {"id": "w", "model": folder, "scheduler": f"127.0.0.1:{scheduler.port}", **SIZES, **settings}
+        shutdown = Shutdown()
+        task = asyncio.ensure_future(serve(WorkerSettings(**values), shutdown))
+        running.append(RunningWorker(task, shutdown, capsys))
+        return running[-1]
+
+    yield run
+    for worker in running:
+        worker.task.cancel()
+        await asyncio.gather(worker.task, return_exceptions=True)
+    logging.getLogger().handlers[:] = handlers
+    sys.setswitchinterval(interval)
+
+
+async def finish(worker: RunningWorker, *sessions: Session) -> None:
+    worker.shutdown.request()
+    for session in sessions:
+        await session.leaving()
+        session.close()
+    await worker.ends()
+
+
+def expected_tokens(folder: Path, prompt: list[int], count: int) -> list[int]:
+    rig = Rig(folder)
+    rig.step([New(0, prompt)], {0: len(prompt)})
+    for _ in range(count - 1):
+        rig.step()
+    return rig.tokens(0)[len(prompt) :]
+
+
+async def test_hello_says_what_the_worker_is(start: Start, scheduler: ScriptedScheduler, checkpoint: Make) -> None:
+    worker = start(served_model_name="small", max_model_len=100, max_logprobs=7)
+    session, hello = await scheduler.attached(epoch=5)
+    identity = model_identity.identity(checkpoint("llama").folder, "small")
+    assert (hello.model, hello.model.vocab_size) == (identity, VOCAB_SIZE)
+    assert (hello.layout.block_size, hello.layout.hash_scheme) == (4, block_hash.SCHEME)
+    assert (hello.worker_id, hello.num_blocks, hello.max_num_seqs) == ("w", 128, 8)
+    assert (hello.max_num_batched_tokens, hello.max_model_len, hello.max_logprobs) == (2048, 100, 7)
+    assert (hello.last_epoch, hello.held_block_ids, hello.held_block_hashes) == (0, b"", b"")
+    assert hello.device.startswith("cpu ")
+    assert hello.address == (await worker.addresses())[0]
+    await finish(worker, session)
+
+
+async def test_plans_in_flight_give_results_in_order(
+    start: Start, scheduler: ScriptedScheduler, checkpoint: Make
+) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(2, PROMPT)], {2: 6}), paper.plan())
+    for step_id in range(1, 9):
+        result = await session.result()
+        assert (result.epoch, result.step_id) == (5, step_id)
+        paper.take(result)
+        await session.plan(paper.plan())
+    assert paper.rows[2].tokens[6:] == expected_tokens(checkpoint("llama").folder, PROMPT, 8)
+    for _ in range(2):
+        await session.result()
+    await finish(worker, session)
+
+
+async def test_the_worker_comes_back_with_what_it_holds(
+    start: Start, scheduler: ScriptedScheduler, checkpoint: Make
+) -> None:
+    """The scheduler dies with a sequence under way and is started again on the same port."""
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
+    paper.take(await session.result())
+    for _ in range(3):
+        await session.plan(paper.plan())
+        paper.take(await session.result())
+    before = paper.rows[0]
+    session.close()
+    await scheduler.stop()
+    await scheduler.start()
+    session, hello = await scheduler.attached(epoch=9)
+    assert hello.last_epoch == 5
+    hashes = chain(root_hash(), columns.i32_bytes(before.tokens[:9]), 4)
+    held = zip(columns.u32(hello.held_block_ids).tolist(), split(hello.held_block_hashes), strict=True)
+    assert dict(held) == dict(zip(before.blocks, hashes, strict=False))
+
+    again = PaperScheduler(4, 128, epoch=9)
+    moved = New(0, before.tokens, num_prompt=6, cached_blocks=tuple(before.blocks[:2]))
+    again.free = [block for block in again.free if block not in before.blocks]
+    await session.plan(again.plan([moved], {0: 2}), again.plan())
+    for _ in range(2):
+        again.take(await session.result())
+    assert again.rows[0].tokens[6:] == expected_tokens(checkpoint("llama").folder, PROMPT, 6)
+    await finish(worker, session)
+
+
+def stale_epoch(plan: pb.StepPlan) -> None:
+    plan.epoch -= 1
+
+
+def gap(plan: pb.StepPlan) -> None:
+    plan.step_id += 1
+
+
+def slot_of_nobody(plan: pb.StepPlan) -> None:
+    plan.released_slots = columns.u32_bytes([7])
+
+
+def block_too_many(plan: pb.StepPlan) -> None:
+    plan.new_block_ids += columns.u32_bytes([50])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (stale_epoch, "a plan of epoch 4 in epoch 5"),
+        (gap, "step 3 where step 2 is due"),
+        (slot_of_nobody, "released slots are not live"),
+        (block_too_many, "new_block_ids, but the slots lack"),
+    ],
+)
+async def test_a_plan_that_cannot_be_meant_ends_the_session_and_a_new_one_begins(
+    start: Start, scheduler: ScriptedScheduler, spoil: Callable[[pb.StepPlan], None], text: str
+) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
+    await session.result()
+    plan = paper.plan()
+    spoil(plan)
+    await session.plan(plan)
+    await session.ended()
+    session, hello = await scheduler.attached(epoch=6)
+    assert hello.last_epoch == 5
+    assert text in worker.capture.readouterr().err
+    fresh = PaperScheduler(4, 128, epoch=6)
+    await session.plan(fresh.plan([New(0, PROMPT)], {0: 6}))
+    assert (await session.result()).epoch == 6
+    await finish(worker, session)
+
+
+async def test_results_of_an_epoch_that_is_over_are_dropped(start: Start, scheduler: ScriptedScheduler) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, list(range(100)))], {0: 100}), *(paper.plan() for _ in range(20)))
+    session.close()
+    session, _ = await scheduler.attached(epoch=6)
+    fresh = PaperScheduler(4, 128, epoch=6)
+    await session.plan(fresh.plan([New(1, PROMPT)], {1: 6}))
+    result = await session.result()
+    assert (result.epoch, result.step_id) == (6, 1)
+    await finish(worker, session)
+
+
+async def test_a_cache_reset_empties_the_next_hello(start: Start, scheduler: ScriptedScheduler) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
+    await session.result()
+    await session.cache_reset()
+    session.close()
+    session, hello = await scheduler.attached(epoch=6)
+    assert hello.held_block_ids == b""
+    await finish(worker, session)
+
+
+async def test_a_leaving_worker_works_until_it_is_let_go(start: Start, scheduler: ScriptedScheduler) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    worker.shutdown.request()
+    await session.leaving()
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
+    assert (await session.result()).step_id == 1
+    assert not worker.task.done()
+    session.close()
+    await worker.ends()
+
+
+async def test_a_worker_that_is_not_let_go_leaves_when_time_is_up(start: Start, scheduler: ScriptedScheduler) -> None:
+    worker = start(drain_timeout_s=0.2)
+    session, _ = await scheduler.attached(epoch=5)
+    worker.shutdown.request()
+    await session.leaving()
+    await worker.ends()
+
+
+async def test_a_worker_without_a_scheduler_tries_on_and_leaves_at_once_when_told(
+    start: Start, scheduler: ScriptedScheduler
+) -> None:
+    await scheduler.stop()
+    worker = start()
+    while "not attached" not in worker.capture.readouterr().err:
+        await asyncio.sleep(0.01)
+    worker.shutdown.request()
+    await worker.ends()
+    await scheduler.start()
+
+
+async def test_a_worker_that_does_not_fit_ends_with_the_schedulers_words(
+    start: Start, scheduler: ScriptedScheduler
+) -> None:
+    worker = start()
+    session = await scheduler.dialled()
+    await session.hello()
+    session.refuse("block_size: the cluster has 16, worker w has 4")
+    with pytest.raises(FailedPrecondition, match="block_size: the cluster has 16, worker w has 4"):
+        await worker.ends()
+
+
+async def test_an_attachment_that_is_refused_later_is_followed_by_another(
+    start: Start, scheduler: ScriptedScheduler
+) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    session.refuse("this session is over")
+    session, _ = await scheduler.attached(epoch=6)
+    await finish(worker, session)
+
+
+async def test_a_wrong_folder_is_an_error_at_start(start: Start, tmp_path: Path) -> None:
+    worker = start(model=str(tmp_path))
+    with pytest.raises(InvalidArgument, match=r"no config\.json"):
+        await worker.ends()
+
+
+async def test_admin_health_and_metrics(start: Start, scheduler: ScriptedScheduler) -> None:
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, PROMPT), New(1, PROMPT)], {0: 6, 1: 6}))
+    await session.result()
+    address, page_address = await worker.addresses()
+    async with grpc.aio.insecure_channel(address) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        async with asyncio.timeout(PATIENCE_S):
+            status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).services[0]
+            while status.running != 2:
+                await asyncio.sleep(0.02)
+                status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).services[0]
+        assert (status.id, status.role, status.state) == ("w", admin_pb2.ROLE_WORKER, admin_pb2.STATE_READY)
+        assert (status.epoch, status.blocks.total, status.blocks.used) == (5, 127, 4)
+        assert status.blocks.free + status.blocks.cached == 123
+        assert 0 <= status.last_step_age_s < PATIENCE_S
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="ask its scheduler") as refusal:
+            await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
+        assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        page = await asyncio.to_thread(_read, f"http://{page_address}/metrics")
+        assert "quire_worker_slots_live 2.0" in page
+        assert "quire_worker_blocks_used 4.0" in page
+        assert "quire_worker_tokens_computed_total 12.0" in page
+        assert "quire_worker_tokens_sampled_total 2.0" in page
+        assert "quire_worker_epoch 5.0" in page
+        assert 'quire_worker_step_phase_seconds_count{phase="forward"} 1.0' in page
+        await admin.Drain(admin_pb2.DrainRequest())
+    await session.leaving()
+    session.close()
+    await worker.ends()
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url) as response:
+        return str(response.read().decode())
