@@ -83,7 +83,8 @@ class Worker:
             if not self._shutdown.requested:
                 await self._work(engine, engine.started.result())
         finally:
-            await engine.stop(settings.drain_timeout_s)
+            if not await engine.stop(settings.drain_timeout_s):
+                log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
     async def _work(self, engine: Engine, replica: Replica) -> None:
         settings = self._settings

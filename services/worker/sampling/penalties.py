@@ -82,25 +82,30 @@ class BoundPenalties:
         strengths = list(active.values())
         self._rows = torch.tensor(list(active), device=device)
         self._places = torch.tensor([s.place for s in strengths], device=device)
-        self._repetition, self._presence, self._frequency = (
-            torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
-            for values in (
-                [s.repetition for s in strengths],
-                [s.presence for s in strengths],
-                [s.frequency for s in strengths],
-            )
-        )
+        self._repetition = _column([s.repetition for s in strengths], 1.0, device)
+        self._presence = _column([s.presence for s in strengths], 0.0, device)
+        self._frequency = _column([s.frequency for s in strengths], 0.0, device)
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
         counts = self._owner.output_counts[self._places]  # [num_active, vocab_size]
         occurred = counts > 0
         changed = logits[self._rows]
-        repeated = torch.where(changed > 0, changed / self._repetition, changed * self._repetition)
-        changed = torch.where(occurred | self._owner.in_prompt[self._places], repeated, changed)
-        changed -= self._frequency * counts
-        changed -= self._presence * occurred
+        if self._repetition is not None:
+            repeated = torch.where(changed > 0, changed / self._repetition, changed * self._repetition)
+            changed = torch.where(occurred | self._owner.in_prompt[self._places], repeated, changed)
+        if self._frequency is not None:
+            changed -= self._frequency * counts
+        if self._presence is not None:
+            changed -= self._presence * occurred
         logits[self._rows] = changed
 
     def sampled(self, token_ids: Tensor) -> None:
         new = token_ids[self._rows].long()
         self._owner.output_counts[self._places, new] += 1  # no place is named twice
+
+
+def _column(values: list[float], unused: float, device: Any) -> Tensor | None:
+    """float32 [num_active, 1]; None if no row uses it."""
+    if all(value == unused for value in values):
+        return None
+    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)

@@ -191,8 +191,8 @@ async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
     submit(engine, old, 1)
     await eventually(lambda: "launch 1" in replica.log)
     resting = asyncio.ensure_future(engine.rest(new))
-    submit(engine, old, 2)
     await asyncio.sleep(0)
+    submit(engine, old, 2)
     replica.landings[1].set()
     async with asyncio.timeout(PATIENCE_S):
         await resting
