@@ -79,7 +79,7 @@ def _messages(written: Iterable[pb.ChatMessage]) -> list[Mapping[str, Any]]:
 def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
     if message.role not in ROLES:
         raise InvalidArgument(
-            f"messages.role must be one of {', '.join(ROLES)}, got {message.role!r}", field="messages"
+            f"messages: role must be one of {', '.join(ROLES)}, got {message.role!r}", field="messages"
         )
     return conversation.message(
         message.role,

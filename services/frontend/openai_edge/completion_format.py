@@ -42,9 +42,8 @@ class CompletionFormat:
         offset = self._offsets.setdefault(delta.sample, len(prefix))
         choice: dict[str, Any] = {"index": delta.sample, "text": prefix + delta.text, "logprobs": None}
         if delta.logprobs:
-            logprobs = completion_logprobs(delta.logprobs, self._texts, offset)
-            self._offsets[delta.sample] = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
-            choice["logprobs"] = logprobs
+            choice["logprobs"], offset = completion_logprobs(delta.logprobs, self._texts, offset)
+            self._offsets[delta.sample] = offset
         choice |= ending(delta.finish)
         if self._options.token_ids:
             choice["token_ids"] = delta.token_ids

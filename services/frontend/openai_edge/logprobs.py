@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from services.frontend.delta import TokenLogprobs
@@ -17,27 +18,33 @@ class TokenTexts:
         self._as_ids = as_ids
 
     def text(self, token_id: int) -> str:
+        """A token that is no whole characters is written as OpenAI does, so that no two look the same."""
         if self._as_ids:
             return f"token_id:{token_id}"
-        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+        raw = self.raw(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def raw(self, token_id: int) -> list[int]:
-        return list(self._tokenizer.token_bytes(token_id))
+    def raw(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def num_characters(self, token_id: int) -> int:
+        """That begin in this token: all but UTF-8's continuation bytes."""
+        return sum(byte & 0xC0 != 0x80 for byte in self.raw(token_id))
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> dict[str, Any]:
-    """`offset`: characters of the sample's tokens before these."""
-    tokens = [texts.text(entry.token_id) for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    return {
-        "tokens": tokens,
+def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> tuple[dict[str, Any], int]:
+    """`offset`: characters of the sample before these tokens; comes back as that after them."""
+    offsets = list(accumulate((texts.num_characters(entry.token_id) for entry in entries), initial=offset))
+    logprobs = {
+        "tokens": [texts.text(entry.token_id) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": [_with_sampled(entry, texts) for entry in entries],
-        "text_offset": offsets,
+        "text_offset": offsets[:-1],
     }
+    return logprobs, offsets[-1]
 
 
 def _with_sampled(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
@@ -56,4 +63,4 @@ def _chat_entry(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
 
 
 def _candidate(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": texts.text(token_id), "logprob": logprob, "bytes": texts.raw(token_id)}
+    return {"token": texts.text(token_id), "logprob": logprob, "bytes": list(texts.raw(token_id))}

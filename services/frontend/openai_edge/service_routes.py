@@ -24,7 +24,10 @@ class ServiceRoutes:
         self._metrics = metrics
         self.router = APIRouter(tags=["service"])
         self.router.add_api_route("/health", self.health, methods=["GET"], response_class=Response)
-        self.router.add_api_route("/ping", self.health, methods=["GET", "POST"], response_class=Response)
+        for method in ("GET", "POST"):
+            self.router.add_api_route(
+                "/ping", self.health, methods=[method], response_class=Response, include_in_schema=False
+            )
         self.router.add_api_route("/version", self.version, methods=["GET"])
         self.router.add_api_route("/load", self.load, methods=["GET"])
         self.router.add_api_route("/metrics", self.metrics, methods=["GET"], response_class=Response)

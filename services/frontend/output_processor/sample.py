@@ -100,6 +100,9 @@ class Sample:
         self._traffic.generated += num_tokens
 
     def on_end(self, end: End, now: float) -> None:
+        if end.error is not None:  # the reader gets the error in place of a finish
+            self._end(end, now)
+            return
         text, _, stop = self._words.flush()
         self._text += text
         self._end(End(Finish(FINISH_REASON_STOP, stop_string=stop)) if stop is not None else end, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import Any, Protocol, cast
 
 import grpc
@@ -84,10 +85,11 @@ class Connection:
             await call.write(pb.SessionRequest(hello=self._hello))
             welcome = (await self._greeting(call, "welcome")).welcome
             view = (await self._greeting(call, "cluster")).cluster
-        self._check(view, welcome.scheduler_id)
+        check = partial(self._check, welcome.scheduler_id)
+        check(view)
         heartbeat = pb.SessionRequest(heartbeat=pb.Heartbeat())
         link: Link = Duplex(call, heartbeat, welcome.heartbeat_interval_ms / 1000)
-        session = Session(link, self._owner, welcome.scheduler_id)
+        session = Session(link, self._owner, welcome.scheduler_id, check)
         session.view = view
         self._back_off.reset()
         log.info("session open", scheduler=welcome.scheduler_id, address=self.address, epoch=welcome.epoch)
@@ -105,7 +107,7 @@ class Connection:
             raise FailedPrecondition(f"scheduler at {self.address} sent no {kind} where the protocol has one")
         return cast(pb.SessionResponse, message)
 
-    def _check(self, view: pb.ClusterView, scheduler_id: str) -> None:
+    def _check(self, scheduler_id: str, view: pb.ClusterView) -> None:
         if not view.HasField("model"):
             return
         differs = model_identity.mismatch(

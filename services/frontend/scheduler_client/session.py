@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -34,8 +35,10 @@ class Owner(Protocol):
 class Session:
     """Open from the first ClusterView on, until run() returns or raises; ids are never used twice in it."""
 
-    def __init__(self, link: Link, owner: Owner, scheduler_id: str) -> None:
+    def __init__(self, link: Link, owner: Owner, scheduler_id: str, check: Callable[[pb.ClusterView], None]) -> None:
+        """`check` raises for a view of a cluster that this frontend does not fit."""
         self._link = link
+        self._check = check
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._next_id = 1
@@ -53,10 +56,14 @@ class Session:
                 case "tokens":
                     self._on_tokens(message.tokens)
                 case "cluster":
-                    self.view = message.cluster
-                    self.num_tokens_since_view = 0
-                    self._owner.on_view(self)
+                    self._on_view(message.cluster)
         raise Unavailable(f"scheduler {self.scheduler_id} closed the session")
+
+    def _on_view(self, view: pb.ClusterView) -> None:
+        self._check(view)
+        self.view = view
+        self.num_tokens_since_view = 0
+        self._owner.on_view(self)
 
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
         stopped, refused = token_batch.deliver(batch, self.live, self._loop.time())

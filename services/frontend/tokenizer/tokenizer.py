@@ -68,6 +68,12 @@ class Tokenizer:
         piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids it can name, added tokens included; a model may have more rows."""
+        size: int = self._hf.get_vocab_size()
+        return size
+
     def token_name(self, token_id: int) -> str:
         """As the vocabulary writes it; empty for an unknown id."""
         return self._hf.id_to_token(token_id) or ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,10 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path, *schedulers: str, wait: bool = True, **settings: Any) -> AsyncIterator[Running]:
+async def running(
+    folder: Path, *schedulers: str, until_health: Collection[int] = (200,), **settings: Any
+) -> AsyncIterator[Running]:
+    """`until_health`: statuses of /health to wait for; none: do not wait."""
     values = {
         "model": str(folder),
         "grpc_port": 0,
@@ -74,7 +77,7 @@ async def running(folder: Path, *schedulers: str, wait: bool = True, **settings:
             grpc.aio.insecure_channel(frontend.grpc_address) as channel,
         ):
             started = Running(frontend, shutdown, task, http, channel)
-            await _until_answering(started, wait)
+            await _until_health(started, until_health)
             yield started
     finally:
         shutdown.request()
@@ -88,14 +91,12 @@ async def _serve(frontend: Frontend) -> None:
         await frontend.close()
 
 
-async def _until_answering(started: Running, wait_for_session: bool) -> None:
+async def _until_health(started: Running, statuses: Collection[int]) -> None:
     """Polls, as whoever starts a real process has to."""
+    status = None
     async with asyncio.timeout(10):
-        while True:
+        while statuses and status not in statuses:
             try:
                 status = (await started.http.get("/health")).status_code
             except httpx.ConnectError:
-                status = 0
-            if status == 200 or (status == 503 and not wait_for_session):
-                return
-            await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)

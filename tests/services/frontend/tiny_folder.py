@@ -53,7 +53,11 @@ def metaspace_tokenizer() -> Tokenizer:
         vocab_size=400, special_tokens=["<unk>", "<s>", "</s>", *bytes_tokens], show_progress=False
     )
     tokenizer.train_from_iterator([line for line in CORPUS if line.isascii()], trainer)
-    return tokenizer
+    document = json.loads(tokenizer.to_str())
+    document["added_tokens"] = document["added_tokens"][
+        :3
+    ]  # bytes are ordinary tokens; only the trainer needs them named
+    return Tokenizer.from_str(json.dumps(document))
 
 
 def write_folder(

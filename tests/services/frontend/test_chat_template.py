@@ -1,0 +1,87 @@
+"""Templates: where they come from, what they can use, what they cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.frontend.tokenizer import chat_template
+from services.frontend.tokenizer.chat_template import ChatTemplate
+from shared.errors import InvalidArgument
+from tests.services.frontend.tiny_folder import CHATML, write_folder
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] = HELLO, **variables: Any) -> str:
+    template = ChatTemplate(source, {"eos_token": "<end>"})
+    return template.render(messages, open_turn=True, continue_last=False, variables=variables)
+
+
+def test_chatml() -> None:
+    assert render(CHATML) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_last_message_stays_open() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Sure, "}]
+    template = ChatTemplate(CHATML, {})
+    text = template.render(messages, open_turn=False, continue_last=True, variables={})
+    assert text.endswith("<|im_start|>assistant\nSure,")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ eos_token }}", "<end>"),
+        ("{{ {'a': 'é<'} | tojson }}", '{"a": "é<"}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
+        ("{% generation %}x{{ messages[0].content }}{% endgeneration %}", "xhello"),
+        ("{{ flag }}", "on"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)
+def test_functions_that_templates_count_on(source: str, text: str) -> None:
+    assert render(source, flag="on") == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ 1 + 'a' }}",
+    ],
+)
+def test_a_template_that_refuses_or_reaches_out_is_the_requests_fault(source: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        render(source)
+    assert refusal.value.field == "messages"
+
+
+def test_the_templates_own_words_reach_the_client() -> None:
+    with pytest.raises(InvalidArgument, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_no_template_is_said() -> None:
+    with pytest.raises(InvalidArgument, match="no chat template"):
+        ChatTemplate(None, {}).render(HELLO, open_turn=True, continue_last=False, variables={})
+
+
+def test_a_broken_template_is_a_start_up_error() -> None:
+    with pytest.raises(InvalidArgument, match="does not compile"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_where_templates_come_from(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    folder = write_folder(tmp_path, chat_template=named)
+    assert chat_template.load(folder).render(HELLO, open_turn=True, continue_last=False, variables={}) == "D"
+    (folder / "chat_template.jinja").write_text("F {{ eos_token }}")
+    text = chat_template.load(folder).render(HELLO, open_turn=True, continue_last=False, variables={})
+    assert text == "F <|im_end|>"

@@ -1,0 +1,88 @@
+"""Pieces of text add up to the full decode, and no piece ends inside a character."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.frontend.output_processor.detokenizer import new_detokenizer
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from tests.services.frontend.tiny_folder import CORPUS, END, START
+
+TEXTS = [
+    *CORPUS,
+    "  leading and   inner spaces  ",
+    "🙂🙃🙂 mixed with words 🙂",
+    "e\u0301 combining, \u200d joiner, \ufffd itself",
+    f"{START}user\nhello{END}<tool call>done",
+]
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[str]:
+    detokenizer = new_detokenizer(tokenizer, skip_special_tokens=skip)
+    return [*map(detokenizer.push, ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_of_encoded_text_add_up_to_it(tokenizer: Tokenizer, text: str, skip: bool) -> None:
+    ids = tokenizer.encode_now(text, add_special_tokens=False)
+    assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_random_tokens_add_up_to_the_full_decode(tokenizer: Tokenizer, skip: bool) -> None:
+    """Most such sequences are no valid UTF-8: the replacement characters must be the same, and in the same places."""
+    rng = random.Random(7)
+    size = tokenizer.vocab_size
+    for _ in range(2000):
+        ids = [rng.randrange(size) for _ in range(rng.randrange(1, 40))]
+        assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip), ids
+
+
+def test_random_bytes_of_characters_add_up(tokenizer: Tokenizer) -> None:
+    """Single-byte tokens of valid text with some bytes lost, so that characters break in every way."""
+    rng = random.Random(11)
+    byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
+    for _ in range(2000):
+        raw = "".join(rng.choice("aé你🙂∑") for _ in range(12)).encode()
+        kept = [bytes([byte]) for byte in raw if rng.random() > 0.15]
+        ids = [byte_ids[byte] for byte in kept]
+        assert "".join(pieces(tokenizer, ids)) == b"".join(kept).decode(errors="replace")
+
+
+def test_no_piece_of_valid_text_ends_inside_a_character(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_now("你好🙂é" * 5, add_special_tokens=False)
+    assert all("\ufffd" not in piece for piece in pieces(tokenizer, ids))
+
+
+def test_unfinished_character_appears_only_at_the_end(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_now("🙃", add_special_tokens=False)[:-1]
+    assert pieces(tokenizer, ids) == [*("" for _ in ids), "\ufffd"]
+
+
+def test_unknown_ids_have_no_text(tokenizer: Tokenizer) -> None:
+    assert pieces(tokenizer, [10_000_000, 5]) == ["", *pieces(tokenizer, [5])]
+
+
+@pytest.mark.parametrize("text", [line for line in CORPUS if line.isascii()] + ["héllo wörld", "a 你好 b", " x  y "])
+def test_decoders_that_drop_the_first_space_keep_the_others(metaspace: Tokenizer, text: str) -> None:
+    assert not metaspace.byte_level
+    ids = metaspace.encode_now(text, add_special_tokens=False)
+    assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True)
+
+
+def test_random_whole_tokens_of_such_decoders_add_up(metaspace: Tokenizer) -> None:
+    rng = random.Random(3)
+    whole = [i for i in range(metaspace.vocab_size) if not metaspace.token_name(i).startswith("<")]
+    for _ in range(500):
+        ids = [rng.choice(whole) for _ in range(rng.randrange(1, 30))]
+        assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True), ids
+
+
+def test_bytes_that_never_become_a_character_are_not_kept_for_ever(metaspace: Tokenizer) -> None:
+    bad = next(i for i in range(metaspace.vocab_size) if metaspace.token_name(i) == "<0xFF>")
+    texts = pieces(metaspace, [bad] * 12)
+    assert len("".join(texts)) == 12
+    assert any(texts[:5])

@@ -1,0 +1,134 @@
+"""Clients that leave, deadlines that pass: the scheduler hears of it at once, and the place is free again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from shared.pb.common.v1 import finish_pb2, sampling_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+LONG = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=500, ignore_eos=True))
+
+
+@asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedScheduler, Running]]:
+    script = ScriptedScheduler(count_up, step_s=0.002)
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        yield script, frontend
+
+
+async def ended(script: ScriptedScheduler, frontend: Running, reason: int) -> None:
+    """The scheduler was told why, runs nothing, and the frontend counts nothing in flight."""
+    await script.until(lambda: script.cancellations and not script.num_running)
+    assert [why for _, why in script.cancellations] == [reason]
+    async with asyncio.timeout(5):
+        while (await frontend.http.get("/load")).json()["server_load"]:
+            await asyncio.sleep(0.005)
+
+
+async def test_cancelling_a_grpc_call(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        call = frontend.inference.Generate(LONG)
+        await anext(aiter(call))
+        call.cancel()
+        await ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
+        metrics = await frontend.metrics()
+    assert metrics["quire_frontend_cancellations_total{reason=cancelled}"] == 1
+    assert metrics["vllm:request_success_total{finished_reason=abort}"] == 1
+    assert metrics["quire_frontend_grpc_requests_total{code=CANCELLED,method=Generate}"] == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_http_clients_that_disconnect(folder: Path, stream: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": stream}
+    async with serving(folder) as (script, frontend):
+        asking = asyncio.create_task(_read_forever(frontend, body))
+        await script.until(lambda: script.steps and script.num_running)
+        asking.cancel()
+        await ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
+
+
+async def _read_forever(frontend: Running, body: dict[str, Any]) -> None:
+    async with frontend.http.stream("POST", "/v1/completions", json=body) as reply:
+        async for _ in reply.aiter_raw():
+            pass
+
+
+async def test_leaving_while_nothing_could_be_submitted_yet(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        script.set_view(num_workers=0)
+        await asyncio.sleep(0.02)
+        asking = asyncio.create_task(_read_forever(frontend, {"prompt": "x"}))
+        async with asyncio.timeout(5):
+            while (await frontend.http.get("/load")).json()["server_load"] == 0:
+                await asyncio.sleep(0.005)
+            asking.cancel()
+            while (await frontend.http.get("/load")).json()["server_load"]:
+                await asyncio.sleep(0.005)
+        assert script.submissions == []
+
+
+async def test_all_samples_of_a_request_are_cancelled_together(folder: Path) -> None:
+    request = pb.GenerateRequest()
+    request.CopyFrom(LONG)
+    request.sampling.n = 3
+    async with serving(folder) as (script, frontend):
+        call = frontend.inference.Generate(request)
+        await anext(aiter(call))
+        call.cancel()
+        await ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
+        assert [len(ids) for ids, _ in script.cancellations] == [3]
+
+
+async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            async for _ in frontend.inference.Generate(LONG, timeout=0.3):
+                pass
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await ended(script, frontend, finish_pb2.FINISH_REASON_DEADLINE)
+        assert 200 < script.submissions[0].timeout_ms <= 300
+        metrics = await frontend.metrics()
+    assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1
+
+
+async def test_a_deadline_that_passes_while_no_worker_is_there(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        script.set_view(num_workers=0)
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            async for _ in frontend.inference.Generate(LONG, timeout=0.2):
+                pass
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_deadline_that_the_scheduler_finds_hopeless(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        code = finish_pb2.ERROR_CODE_DEADLINE_EXCEEDED
+        script.refusal = finish_pb2.Error(code=code, message="cannot be met")
+        with pytest.raises(grpc.aio.AioRpcError, match="cannot be met") as late:
+            async for _ in frontend.inference.Generate(LONG, timeout=20):
+                pass
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_stop_string_stops_the_scheduler_once_per_step(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        text = (await frontend.http.post("/detokenize", json={"tokens": [66, 67]})).json()["prompt"]
+        sampling = sampling_pb2.SamplingParams(max_tokens=400, n=3, seed=60, stop=[text], ignore_eos=True)
+        tokens: dict[int, list[int]] = {}
+        async for m in frontend.inference.Generate(pb.GenerateRequest(text="x", sampling=sampling)):
+            tokens.setdefault(m.index, []).extend(m.token_ids)
+        await script.until(lambda: not script.num_running)
+    assert tokens == {i: list(range(60 + i, 68)) for i in range(3)}
+    assert {why for _, why in script.cancellations} == {finish_pb2.FINISH_REASON_STOP}
+    assert sorted(i for ids, _ in script.cancellations for i in ids) == [1, 2, 3]

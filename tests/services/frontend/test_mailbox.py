@@ -1,0 +1,139 @@
+"""News merge while nobody reads; order, ends and errors are kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.sample import Sample
+from services.frontend.output_processor.sample_text import new_text
+from services.frontend.request import Sampling
+from services.frontend.scheduler_client.sequence import End
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import Internal
+from shared.metrics.frontend import TokenTraffic
+from shared.pb.common.v1 import finish_pb2
+
+LENGTH = End(Finish(finish_pb2.FINISH_REASON_LENGTH))
+STOP = End(Finish(finish_pb2.FINISH_REASON_STOP))
+
+
+class Witness:
+    """The owner of samples, who only remembers."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+        self.heard.append("start")
+
+    def on_first_token(self, sample: Sample, now: float) -> None:
+        self.heard.append("first token")
+
+    def on_done(self, sample: Sample, end: End, now: float) -> None:
+        self.heard.append("done")
+
+
+def new_sample(tokenizer: Tokenizer, mailbox: Mailbox, index: int = 0, **sampling: object) -> tuple[Sample, Witness]:
+    asked = Sampling(**sampling)  # type: ignore[arg-type]
+    witness = Witness()
+    sample = Sample(
+        index,
+        new_text(asked, tokenizer),
+        include_stop=asked.include_stop_str_in_output,
+        mailbox=mailbox,
+        traffic=TokenTraffic(("m", "0")),
+        owner=witness,
+    )
+    return sample, witness
+
+
+async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: Tokenizer) -> None:
+    mailbox = Mailbox()
+    one, _ = new_sample(tokenizer, mailbox, 0)
+    two, _ = new_sample(tokenizer, mailbox, 1)
+    ids = tokenizer.encode_now("hello world", add_special_tokens=False)
+    for token_id in ids:
+        one.on_tokens([token_id], [], None, 0.0)
+        two.on_tokens([token_id], [], None, 0.0)
+    assert await mailbox.take() == [Delta(i, ids, "hello world", [], None) for i in (0, 1)]
+    one.on_tokens(ids[:1], [], LENGTH, 0.0)
+    assert [(d.sample, d.token_ids, d.finish) for d in await mailbox.take()] == [(0, ids[:1], LENGTH.finish)]
+
+
+async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
+    mailbox = Mailbox()
+    sample, _ = new_sample(tokenizer, mailbox)
+    reading = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    sample.on_tokens([65], [], None, 0.0)
+    assert (await reading)[0].token_ids == [65]
+
+
+async def test_a_patient_reader_sleeps_until_the_end(tokenizer: Tokenizer) -> None:
+    mailbox = Mailbox()
+    mailbox.patient = True
+    sample, _ = new_sample(tokenizer, mailbox)
+    reading = asyncio.create_task(mailbox.take())
+    sample.on_tokens([65], [], None, 0.0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not reading.done()
+    sample.on_tokens([66], [], LENGTH, 0.0)
+    mailbox.complete()
+    assert (await reading)[0].token_ids == [65, 66]
+
+
+async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None:
+    mailbox = Mailbox()
+    sample, _ = new_sample(tokenizer, mailbox)
+    sample.on_tokens([65], [], None, 0.0)
+    mailbox.fail(Internal("first"))
+    mailbox.fail(Internal("second"))
+    assert (await mailbox.take())[0].token_ids == [65]
+    with pytest.raises(Internal, match="first"):
+        await mailbox.take()
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool) -> None:
+    sample, witness = new_sample(tokenizer, Mailbox(), include_stop_str_in_output=include)
+    hello, world = (tokenizer.encode_now(text, add_special_tokens=False) for text in ("hello", " world"))
+    sample.on_tokens(hello, [], None, 0.0)
+    sample.on_tokens(world[:1], [], STOP, 0.0)
+    delta = sample.take()
+    assert delta.token_ids == hello + world[:1]
+    assert delta.text == "hello" + (tokenizer.decode(world[:1], skip_special_tokens=True) if include else "")
+    assert witness.heard == ["first token", "done"]
+
+
+def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> None:
+    sample, _ = new_sample(tokenizer, Mailbox(), stop=["wor"])
+    ids = tokenizer.encode_now("hello world and more", add_special_tokens=False)
+    logprobs = [TokenLogprobs(i, -0.5, 1, []) for i in ids]
+    assert sample.on_tokens(ids, logprobs, None, 0.0)
+    delta = sample.take()
+    assert delta.text == "hello "
+    assert delta.finish == Finish(finish_pb2.FINISH_REASON_STOP, stop_string="wor")
+    assert "wor" in tokenizer.decode(delta.token_ids, skip_special_tokens=True)
+    assert delta.token_ids == ids[: len(delta.token_ids)] != ids
+    assert len(delta.logprobs) == len(delta.token_ids) == sample.num_tokens
+
+
+def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
+    sample, _ = new_sample(tokenizer, Mailbox(), stop=["world!"])
+    ids = tokenizer.encode_now("hello world", add_special_tokens=False)
+    sample.on_tokens(ids, [], None, 0.0)
+    assert sample.take().text == "hello "
+    sample.on_end(LENGTH, 0.0)
+    assert sample.take().text == "world"
+
+
+def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
+    sample, _ = new_sample(tokenizer, Mailbox(), detokenize=False)
+    sample.on_tokens([65, 66], [], LENGTH, 0.0)
+    assert sample.take() == Delta(0, [65, 66], "", [], LENGTH.finish)

@@ -1,0 +1,109 @@
+"""The metrics page says what clients saw: every count is compared with what came over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+Sampling = sampling_pb2.SamplingParams
+
+
+@dataclass
+class Seen:
+    """What clients were told."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    deliveries: int = 0
+    samples: int = 0
+    prompts: int = 0
+
+    def finish(self, reason: str) -> None:
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+        self.samples += 1
+
+
+async def over_http(frontend: Running, seen: Seen, body: dict[str, Any], num_prompts: int = 1) -> None:
+    reply = (await frontend.http.post("/v1/completions", json=body)).json()
+    seen.prompt_tokens += reply["usage"]["prompt_tokens"]
+    seen.completion_tokens += reply["usage"]["completion_tokens"]
+    seen.cached_tokens += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    seen.prompts += num_prompts
+    for choice in reply["choices"]:
+        seen.finish(choice["finish_reason"])
+
+
+async def over_grpc(frontend: Running, seen: Seen, request: pb.GenerateRequest) -> None:
+    messages = [m async for m in frontend.inference.Generate(request)]
+    seen.prompt_tokens += messages[0].usage.prompt_tokens
+    seen.cached_tokens += messages[0].usage.cached_tokens
+    seen.completion_tokens += sum(len(m.token_ids) for m in messages)
+    seen.prompts += 1
+    for m in messages:
+        if m.finish_reason:
+            seen.finish({1: "stop", 2: "length"}[m.finish_reason])
+
+
+async def test_metrics_equal_what_clients_saw(folder: Path) -> None:
+    script, seen = ScriptedScheduler(count_up), Seen()
+    script.num_cached_tokens = 1
+    async with scheduler(script), running(folder, script.address) as frontend:
+        work = [over_http(frontend, seen, {"prompt": "hello world", "max_tokens": n + 1}) for n in range(5)]
+        work += [over_http(frontend, seen, {"prompt": ["a b", [9, 8, 7]], "n": 2, "max_tokens": 4}, 2)]
+        work += [over_http(frontend, seen, {"prompt": "x", "seed": 5, "max_tokens": 50, "stop_token_ids": [9]})]
+        for n in (1, 3):
+            sampling = Sampling(max_tokens=7, n=n)
+            work.append(over_grpc(frontend, seen, pb.GenerateRequest(text="hello there", sampling=sampling)))
+        await asyncio.gather(*work)
+        metrics = await frontend.metrics()
+    assert metrics["vllm:prompt_tokens_total"] == seen.prompt_tokens
+    assert metrics["vllm:prompt_tokens_cached_total"] == seen.cached_tokens == seen.prompts
+    assert metrics["vllm:generation_tokens_total"] == seen.completion_tokens
+    reasons = {
+        reason: metrics[f"vllm:request_success_total{{finished_reason={reason}}}"]
+        for reason in ("stop", "length", "abort", "error")
+    }
+    assert reasons == {"stop": 1, "length": seen.samples - 1, "abort": 0, "error": 0}
+    assert seen.finished == {"stop": 1, "length": seen.samples - 1}
+    for name, count in (
+        ("time_to_first_token_seconds", seen.samples),
+        ("e2e_request_latency_seconds", seen.samples),
+        ("request_queue_time_seconds", seen.samples),
+        ("request_generation_tokens", seen.samples),
+        ("inter_token_latency_seconds", seen.completion_tokens - seen.samples),
+        ("request_prompt_tokens", seen.prompts),
+        ("request_params_n", seen.prompts),
+        ("request_params_max_tokens", seen.prompts),
+        ("request_max_num_generation_tokens", seen.prompts),
+    ):
+        assert metrics[f"vllm:{name}_count"] == count, name
+    assert metrics["vllm:request_generation_tokens_sum"] == seen.completion_tokens
+    assert metrics["vllm:request_prompt_tokens_sum"] == seen.prompt_tokens
+    assert metrics["vllm:request_params_n_sum"] == 1 * 5 + 2 * 2 + 1 + 1 + 3
+    assert metrics["vllm:request_time_per_output_token_seconds_count"] == seen.samples - 1  # one had a single token
+    assert metrics["vllm:inter_token_latency_seconds_bucket{le=+Inf}"] == seen.completion_tokens - seen.samples
+    assert metrics["http_requests_total{handler=/v1/completions,method=POST,status=2xx}"] == 7
+    assert metrics["quire_frontend_grpc_requests_total{code=OK,method=Generate}"] == 2
+    assert metrics["quire_frontend_inflight_requests"] == metrics["quire_frontend_queued_tokens"] == 0
+    assert metrics["quire_frontend_sessions_open"] == 1
+
+
+async def test_http_requests_are_counted_by_route_and_class_of_status(folder: Path) -> None:
+    async with scheduler(ScriptedScheduler()) as script, running(folder, script.address) as frontend:
+        await frontend.http.post("/v1/completions", json={"prompt": "x", "n": 0})
+        await frontend.http.get("/v1/models/tiny")
+        await frontend.http.get("/a/path/nobody/serves")
+        metrics = await frontend.metrics()
+    assert metrics["http_requests_total{handler=/v1/completions,method=POST,status=4xx}"] == 1
+    assert metrics["http_requests_total{handler=/v1/models/{name:path},method=GET,status=2xx}"] == 1
+    assert metrics["http_requests_total{handler=none,method=GET,status=4xx}"] == 1
+    assert metrics["http_request_duration_seconds_count{handler=/v1/completions,method=POST}"] == 1

@@ -1,0 +1,132 @@
+"""A frontend as a process of its own: its ready line, its signals, its exit status, ports shared by two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.inference.v1 import inference_pb2_grpc
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+START = """
+import json, sys
+from services.frontend.main import serve
+from shared.lifecycle import run
+from shared.settings import FrontendSettings
+settings = FrontendSettings(**json.loads(sys.argv[1]))
+sys.exit(run(lambda shutdown: serve(settings, shutdown)))
+"""
+BLOCKED = """
+import sys
+for name in ("torch", "triton", "transformers", "kernels"):
+    sys.modules[name] = None
+import services.frontend.main
+assert not any(name.startswith(("services.scheduler", "services.worker")) for name in sys.modules)
+"""
+
+
+@asynccontextmanager
+async def process(folder: Path, scheduler_address: str, **settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    values = {"model": str(folder), "schedulers": [scheduler_address], "grpc_port": 0, "http_port": 0, **settings}
+    pipe = asyncio.subprocess.PIPE
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", START, json.dumps(values), stdout=pipe, stderr=pipe
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.communicate()
+
+
+async def ready(started: asyncio.subprocess.Process) -> dict[str, str]:
+    assert started.stdout is not None
+    line = (await asyncio.wait_for(started.stdout.readline(), 20)).decode()
+    assert line.startswith("quire-frontend ready "), line
+    return dict(part.split("=") for part in line.split()[2:])
+
+
+async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
+    async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, id="f1") as frontend:
+        where = await ready(frontend)
+        assert where["id"] == "f1"
+        async with httpx.AsyncClient(base_url=f"http://{where['http']}") as http:
+            reply = await http.post("/v1/completions", json={"prompt": "hello"}, timeout=10)
+        assert reply.json()["choices"][0]["text"] == "hello"
+        frontend.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(frontend.wait(), 10) == 0
+    assert [hello.frontend_id for hello in script.hellos] == ["f1"]
+    assert script.hellos[0].address == where["grpc"]
+
+
+async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
+    script = ScriptedScheduler(count_up, step_s=0.005)
+    async with scheduler(script), process(folder, script.address) as frontend:
+        where = await ready(frontend)
+        async with grpc.aio.insecure_channel(where["grpc"]) as channel:
+            request = pb.GenerateRequest(text="x")
+            request.sampling.max_tokens = 100
+            request.sampling.seed = 1
+            tokens: list[int] = []
+            async for message in inference_pb2_grpc.InferenceServiceStub(channel).Generate(request):
+                if not tokens:
+                    frontend.send_signal(signal.SIGTERM)
+                tokens += message.token_ids
+        assert len(tokens) == 100
+        assert await asyncio.wait_for(frontend.wait(), 10) == 0
+
+
+async def test_a_mismatched_model_is_one_line_and_status_2(folder: Path) -> None:
+    script = ScriptedScheduler()
+    script.reject_hello = "model.name: frontend f has 'a', scheduler s has 'b'"
+    async with scheduler(script), process(folder, script.address) as frontend:
+        _, errors = await asyncio.wait_for(frontend.communicate(), 20)
+    assert frontend.returncode == 2
+    assert "quire: model.name: frontend f has 'a', scheduler s has 'b'\n" in errors.decode()
+
+
+async def test_two_frontends_share_their_ports(folder: Path) -> None:
+    async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, share_ports=True) as one:
+        where = await ready(one)
+        ports = {f"{kind}_port": int(where[kind].rpartition(":")[2]) for kind in ("http", "grpc")}
+        async with process(folder, script.address, share_ports=True, id="two", **ports) as two:
+            assert {k: v for k, v in (await ready(two)).items() if k != "id"} == {
+                k: v for k, v in where.items() if k != "id"
+            }
+            assert await _models_over_new_connections(where["http"], 20) == 20
+            one.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(one.wait(), 10) == 0
+            assert await _models_over_new_connections(where["http"], 5) == 5
+
+
+async def _models_over_new_connections(address: str, count: int) -> int:
+    served = 0
+    for _ in range(count):
+        async with httpx.AsyncClient() as http:
+            served += (await http.get(f"http://{address}/v1/models")).status_code == 200
+    return served
+
+
+async def test_a_port_in_use_is_one_line_and_status_2(folder: Path) -> None:
+    async with scheduler(ScriptedScheduler()) as script, process(folder, script.address) as one:
+        port = int((await ready(one))["http"].rpartition(":")[2])
+        async with process(folder, script.address, http_port=port) as two:
+            _, errors = await asyncio.wait_for(two.communicate(), 20)
+    assert two.returncode == 2
+    assert f"http_port: cannot listen on 127.0.0.1:{port}" in errors.decode()
+
+
+async def test_it_needs_no_torch() -> None:
+    started = await asyncio.create_subprocess_exec(sys.executable, "-c", BLOCKED)
+    assert await asyncio.wait_for(started.wait(), 30) == 0

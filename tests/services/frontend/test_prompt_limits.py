@@ -1,0 +1,63 @@
+"""Prompts that are empty, too long or out of vocabulary, and how much may follow the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.frontend.input_processor import prompt_limits
+from services.frontend.request import Request, Sampling, TokenPrompt
+from shared.errors import InvalidArgument
+
+
+def request(max_tokens: int | None = None, **fields: object) -> Request:
+    sampling = Sampling(max_tokens=max_tokens)
+    return Request("r", "", [TokenPrompt([1])], sampling, 0.0, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([], "The decoder prompt cannot be empty"),
+        ([1, 50], "Token id 50 is out of vocabulary"),
+        ([-1], "Token id -1 is out of vocabulary"),
+        (
+            [1] * 11,
+            "The decoder prompt (length 11) is longer than the maximum model length of 10. "
+            "Make sure that `max_model_len` is no smaller than the number of text tokens.",
+        ),
+        (
+            [1] * 10,
+            "The decoder prompt (length 10) plus the number of requested output tokens (at least 1) is longer than the "
+            "maximum model length of 10. Make sure that `max_model_len` is no smaller than the number of text tokens "
+            "(prompt + requested output).",
+        ),
+    ],
+)
+def test_refused_prompts(ids: list[int], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        prompt_limits.check_prompt(ids, max_model_len=10, vocab_size=50)
+    assert refusal.value.message == text
+
+
+def test_output_length_is_asked_recommended_default_or_what_fits() -> None:
+    assert prompt_limits.output_length(request(), 4, 10, None) == 6
+    assert prompt_limits.output_length(request(), 4, 10, 3) == 3
+    assert prompt_limits.output_length(request(default_max_tokens=2), 4, 10, None) == 2
+    assert prompt_limits.output_length(request(default_max_tokens=16), 4, 10, None) == 6
+    assert prompt_limits.output_length(request(5), 4, 10, 3) == 5
+
+
+def test_more_output_than_fits_is_cut_or_refused() -> None:
+    assert prompt_limits.output_length(request(7), 4, 10, None) == 6
+    with pytest.raises(InvalidArgument, match="maximum context length is 10 tokens") as refusal:
+        prompt_limits.output_length(request(7, strict_length=True), 4, 10, None)
+    assert refusal.value.field == "max_tokens"
+
+
+def test_truncation_keeps_the_end() -> None:
+    ids = list(range(9))
+    assert prompt_limits.truncate(ids, request(), 8) == ids
+    assert prompt_limits.truncate(ids, request(truncate_prompt_tokens=3), 8) == [6, 7, 8]
+    assert prompt_limits.truncate(ids, request(2, truncate_prompt_tokens=-1), 8) == ids[-6:]
+    with pytest.raises(InvalidArgument, match=r"truncate_prompt_tokens must be in \[1, 8\], got 9"):
+        prompt_limits.truncate(ids, request(truncate_prompt_tokens=9), 8)

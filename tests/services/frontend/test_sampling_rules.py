@@ -1,0 +1,139 @@
+"""Every sampling field: what is refused, and what its sender reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.frontend.input_processor import not_offered, sampling_rules
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import InvalidArgument, Unimplemented
+
+NO_DEFAULTS = GenerationDefaults()
+
+REFUSED = [
+    ({"n": 0}, "n must be at least 1, got 0."),
+    ({"n": 16385}, "n must be at most 16384, got 16385."),
+    ({"n": 2, "temperature": 0.0}, "n must be 1 when using greedy sampling, got 2."),
+    ({"presence_penalty": 2.5}, "presence_penalty must be in [-2, 2], got 2.5."),
+    ({"frequency_penalty": -3.0}, "frequency_penalty must be in [-2, 2], got -3.0."),
+    ({"repetition_penalty": 0.0}, "repetition_penalty must be greater than zero, got 0.0."),
+    ({"repetition_penalty": float("inf")}, "repetition_penalty must be greater than zero, got inf."),
+    ({"temperature": -0.1}, "temperature must be non-negative, got -0.1."),
+    ({"temperature": 2.1}, "temperature must be in [0, 2], got 2.1."),
+    ({"temperature": float("nan")}, "temperature must be non-negative, got nan."),
+    ({"top_p": 0.0}, "top_p must be in (0, 1], got 0.0."),
+    ({"top_p": 1.5}, "top_p must be in (0, 1], got 1.5."),
+    ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2."),
+    ({"min_p": 1.01}, "min_p must be in [0, 1], got 1.01."),
+    ({"seed": 2**63}, "seed must be in [-2^63, 2^63 - 1], got 9223372036854775808."),
+    ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+    ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1."),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be less than or equal to max_tokens=4, got 5."),
+    ({"stop": ["a", ""]}, "stop cannot contain an empty string."),
+    (
+        {"stop": ["a"], "detokenize": False},
+        "stop strings are only supported when detokenize is True. Set detokenize=True to use stop.",
+    ),
+    ({"bad_words": [""]}, "bad_words cannot contain an empty string."),
+    ({"bad_words": ["x"] * 129}, "bad_words must have at most 128 entries."),
+    ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2."),
+    ({"logit_bias": {1: float("nan")}}, "logit_bias must hold numbers, got {1: nan}."),
+    ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), REFUSED)
+def test_values_out_of_range_are_refused_naming_field_and_value(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        sampling_rules.check(sampling_rules.build(given, NO_DEFAULTS))
+    assert refusal.value.message == text
+    assert refusal.value.field in given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"n": 16384},
+        {"temperature": 0.0},
+        {"temperature": 2.0, "top_p": 1.0, "top_k": -1, "min_p": 1.0},
+        {"seed": -(2**63)},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 0.001},
+        {"min_tokens": 4, "max_tokens": 4},
+        {"logprobs": -1},
+    ],
+)
+def test_values_at_the_bounds_are_accepted(given: dict[str, Any]) -> None:
+    sampling_rules.check(sampling_rules.build(given, NO_DEFAULTS))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"stop_token_ids": [3, 100]}, "stop_token_ids contains out-of-vocab token ids: [100]."),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids contains out-of-vocab token ids: [-1]."),
+        ({"logit_bias": {200: 1.0}}, "logit_bias contains out-of-vocab token ids: [200]."),
+        ({"logprobs": 6}, "Requested sample logprobs of 6, which is greater than max allowed: 5"),
+        ({"logprobs": -1}, "Requested sample logprobs of 100, which is greater than max allowed: 5"),
+    ],
+)
+def test_what_the_model_or_the_workers_cannot_do_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        sampling_rules.check_model(sampling_rules.build(given, NO_DEFAULTS), vocab_size=100, max_logprobs=5)
+    assert refusal.value.message == text
+
+
+def test_request_beats_the_model_beats_the_protocol() -> None:
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, max_new_tokens=99)
+    built = sampling_rules.build({"temperature": 0.1, "top_p": None}, defaults)
+    assert (built.temperature, built.top_k, built.top_p, built.max_tokens) == (0.1, 20, 1.0, None)
+
+
+def test_equal_meanings_get_one_spelling() -> None:
+    greedy = sampling_rules.settle(sampling_rules.build({"temperature": 1e-6, "top_p": 0.5, "top_k": 7}, NO_DEFAULTS))
+    assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, 0)
+    cold = sampling_rules.settle(sampling_rules.build({"temperature": 0.001, "top_k": -1, "seed": -1}, NO_DEFAULTS))
+    assert (cold.temperature, cold.top_k, cold.seed) == (0.01, 0, None)
+    biased = {"logit_bias": {1: 500.0, 2: -500.0}, "stop_token_ids": [3, 3, 1]}
+    bounded = sampling_rules.settle(sampling_rules.build(biased, NO_DEFAULTS))
+    assert dict(bounded.logit_bias) == {1: 100.0, 2: -100.0}
+    assert list(bounded.stop_token_ids) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"regex": "a+"}),
+        ("prompt_logprobs", 0),
+        ("thinking_token_budget", 0),
+        ("tools", []),
+        ("tool_choice", "required"),
+        ("use_beam_search", True),
+        ("priority", -1),
+        ("repetition_detection", {"min_count": 2}),
+    ],
+)
+def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(Unimplemented) as refusal:
+        not_offered.refuse_not_offered({name: value})
+    assert refusal.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_format", {"type": "text"}),
+        ("tools", None),
+        ("tool_choice", "auto"),
+        ("use_beam_search", False),
+        ("priority", 0),
+        ("modalities", ["text"]),
+        ("suffix", ""),
+        ("an unknown name", 1),
+    ],
+)
+def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
+    not_offered.refuse_not_offered({name: value})
