@@ -81,6 +81,7 @@ def _measure(settings: WorkerSettings, wanted: Limits, runner: ModelRunner, shap
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // shape.num_bytes
     scratch = SlotTable(wanted)
     runner.prepare(kv_cache.allocate(shape, 1, place.dtype, place.device), scratch.block_table)
+    kv_memory.forget_cuda_peak()
     run_largest_steps(runner, wanted)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // shape.num_bytes, 0)

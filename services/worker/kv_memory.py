@@ -48,15 +48,20 @@ def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:
     return int(total_bytes * utilization) - other_bytes
 
 
-def measure_cuda_use() -> tuple[int, int]:
-    """(bytes in all, bytes that KV cannot have), to be called after a profiling forward.
+def forget_cuda_peak() -> None:
+    """Loading may have needed more than running will."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
-    What this process needs is its peak so far; what others need is what is in use beyond this process's own pool.
+
+def measure_cuda_use() -> tuple[int, int]:
+    """(bytes in all, bytes that KV cannot have), to be called after the largest steps have been run.
+
+    This process keeps the pool that these steps needed; others have what is in use beyond that.
     """
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    pool_bytes = torch.cuda.memory_reserved()
-    others_bytes = total_bytes - free_bytes - pool_bytes
-    return total_bytes, others_bytes + torch.cuda.max_memory_allocated()
+    others_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
+    return total_bytes, others_bytes + torch.cuda.max_memory_reserved()
 
 
 def free_host_bytes() -> int:

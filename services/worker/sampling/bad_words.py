@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.sampling.component import Positions, Tensor, check_token_ids
+from services.worker.sampling.component import Positions, Tensor, check_token_ids, upload
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import I32
@@ -38,7 +38,7 @@ class BadWords:
         output = columns.i32(admission.token_ids)[admission.num_prompt_tokens :]
         kept = output[max(0, len(output) - width) :]
         tail[width - len(kept) :] = kept
-        self.tails[slot] = torch.from_numpy(tail).to(self._device)
+        self.tails[slot] = upload(tail, self._device)
         self._words[slot] = words
 
     def release(self, slot: int) -> None:
@@ -69,7 +69,7 @@ class BoundBadWords:
         for i, (_, _, word) in enumerate(entries):
             prefixes[i, width - (len(word) - 1) :] = word[:-1]
         self._rows, self._slots, self._last, self._prefixes, self._active_rows, self._active_slots = (
-            torch.from_numpy(np.asarray(values)).to(device)
+            upload(values, device)
             for values in (
                 [row for row, _, _ in entries],
                 [slot for _, slot, _ in entries],

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from services.worker.slots import Rows
 from shared.columns import I32
 from shared.errors import InvalidArgument
@@ -46,6 +50,11 @@ class Component(SlotState, Protocol):
 
     def bind(self, slots: Rows) -> Bound | None:
         """For a step that samples `slots` [num_rows], ascending; None if none of them uses it."""
+
+
+def upload(values: npt.ArrayLike, device: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """To the device without waiting for it: CUDA takes its copy of unpinned memory before the call returns."""
+    return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device, non_blocking=True)
 
 
 def check_token_ids(ids: I32, vocab_size: int, field: str) -> None:

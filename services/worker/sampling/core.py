@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from kernels import Ops
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -54,10 +53,10 @@ class BoundCore:
         self._top_k = self._column(core.top_k[slots], unused=0)
         self._top_p = self._column(core.top_p[slots], unused=1)
         self._min_p = self._column(core.min_p[slots], unused=0)
-        self._seeds = torch.from_numpy(core.seed[slots]).to(self._device)
+        self._seeds = upload(core.seed[slots], self._device)
 
     def _column(self, values: Any, unused: float) -> Tensor | None:
-        return None if (values == unused).all() else torch.from_numpy(values).to(self._device)
+        return None if (values == unused).all() else upload(values, self._device)
 
     def choose(self, logits: Tensor, positions: Positions) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""

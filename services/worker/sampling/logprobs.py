@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.sampling.component import Tensor
+from services.worker.sampling.component import Tensor, upload
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import F32, I32, U32
@@ -73,7 +73,7 @@ class BoundLogprobs:
     """Looks at the rows that asked: at the logits before anything changes them, then at the choice."""
 
     def __init__(self, rows: Rows, num_wanted: I32, device: Any) -> None:
-        self._rows = torch.from_numpy(rows).to(device)
+        self._rows = upload(rows, device)
         self._num_wanted = num_wanted
         self._most = int(num_wanted.max())
 

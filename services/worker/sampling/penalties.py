@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import I32
@@ -62,7 +62,7 @@ class Penalties:
     def _count(self, tokens: I32) -> Tensor:
         """int32 [vocab_size] how often each token occurs."""
         counts = np.bincount(tokens, minlength=self._vocab_size).astype(np.int32)
-        return torch.from_numpy(counts).to(self._device)
+        return upload(counts, self._device)
 
     def _take(self) -> int:
         if not self._free:
@@ -80,8 +80,8 @@ class BoundPenalties:
     def __init__(self, owner: Penalties, active: dict[int, Strength], device: Any) -> None:
         self._owner = owner
         strengths = list(active.values())
-        self._rows = torch.tensor(list(active), device=device)
-        self._places = torch.tensor([s.place for s in strengths], device=device)
+        self._rows = upload(list(active), device)
+        self._places = upload([s.place for s in strengths], device)
         self._repetition = _column([s.repetition for s in strengths], 1.0, device)
         self._presence = _column([s.presence for s in strengths], 0.0, device)
         self._frequency = _column([s.frequency for s in strengths], 0.0, device)
@@ -108,4 +108,4 @@ def _column(values: list[float], unused: float, device: Any) -> Tensor | None:
     """float32 [num_active, 1]; None if no row uses it."""
     if all(value == unused for value in values):
         return None
-    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+    return upload(values, device, np.float32).unsqueeze(1)

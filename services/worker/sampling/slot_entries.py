@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from services.worker.sampling.component import Tensor
+from services.worker.sampling.component import Tensor, upload
 from services.worker.slots import Rows
 from shared.columns import I32
 
@@ -51,13 +50,10 @@ class SlotEntries:
         rows = np.repeat(active, [len(ids) for ids, _ in entries])
         values = np.concatenate([values for _, values in entries])
         return Joined(
-            rows=self._upload(rows),
-            token_ids=self._upload(np.concatenate([ids for ids, _ in entries]).astype(np.int64)),
-            values=self._upload(values),
-            active_rows=self._upload(np.array(active)),
+            rows=upload(rows, self._device),
+            token_ids=upload(np.concatenate([ids for ids, _ in entries]), self._device, np.int64),
+            values=upload(values, self._device),
+            active_rows=upload(active, self._device),
             host_rows=rows,
             host_values=values,
         )
-
-    def _upload(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)

@@ -53,7 +53,7 @@ class Rig:
 
         def recording(logits: torch.Tensor, slots: Any, positions: Any) -> Any:
             for slot, row in zip(slots.tolist(), logits, strict=True):
-                self.logits[slot].append(row.clone())
+                self.logits[slot].append(row.to("cpu", copy=True))
             return sample(logits, slots, positions)
 
         sampler.sample = recording
