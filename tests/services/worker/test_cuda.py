@@ -1,0 +1,115 @@
+"""The same answers on CUDA: logits of transformers, choices of the CPU. Run on a GPU machine: pytest -m gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from shared import columns
+from shared.pb.common.v1 import sampling_pb2
+from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_logits import error, prompt
+
+pytestmark = pytest.mark.gpu
+
+MAX_ERROR = 2e-4  # float32, sums in yet another order
+
+Make = Callable[[str], Checkpoint]
+
+SAMPLINGS = [
+    sampling_pb2.SamplingParams(temperature=0.0, logprobs=3),
+    sampling_pb2.SamplingParams(temperature=0.8, seed=5),
+    sampling_pb2.SamplingParams(temperature=1.2, seed=-6, top_k=30, top_p=0.9, min_p=0.01, logprobs=1),
+    sampling_pb2.SamplingParams(temperature=0.9, seed=7, presence_penalty=0.5, frequency_penalty=0.3),
+    sampling_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.5, logit_bias={7: 2.0, 9: -3.0}),
+    sampling_pb2.SamplingParams(temperature=1.0, seed=8, min_tokens=20, allowed_token_ids=list(range(40, 90))),
+]
+
+
+def cuda_rig(made: Checkpoint, **settings: object) -> Rig:
+    return Rig(made.folder, device="cuda", **settings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits(checkpoint: Make, family: str) -> None:
+    """Chunks, prefix hits and mixed batches in one run."""
+    made = checkpoint(family)
+    rig = cuda_rig(made)
+    head = prompt(8, 5)
+    rig.step([New(0, head + prompt(31, 6))], {0: 20})
+    rig.step([New(1, [*head, 3, 4], cached_blocks=rig.blocks(0)[:2])], {0: 19, 1: 2})
+    rig.step([New(2, head, cached_blocks=rig.blocks(0)[:2])])
+    for _ in range(6):
+        rig.step()
+    assert max(error(rig, made, slot) for slot in (0, 1, 2)) < MAX_ERROR
+
+
+def test_choices_are_those_of_the_cpu(checkpoint: Make) -> None:
+    made = checkpoint("qwen3-tied")
+    rigs = [cuda_rig(made), Rig(made.folder)]
+    for rig in rigs:
+        bad_words = ((1,), (2, 3), (50, 51, 52))
+        new = [New(i, prompt(9, i), sampling=s, eos=(3,), bad_words=bad_words) for i, s in enumerate(SAMPLINGS)]
+        rig.step(new, dict.fromkeys(range(len(new)), 9))
+        for _ in range(30):
+            rig.step()
+    on_cuda, on_cpu = (rig.last_result for rig in rigs)
+    for slot in range(len(SAMPLINGS)):
+        assert rigs[0].tokens(slot) == rigs[1].tokens(slot)
+    assert on_cuda.logprobs.token_ids == on_cpu.logprobs.token_ids
+    assert on_cuda.logprobs.ranks == on_cpu.logprobs.ranks
+    found, expected = (torch.tensor(columns.f32(r.logprobs.logprobs).tolist()) for r in (on_cuda, on_cpu))
+    assert (found - expected).abs().max() < MAX_ERROR
+
+
+@torch.inference_mode()
+def test_steps_overlap(checkpoint: Make) -> None:
+    """Many steps are launched before the first is waited for; slots and blocks are used again meanwhile."""
+    made = checkpoint("llama")
+    rig, calm = cuda_rig(made), Rig(made.folder)
+    new = [New(0, prompt(17, 1)), New(1, prompt(6, 2))]
+    plans = [rig.scheduler.plan(new, {0: 17, 1: 6}), *(rig.scheduler.plan() for _ in range(20))]
+    rig.scheduler.free += rig.blocks(1)
+    first = list(rig.scheduler.sampling)
+    plans.append(rig.scheduler.plan([New(1, prompt(9, 3))], {1: 9}, released=[1]))
+    plans += [rig.scheduler.plan() for _ in range(10)]
+    flights = [rig.replica.launch(plan) for plan in plans]
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    for flight, slots in zip(flights, first + rig.scheduler.sampling[len(first) :], strict=True):
+        outcome = flight.launch.wait()
+        rig.replica.record(flight, outcome)
+        for slot, token in zip(slots, outcome.token_ids.tolist(), strict=True):
+            tokens[slot].append(token)
+    calm.step([New(0, prompt(17, 1)), New(1, prompt(6, 2)), New(2, prompt(9, 3))], {0: 17, 1: 6, 2: 9})
+    for _ in range(31):
+        calm.step()
+    assert tokens[0] == calm.tokens(0)[17:][: len(tokens[0])]
+    assert tokens[1][:21] == calm.tokens(1)[6:][:21]
+    assert tokens[1][21:] == calm.tokens(2)[9:][: len(tokens[1]) - 21]
+
+
+def test_memory_is_measured(checkpoint: Make) -> None:
+    """Nearly all of the share asked for becomes blocks, and what runs afterwards fits beside them."""
+    made = checkpoint("llama")
+    total = torch.cuda.get_device_properties(0).total_memory
+    rig = cuda_rig(made, num_blocks=0, gpu_memory_utilization=0.5, block_size=64, max_num_batched_tokens=512)
+    used = total - torch.cuda.mem_get_info()[0]
+    assert 0.4 * total < used < 0.52 * total
+    rig.scheduler.free = list(range(rig.replica.limits.num_blocks - 1, 0, -1))
+    rig.step([New(0, prompt(200))], {0: 200})
+    rig.step()
+    assert error(rig, made, 0) < MAX_ERROR
+
+
+def test_a_lost_row_does_not_stop_the_device(checkpoint: Make) -> None:
+    made = checkpoint("llama")
+    rig = cuda_rig(made)
+    banned = sampling_pb2.SamplingParams(temperature=0.0, allowed_token_ids=[5])
+    rig.step([New(0, prompt(5), sampling=banned, bad_words=((5,),)), New(1, prompt(7, 1))], {0: 5, 1: 7})
+    assert [failure.slot for failure in rig.last_result.failures] == [0]
+    rig.step()
+    assert error(rig, made, 1) < MAX_ERROR
