@@ -117,8 +117,11 @@ class Engine:
 
     @property
     def oldest_pending_s(self) -> float:
-        """How long the oldest plan without a result has been here; 0 if there is none."""
-        return time.monotonic() - self._pending_s[0] if self._pending_s else 0.0
+        """How long the oldest plan without a result has been here; 0 if there is none. Any thread may ask."""
+        try:
+            return time.monotonic() - self._pending_s[0]
+        except IndexError:
+            return 0.0
 
     async def rest(self, receiver: Receiver) -> HeldReport:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
@@ -150,13 +153,16 @@ class Engine:
         with torch.inference_mode():
             try:
                 replica = self._build()
-                self._post(_set_result, self.started, replica)
+            except Exception as error:
+                self._post(_set_exception, self.started, error)
+                return
+            self._post(_set_result, self.started, replica)
+            try:
                 while not isinstance(command := self._next_on_device(replica), _Stop):
                     self._obey_on_device(replica, command)
             except Exception as error:
-                if self.started.done():
-                    log.exception("the engine failed")
-                self._post(_set_exception, self.died if self.started.done() else self.started, error)
+                log.exception("the engine failed")
+                self._post(_set_exception, self.died, error)
 
     def _next_on_device(self, replica: Replica) -> Any:
         if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:

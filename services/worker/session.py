@@ -53,6 +53,7 @@ class Session:
         self._observer = observer
         self._shutdown = shutdown
         self._pause_s = FIRST_PAUSE_S
+        self._last_reason = ""
 
     async def run(self) -> None:
         """Returns after a drain; raises FailedPrecondition if the scheduler will never take this worker."""
@@ -60,8 +61,14 @@ class Session:
             reason = await self._attach_once()
             if self._shutdown.requested:
                 return
-            log.warning("not attached", scheduler=self._scheduler, reason=reason, retry_in_s=self._pause_s)
+            self._tell(reason)
             await self._pause()
+
+    def _tell(self, reason: str) -> None:
+        """Once, not at every try."""
+        tell = log.debug if reason == self._last_reason else log.warning
+        tell("not attached", scheduler=self._scheduler, reason=reason)
+        self._last_reason = reason
 
     async def _attach_once(self) -> str:
         """Returns why it is over."""
@@ -93,6 +100,7 @@ class Session:
 
     async def _welcomed(self, welcome: pb.SchedulerWelcome) -> None:
         self._hello.last_epoch = welcome.epoch
+        self._last_reason = ""
         log.info("attached", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
         await self._observer.attached(welcome)
 

@@ -11,19 +11,20 @@ PACKAGE = "kernels.cpu"
 class CpuAttention:
     """kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
 
+    def __init__(self) -> None:
+        self._library, self._reason = kernels.find(PACKAGE)
+
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cpu":
             return f"runs on the CPU, not on {spec.device}"
-        library, reason = kernels.find(PACKAGE)
-        if library is None:
-            return str(reason)
-        return None if callable(getattr(library, "paged_attention", None)) else f"{PACKAGE} has no paged_attention"
+        if self._library is None:
+            return str(self._reason)
+        has_it = callable(getattr(self._library, "paged_attention", None))
+        return None if has_it else f"{PACKAGE} has no paged_attention"
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
     ) -> Tensor:
-        from kernels import cpu
-
-        return cpu.paged_attention(
+        return self._library.paged_attention(
             q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window
         )
