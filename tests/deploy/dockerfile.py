@@ -1,0 +1,81 @@
+"""Reads a Dockerfile as far as the tests need it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Stage:
+    """What lies between one FROM and the next."""
+
+    base: str
+    name: str
+    instructions: list[tuple[str, str]] = field(default_factory=list)  # (keyword, arguments)
+
+    def all(self, keyword: str) -> list[str]:
+        return [arguments for word, arguments in self.instructions if word == keyword]
+
+    def one(self, keyword: str) -> str:
+        (arguments,) = self.all(keyword)
+        return arguments
+
+    def words(self, keyword: str) -> list[str]:
+        """Of an instruction in its JSON form."""
+        words: list[str] = json.loads(self.one(keyword))
+        return words
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(word.split("=", 1) for arguments in self.all("ENV") for word in shlex.split(arguments))
+
+    @property
+    def ports(self) -> set[int]:
+        return {int(port) for port in self.one("EXPOSE").split()}
+
+    @property
+    def health_command(self) -> list[str]:
+        command: list[str] = json.loads(self.one("HEALTHCHECK").split("CMD", 1)[1])
+        return command
+
+    @property
+    def copied(self) -> list[str]:
+        """What comes from the build's context."""
+        sources = []
+        for arguments in self.all("COPY"):
+            words = arguments.split()
+            if not words[0].startswith("--from"):
+                sources += words[:-1]
+        return sources
+
+
+def read(path: Path) -> list[Stage]:
+    """Its stages, with the defaults of global ARGs put in."""
+    lines = [line for line in path.read_text().splitlines() if not re.match(r"\s*#", line)]
+    text = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    defaults: dict[str, str] = {}
+    stages: list[Stage] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        keyword, _, arguments = line.partition(" ")
+        if keyword == "FROM":
+            base, *name = re.split(r"\s+AS\s+", arguments)
+            stages.append(Stage(_expand(base, defaults), name[0] if name else ""))
+        elif stages:
+            stages[-1].instructions.append((keyword, arguments.strip()))
+        elif keyword == "ARG":
+            defaults.update([arguments.split("=", 1)])
+    return stages
+
+
+def target(path: Path, name: str = "") -> Stage:
+    """The stage that becomes the image: the one named, else the last."""
+    stages = read(path)
+    return next(stage for stage in stages if stage.name == name) if name else stages[-1]
+
+
+def _expand(text: str, values: dict[str, str]) -> str:
+    return re.sub(r"\$\{(\w+)\}", lambda match: values[match[1]], text)

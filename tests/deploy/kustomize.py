@@ -1,0 +1,220 @@
+"""Builds a kustomization as `kubectl kustomize` does, for the fields that k8s/ uses; any other field is an error.
+
+It is here because tests must not need kubectl; where kubectl is installed, a test compares the two.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Resource = dict[str, Any]
+
+FIELDS = {
+    "apiVersion", "kind", "namespace", "resources", "components", "configMapGenerator", "patches", "labels", "images",
+    "replicas",
+}  # fmt: skip
+# Of lists that a strategic merge joins by key. All others are replaced.
+MERGE_KEYS = {
+    "containers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+}
+BUILT_IN_GROUPS = ("", "apps", "batch", "policy", "networking.k8s.io", "rbac.authorization.k8s.io")
+NOT_NAMESPACED = ("Namespace",)
+GENERATED = "tests/generated"  # marks a ConfigMap whose name gets the hash of its content
+
+
+class Unsupported(Exception):
+    """A field or form that this builder does not know."""
+
+
+def build(folder: Path) -> list[Resource]:
+    """The resources of a kustomization, names of generated ConfigMaps hashed and references to them adjusted."""
+    resources = _accumulate(folder, [])
+    _hash_names(resources)
+    return resources
+
+
+def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
+    """Adds what `folder` holds to `resources`, which a component may also change."""
+    document = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    _only(document, FIELDS, folder)
+    for entry in document.get("resources", []):
+        path = folder / entry
+        resources.extend(_accumulate(path, []) if path.is_dir() else _read(path))
+    for entry in document.get("components", []):
+        _accumulate(folder / entry, resources)
+    for generator in document.get("configMapGenerator", []):
+        _generate(generator, folder, resources)
+    for patch in document.get("patches", []):
+        _patch(patch, folder, resources)
+    if "namespace" in document:
+        _set_namespace(document["namespace"], resources)
+    for labels in document.get("labels", []):
+        _label(labels, resources)
+    for image in document.get("images", []):
+        _set_image(image, resources)
+    for replicas in document.get("replicas", []):
+        _only(replicas, {"name", "count"}, folder)
+        _named(resources, "Deployment", replicas["name"])["spec"]["replicas"] = replicas["count"]
+    return resources
+
+
+def _read(path: Path) -> list[Resource]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def _only(mapping: dict[str, Any], known: set[str], where: object) -> None:
+    if unknown := set(mapping) - known:
+        raise Unsupported(f"{where}: {', '.join(sorted(unknown))}")
+
+
+def _named(resources: list[Resource], kind: str, name: str) -> Resource:
+    found = [r for r in resources if r["kind"] == kind and r["metadata"]["name"] == name]
+    if len(found) != 1:
+        raise Unsupported(f"{len(found)} of {kind}/{name}")
+    return found[0]
+
+
+def _generate(generator: dict[str, Any], folder: Path, resources: list[Resource]) -> None:
+    _only(generator, {"name", "files", "behavior", "options"}, folder)
+    _only(generator.get("options", {}), {"labels"}, folder)
+    content = {}
+    for entry in generator["files"]:
+        key, _, file = entry.rpartition("=")
+        path = (folder / file).resolve()
+        if folder.resolve() not in path.parents:
+            raise Unsupported(f"{path} lies outside {folder}")
+        content[key or path.name] = path.read_text()
+    if generator.get("behavior", "create") == "replace":
+        _named(resources, "ConfigMap", generator["name"])["data"] = content
+        return
+    metadata: dict[str, Any] = {"name": generator["name"], "annotations": {GENERATED: "yes"}}
+    if labels := generator.get("options", {}).get("labels"):
+        metadata["labels"] = dict(labels)
+    resources.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": content})
+
+
+def _patch(patch: dict[str, Any], folder: Path, resources: list[Resource]) -> None:
+    _only(patch, {"path", "patch", "target"}, folder)
+    change = yaml.safe_load((folder / patch["path"]).read_text() if "path" in patch else patch["patch"])
+    if isinstance(change, list):
+        target = patch["target"]
+        _only(target, {"group", "version", "kind", "name"}, folder)
+        resource = _named(resources, target["kind"], target["name"])
+        for operation in change:
+            _operate(resource, operation)
+        return
+    resource = _named(resources, change["kind"], change["metadata"]["name"])
+    if change["apiVersion"].rpartition("/")[0] not in BUILT_IN_GROUPS:
+        raise Unsupported(f"strategic merge of {change['kind']}")
+    _merge(resource, change)
+
+
+def _operate(resource: Resource, operation: dict[str, Any]) -> None:
+    """One operation of RFC 6902."""
+    *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    place: Any = resource
+    for part in parents:
+        place = place[int(part) if isinstance(place, list) else part]
+    key = int(last) if isinstance(place, list) else last
+    if operation["op"] == "remove":
+        del place[key]
+    elif operation["op"] == "replace":
+        if isinstance(place, dict) and key not in place:
+            raise Unsupported(f"replace of nothing at {operation['path']}")
+        place[key] = operation["value"]
+    else:
+        raise Unsupported(operation["op"])
+
+
+def _merge(into: dict[str, Any], change: dict[str, Any]) -> None:
+    for key, value in change.items():
+        if key.startswith("$") or value is None:
+            raise Unsupported(f"{key}: {value} in a patch")
+        old = into.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            _merge(old, value)
+        elif isinstance(old, list) and isinstance(value, list) and key in MERGE_KEYS:
+            _merge_list(old, value, MERGE_KEYS[key])
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+def _merge_list(into: list[dict[str, Any]], change: list[dict[str, Any]], key: str) -> None:
+    by_key = {item[key]: item for item in into}
+    for item in change:
+        if item[key] in by_key:
+            _merge(by_key[item[key]], item)
+        else:
+            into.append(copy.deepcopy(item))
+
+
+def _set_namespace(namespace: str, resources: list[Resource]) -> None:
+    for resource in resources:
+        if resource["kind"] not in NOT_NAMESPACED:
+            resource["metadata"]["namespace"] = namespace
+        for subject in resource.get("subjects", []):
+            subject["namespace"] = namespace
+
+
+def _label(labels: dict[str, Any], resources: list[Resource]) -> None:
+    _only(labels, {"pairs", "includeTemplates"}, "labels")
+    for resource in resources:
+        places = [resource["metadata"]]
+        if labels.get("includeTemplates") and "template" in resource.get("spec", {}):
+            places.append(resource["spec"]["template"]["metadata"])
+        for metadata in places:
+            metadata.setdefault("labels", {}).update(labels["pairs"])
+
+
+def _set_image(image: dict[str, str], resources: list[Resource]) -> None:
+    _only(image, {"name", "newTag"}, "images")
+    for container in containers(resources):
+        if container["image"].split(":")[0] == image["name"]:
+            container["image"] = f"{image['name']}:{image['newTag']}"
+
+
+def pod_specs(resources: list[Resource]) -> Iterator[dict[str, Any]]:
+    for resource in resources:
+        if "template" in resource.get("spec", {}):
+            yield resource["spec"]["template"]["spec"]
+
+
+def containers(resources: list[Resource]) -> Iterator[dict[str, Any]]:
+    for spec in pod_specs(resources):
+        yield from spec["containers"]
+
+
+def _hash_names(resources: list[Resource]) -> None:
+    names = {}
+    for resource in resources:
+        annotations = resource["metadata"].get("annotations", {})
+        if annotations.pop(GENERATED, None):
+            name = resource["metadata"]["name"]
+            names[name] = resource["metadata"]["name"] = f"{name}-{_suffix(resource['data'])}"
+            if not annotations:
+                del resource["metadata"]["annotations"]
+    for spec in pod_specs(resources):
+        for volume in spec.get("volumes", []):
+            if "configMap" in volume:
+                volume["configMap"]["name"] = names[volume["configMap"]["name"]]
+
+
+def _suffix(content: dict[str, str]) -> str:
+    """Ten characters of the SHA-256 of the ConfigMap (kustomize leaves its name empty here) in Go's JSON."""
+    document = {"data": content, "kind": "ConfigMap", "name": ""}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    return digest.translate(str.maketrans("013ae", "ghkmt"))

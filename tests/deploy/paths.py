@@ -1,0 +1,12 @@
+"""Where the files are."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
+COMPOSE = ROOT / "docker-compose.yml"
+PROMETHEUS = K8S / "observability" / "prometheus"
+GRAFANA = K8S / "observability" / "grafana"
+BASE_CONFIG = K8S / "base" / "quire.yaml"
+DOCKERFILES = {role: ROOT / "services" / role / "Dockerfile" for role in ("frontend", "scheduler", "worker")}
+KUSTOMIZATIONS = ["base", "overlays/cpu-demo", "overlays/gpu"]

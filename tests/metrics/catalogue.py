@@ -1,0 +1,81 @@
+"""Every metric that the services can report, read out of the catalogues themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+from shared.metrics.frontend import FrontendMetrics
+from shared.metrics.scheduler import ClusterCollector, SchedulerMetrics
+from shared.metrics.worker import StatusCollector, WorkerMetrics
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+PROCESS_WIDE = ("process_", "python_")  # prometheus_client's own
+SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_count", "_sum"),
+    "info": ("_info",),
+}
+
+
+@dataclass(frozen=True, order=True)
+class Family:
+    """One metric of one service."""
+
+    service: str
+    name: str  # as scraped; of a histogram without suffix
+    type: str
+    labels: tuple[str, ...]
+    text: str
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names that queries use."""
+        return tuple(self.name.removesuffix(suffix) + suffix for suffix in SUFFIXES[self.type])
+
+
+def families() -> list[Family]:
+    return sorted(
+        family
+        for service, registry in (("frontend", _frontend()), ("scheduler", _scheduler()), ("worker", _worker()))
+        for family in _families(service, registry)
+    )
+
+
+def _frontend() -> CollectorRegistry:
+    return FrontendMetrics("quire-tiny", 4096).registry
+
+
+def _scheduler() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    SchedulerMetrics(registry)
+    worker = pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0)
+    registry.register(ClusterCollector(lambda: "quire-tiny", lambda: [worker]))
+    return registry
+
+
+def _worker() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    WorkerMetrics(registry)
+    registry.register(StatusCollector(lambda: pb.ServiceStatus(role=pb.ROLE_WORKER, last_step_age_s=1.0)))
+    return registry
+
+
+def _families(service: str, registry: CollectorRegistry) -> Iterator[Family]:
+    for collector in registry._collector_to_names:
+        if isinstance(collector, MetricWrapperBase):
+            (metric,) = collector.describe()
+            yield _family(service, metric, tuple(collector._labelnames))
+        else:
+            for metric in collector.collect():
+                yield _family(service, metric, tuple(metric.samples[0].labels) if metric.samples else ())
+
+
+def _family(service: str, metric: Metric, labels: tuple[str, ...]) -> Family:
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    return Family(service, name, metric.type, tuple(label for label in labels if label != "le"), metric.documentation)
