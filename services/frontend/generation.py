@@ -13,7 +13,7 @@ from services.frontend.input_processor.processor import Prepared
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.sample import Sample
 from services.frontend.output_processor.sample_text import new_text
-from services.frontend.request import Request
+from services.frontend.request import Request, Sampling
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -21,6 +21,8 @@ from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
+
+CLIENT_CLOCK_S = 0.1  # a client ends its call at its own deadline, which comes as a cancellation a little before ours
 
 
 class Usage(NamedTuple):
@@ -52,19 +54,19 @@ class Generation:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox()
-        self._samples = [self._new_sample(index, tokenizer) for index in range(request.num_samples)]
+        silent = _silent_tokens(request.sampling, tokenizer)
+        self._samples = [self._new_sample(index, tokenizer, silent) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
         self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
         self._deadline: asyncio.TimerHandle | None = None
         self._num_tokens_read = [0] * len(self._samples)
 
-    def _new_sample(self, index: int, tokenizer: Tokenizer) -> Sample:
-        sampling = self.request.sampling
+    def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int]) -> Sample:
         return Sample(
             index,
-            new_text(sampling, tokenizer),
-            include_stop=sampling.include_stop_str_in_output,
+            new_text(self.request.sampling, tokenizer),
+            silent=silent,
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,
             owner=self,
@@ -160,5 +162,18 @@ class Generation:
         """Nobody reads on: what still runs is cancelled, and others may take its place."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._cancel(finish_pb2.FINISH_REASON_CANCELLED, "cancelled")
+        if self._is_late():
+            self._cancel(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
+        else:
+            self._cancel(finish_pb2.FINISH_REASON_CANCELLED, "cancelled")
         self._lease.release()
+
+    def _is_late(self) -> bool:
+        deadline_s = self.request.deadline_s
+        return deadline_s is not None and self._loop.time() > deadline_s - CLIENT_CLOCK_S
+
+
+def _silent_tokens(sampling: Sampling, tokenizer: Tokenizer) -> frozenset[int]:
+    if sampling.include_stop_str_in_output:
+        return frozenset()
+    return frozenset(tokenizer.eos_ids).union(sampling.stop_token_ids)

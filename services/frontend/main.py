@@ -21,9 +21,8 @@ from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import model_identity
+from shared import logs, model_identity
 from shared.lifecycle import Shutdown, announce, first
-from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2_grpc
@@ -32,7 +31,7 @@ from shared.rpc.server import Server
 from shared.settings.frontend import FrontendSettings
 from shared.version import VERSION
 
-log = logger("frontend")
+log = logs.logger("frontend")
 
 SERVICES = (inference_service.SERVICE_NAME, admin_service.SERVICE_NAME)
 LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
@@ -40,6 +39,7 @@ LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their client
 
 async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
+    logs.configure(settings.name, settings.log_level, settings.log_format)
     frontend = Frontend(settings, shutdown)
     try:
         await frontend.run()

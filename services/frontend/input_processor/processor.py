@@ -37,6 +37,10 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
+        try:
+            sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"model: generation_config.json: {error.message}", field="model") from None
 
     def check(self, request: Request) -> None:
         """What can be refused without tokenizing and without knowing the workers."""

@@ -24,8 +24,9 @@ class CompletionFormat:
         self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
-        usage = generation.sample_usage(delta.sample)
-        more = {"usage": usage_object(usage)} if self._options.continuous_usage else {}
+        more = {}
+        if self._options.continuous_usage:
+            more["usage"] = usage_object(generation.sample_usage(delta.sample))
         return [self._frame([self._choice(delta, generation)], **more)]
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:

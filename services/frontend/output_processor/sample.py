@@ -30,11 +30,11 @@ class Sample:
 
     __slots__ = (
         "_finish",
-        "_include_stop",
         "_logprobs",
         "_mailbox",
         "_owner",
         "_posted",
+        "_silent",
         "_text",
         "_token_ids",
         "_traffic",
@@ -51,17 +51,18 @@ class Sample:
         index: int,
         words: SampleText,
         *,
-        include_stop: bool,
+        silent: frozenset[int],
         mailbox: Mailbox,
         traffic: TokenTraffic,
         owner: Owner,
     ) -> None:
+        """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens)."""
         self.index = index
         self.done = False
         self.num_tokens = 0
         self.first_token_s = self.last_token_s = 0.0
         self._words = words
-        self._include_stop = include_stop
+        self._silent = silent
         self._mailbox = mailbox
         self._traffic = traffic
         self._owner = owner
@@ -75,7 +76,7 @@ class Sample:
         self._owner.on_start(self, num_cached_tokens, queue_us)
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
-        silent_last = end is not None and not self._include_stop and end.finish.reason == FINISH_REASON_STOP
+        silent_last = end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._silent
         text, num_tokens, stop = self._words.push(token_ids, silent_last)
         self._token_ids += token_ids[:num_tokens]
         self._logprobs += logprobs[:num_tokens]

@@ -166,6 +166,11 @@ class SchedulerClient:
             self._resubmit(sequences)
 
     def _starve(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        idle_until_s = session.last_tokens_s + self._patience_s
+        if idle_until_s > loop.time():  # a worker on its way out still finishes what it has
+            self._starving[session] = loop.call_at(idle_until_s, self._starve, session)
+            return
         del self._starving[session]
         sequences = tuple(session.live.values())
         session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)

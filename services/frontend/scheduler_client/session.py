@@ -46,6 +46,7 @@ class Session:
         self.live: dict[int, Sequence] = {}
         self.view = pb.ClusterView()
         self.num_tokens_since_view = 0
+        self.last_tokens_s = self._loop.time()
 
     async def run(self) -> None:
         await first(self._link.pump(), self._read())
@@ -66,7 +67,8 @@ class Session:
         self._owner.on_view(self)
 
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
-        stopped, refused = token_batch.deliver(batch, self.live, self._loop.time())
+        self.last_tokens_s = self._loop.time()
+        stopped, refused = token_batch.deliver(batch, self.live, self.last_tokens_s)
         if stopped:
             self._cancel([sequence.id for sequence in stopped], finish_pb2.FINISH_REASON_STOP)
         for sequence, error in refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -37,13 +38,15 @@ class Witness:
         self.heard.append("done")
 
 
-def new_sample(tokenizer: Tokenizer, mailbox: Mailbox, index: int = 0, **sampling: object) -> tuple[Sample, Witness]:
+def new_sample(
+    tokenizer: Tokenizer, mailbox: Mailbox, index: int = 0, silent: Collection[int] = (), **sampling: object
+) -> tuple[Sample, Witness]:
     asked = Sampling(**sampling)  # type: ignore[arg-type]
     witness = Witness()
     sample = Sample(
         index,
         new_text(asked, tokenizer),
-        include_stop=asked.include_stop_str_in_output,
+        silent=frozenset() if asked.include_stop_str_in_output else frozenset(silent),
         mailbox=mailbox,
         traffic=TokenTraffic(("m", "0")),
         owner=witness,
@@ -101,8 +104,8 @@ async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None
 
 @pytest.mark.parametrize("include", [False, True])
 def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool) -> None:
-    sample, witness = new_sample(tokenizer, Mailbox(), include_stop_str_in_output=include)
     hello, world = (tokenizer.encode_now(text, add_special_tokens=False) for text in ("hello", " world"))
+    sample, witness = new_sample(tokenizer, Mailbox(), silent=world[:1], include_stop_str_in_output=include)
     sample.on_tokens(hello, [], None, 0.0)
     sample.on_tokens(world[:1], [], STOP, 0.0)
     delta = sample.take()

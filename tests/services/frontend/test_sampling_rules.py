@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.frontend.input_processor import not_offered, sampling_rules
+from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.tokenizer.generation_config import GenerationDefaults
+from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unimplemented
+from tests.services.frontend.tiny_folder import write_folder
 
 NO_DEFAULTS = GenerationDefaults()
 
@@ -137,3 +141,9 @@ def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
 )
 def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
     not_offered.refuse_not_offered({name: value})
+
+
+def test_a_model_that_recommends_nonsense_is_a_start_up_error(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(write_folder(tmp_path, generation_config={"top_p": 7.0}), threads=1)
+    with pytest.raises(InvalidArgument, match=r"generation_config.json: top_p must be in \(0, 1\], got 7.0."):
+        InputProcessor(tokenizer, vocab_size=100, max_samples=10)

@@ -267,3 +267,12 @@ async def test_block_hashes_follow_the_layout(folder: Path) -> None:
     assert known.block_hashes == b"".join(block_hash.chain(root, column, 16))
     assert len(known.block_hashes) == 2 * 32
     assert unknown.block_hashes == b""
+
+
+async def test_work_that_a_leaving_worker_still_finishes_is_left_alone(folder: Path) -> None:
+    script = ScriptedScheduler(count_up, step_s=0.015)
+    async with scheduler(script), running(folder, script.address, unavailable_after_s=0.2) as frontend:
+        call = frontend.inference.Generate(COUNTING)
+        await script.until(lambda: script.num_running)
+        script.set_view(num_workers=0)
+        assert tokens_of([m async for m in call]) == COUNTED
