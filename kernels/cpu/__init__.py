@@ -1,0 +1,29 @@
+"""The functions of kernels in compiled C++ (build.py), for CPUs. README.md: how a row keeps its bits in any batch."""
+
+from kernels.cpu.functions import (
+    add_rms_norm,
+    embed,
+    linear,
+    paged_attention,
+    prepare_linear,
+    qk_norm_rope_store,
+    rms_norm,
+    sample,
+    silu_mul,
+)
+from kernels.cpu.native import num_threads, set_num_threads, unavailable
+
+__all__ = [
+    "add_rms_norm",
+    "embed",
+    "linear",
+    "num_threads",
+    "paged_attention",
+    "prepare_linear",
+    "qk_norm_rope_store",
+    "rms_norm",
+    "sample",
+    "set_num_threads",
+    "silu_mul",
+    "unavailable",
+]

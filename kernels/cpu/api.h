@@ -1,0 +1,12 @@
+// What every entry point shares. Names, argument order and types are repeated in native.py, which binds them.
+#pragma once
+
+#include <cstdint>
+
+#define QUIRE_API extern "C" __attribute__((visibility("default")))
+
+namespace quire {
+
+enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
+
+}  // namespace quire

@@ -1,0 +1,60 @@
+"""The library as it lies on disk: where, made from what, and whether it suits this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from pathlib import Path
+
+from kernels.cpu import processor
+
+HERE = Path(__file__).parent
+BUILD = HERE / "build"
+LIBRARY = "libquire_cpu.so"
+STAMP = "stamp.json"
+
+
+def sources() -> list[Path]:
+    return sorted(HERE.glob("*.cpp"))
+
+
+def read_headers() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(HERE.glob("*.h")))
+
+
+def source_digest() -> str:
+    """Of all that the library is made from, flags aside."""
+    return digest(read_headers(), *(path.read_bytes() for path in sources()))
+
+
+def digest(*parts: str | bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode() if isinstance(part, str) else part)
+        total.update(b"\0")
+    return total.hexdigest()[:16]
+
+
+def read_stamp(directory: Path) -> dict[str, object]:
+    """What the build in `directory` was made from and for; empty if there is none."""
+    try:
+        return json.loads((directory / STAMP).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def unsuitable(directory: Path = BUILD) -> str | None:
+    """Why the library in `directory` must not be loaded here, or None."""
+    stamp = read_stamp(directory)
+    if not stamp or not (directory / LIBRARY).exists():
+        return "not built: python -m kernels.cpu.build"
+    if stamp["machine"] != platform.machine():
+        return f"built for {stamp['machine']}, this is {platform.machine()}"
+    present = processor.features()
+    missing = [need for need in stamp["needs"] if need not in present] if present else []
+    if missing:
+        return f"built for a CPU with {', '.join(missing)}, which this one lacks: python -m kernels.cpu.build"
+    if stamp["sources"] != source_digest():
+        return "built from other sources than these: python -m kernels.cpu.build"
+    return None

@@ -1,0 +1,234 @@
+"""The functions of kernels, on the compiled library. Meaning, shapes and dtypes: kernels/reference.
+
+What the library does not compute in (float16, mixed dtypes) goes to the reference. Tensors are dense where it says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import reference
+from kernels.cpu.native import DTYPES, LIBRARY, calls
+from kernels.reference.linear import LinearWeight
+
+Tensor = torch.Tensor
+MAX_HEAD_DIM = 1024
+ALIGNMENT = 64
+
+
+def dense(*tensors: Tensor) -> bool:
+    for tensor in tensors:  # noqa: SIM110  all() over a generator takes twice as long
+        if not tensor.is_contiguous():
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight in tiles (linear.h). The numbers stand ready for the call."""
+
+    dtype: torch.dtype
+    code: int
+    in_features: int
+    out_features: int
+    pointer: int
+    bias_pointer: int | None
+    owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
+
+
+def prepare_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight | LinearWeight:
+    code = DTYPES.get(weight.dtype)
+    if code is None or (bias is not None and bias.dtype is not weight.dtype):
+        return reference.prepare_linear(weight, bias)
+    weight = weight.detach().contiguous()
+    bias = None if bias is None else bias.detach().contiguous()
+    out_features, in_features = weight.shape
+    memory = torch.empty(LIBRARY.quire_packed_bytes(code, out_features, in_features) + ALIGNMENT, dtype=torch.uint8)
+    pointer = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+    LIBRARY.quire_pack_weight(code, out_features, in_features, weight.data_ptr(), pointer)
+    bias_pointer = None if bias is None else bias.data_ptr()
+    return PackedWeight(weight.dtype, code, in_features, out_features, pointer, bias_pointer, (memory, bias))
+
+
+def linear(x: Tensor, weight: PackedWeight | LinearWeight) -> Tensor:
+    if type(weight) is not PackedWeight:
+        return reference.linear(x, weight)
+    rows, in_features = x.shape
+    assert x.dtype is weight.dtype
+    assert in_features == weight.in_features
+    assert x.is_contiguous()
+    out = calls.empty((rows, weight.out_features), dtype=weight.dtype)
+    calls.linear(
+        weight.code,
+        rows,
+        in_features,
+        weight.out_features,
+        x.data_ptr(),
+        weight.pointer,
+        weight.bias_pointer,
+        out.data_ptr(),
+    )
+    return out
+
+
+def embed(ids: Tensor, table: Tensor) -> Tensor:
+    if ids.dtype is not torch.int32:
+        ids = ids.int()
+    assert dense(ids, table)
+    rows, size = ids.size(0), table.size(1)
+    out = calls.empty((rows, size), dtype=table.dtype)
+    calls.embed(rows, size * table.element_size(), ids.data_ptr(), table.data_ptr(), out.data_ptr())
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None or weight.dtype is not x.dtype:
+        return reference.rms_norm(x, weight, eps)
+    assert x.is_contiguous()
+    size = weight.size(0)
+    out = calls.empty(x.shape, dtype=x.dtype)
+    calls.rms_norm(code, x.numel() // size, size, eps, x.data_ptr(), None, weight.data_ptr(), out.data_ptr())
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None or weight.dtype is not x.dtype or residual.dtype is not x.dtype:
+        return reference.add_rms_norm(x, residual, weight, eps)
+    rows, size = x.shape
+    assert residual.shape == x.shape
+    assert dense(x, residual)
+    out = calls.empty((rows, size), dtype=x.dtype)
+    calls.rms_norm(code, rows, size, eps, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    code = DTYPES.get(gate_up.dtype)
+    if code is None:
+        return reference.silu_mul(gate_up)
+    assert gate_up.is_contiguous()
+    rows, size = gate_up.size(0), gate_up.size(1) // 2
+    out = calls.empty((rows, size), dtype=gate_up.dtype)
+    calls.silu_mul(code, rows, size, gate_up.data_ptr(), out.data_ptr())
+    return out
+
+
+def qk_norm_rope_store(  # noqa: PLR0917
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_q_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    code = DTYPES.get(qkv.dtype)
+    weighted = q_weight is not None and k_weight is not None
+    mixed = k_cache.dtype is not qkv.dtype or (weighted and q_weight.dtype is not qkv.dtype)
+    if code is None or mixed:
+        return reference.qk_norm_rope_store(
+            qkv, q_weight, k_weight, eps, cos_sin, positions, slot_mapping, k_cache, v_cache, num_q_heads, num_kv_heads
+        )
+    assert positions.dtype is slot_mapping.dtype is torch.int32
+    assert cos_sin.dtype is torch.float32
+    assert dense(qkv, cos_sin, positions, slot_mapping, k_cache, v_cache)
+    rows, head_dim = qkv.size(0), k_cache.size(3)
+    out = calls.empty((rows, num_q_heads, head_dim), dtype=qkv.dtype)
+    calls.qk_norm_rope_store(
+        code,
+        rows,
+        num_q_heads,
+        num_kv_heads,
+        head_dim,
+        eps,
+        qkv.data_ptr(),
+        q_weight.data_ptr() if weighted else None,
+        k_weight.data_ptr() if weighted else None,
+        cos_sin.data_ptr(),
+        positions.data_ptr(),
+        slot_mapping.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def paged_attention(  # noqa: PLR0917
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    sliding_window: int,
+) -> Tensor:
+    code = DTYPES.get(q.dtype)
+    if code is None or k_cache.dtype is not q.dtype:
+        return reference.paged_attention(
+            q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window
+        )
+    assert block_tables.dtype is query_start.dtype is seq_lens.dtype is torch.int32
+    assert block_tables.stride(1) == 1
+    assert dense(q, k_cache, v_cache, query_start, seq_lens)
+    num_q_heads, head_dim = q.size(1), q.size(2)
+    out = calls.empty(q.shape, dtype=q.dtype)
+    calls.paged_attention(
+        code,
+        block_tables.size(0),
+        num_q_heads,
+        k_cache.size(2),
+        head_dim,
+        k_cache.size(1),
+        block_tables.stride(0),
+        sliding_window,
+        scale,
+        q.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        block_tables.data_ptr(),
+        query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def sample(  # noqa: PLR0917
+    logits: Tensor,
+    temperature: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    if logits.dtype is not torch.float32:
+        return reference.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
+    rows, size = logits.shape
+    assert seeds.dtype is torch.int64
+    assert positions.dtype is torch.int32
+    assert dense(logits, seeds, positions)
+    out = calls.empty((rows,), dtype=torch.int32)
+    calls.sample(
+        rows,
+        size,
+        logits.data_ptr(),
+        None if temperature is None else temperature.data_ptr(),
+        None if top_k is None else top_k.data_ptr(),
+        None if top_p is None else top_p.data_ptr(),
+        None if min_p is None else min_p.data_ptr(),
+        seeds.data_ptr(),
+        positions.data_ptr(),
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,86 @@
+// Packing of weights, and the entry points of linear layers.
+#include "linear.h"
+
+#include <algorithm>
+
+#include "api.h"
+#include "tape.h"
+#include "linear_layer.h"
+#include "parallel.h"
+#include "transpose.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace quire {
+
+void linear_f32(const LinearCall& call);
+void linear_bf16(const LinearCall& call);
+
+namespace {
+
+// One block: [steps][W] from rows `first` on of weight [out_features, in_features].
+template <class Tile, class T>
+void pack_block(int64_t first, int64_t out_features, int64_t in_features, const T* weight,
+                typename Tile::Weight* block) {
+  const char* rows[W];
+  for (int lane = 0; lane < W; lane++)
+    rows[lane] =
+        first + lane < out_features ? reinterpret_cast<const char*>(weight + (first + lane) * in_features) : nullptr;
+  if constexpr (sizeof(typename Tile::Weight) == 4) {
+    transpose_rows(rows, in_features * sizeof(T), reinterpret_cast<uint32_t*>(block));
+  } else {
+    for (int64_t k = 0; k < in_features; k++)
+      for (int lane = 0; lane < W; lane++)
+        block[k * W + lane] = rows[lane] ? reinterpret_cast<const T*>(rows[lane])[k] : T{};
+  }
+}
+
+template <class Tile, class T>
+void pack(int64_t out_features, int64_t in_features, const T* weight, typename Tile::Weight* packed) {
+  const int64_t blocks = (out_features + W - 1) / W;
+  const int64_t steps = (in_features + Tile::K_PER_STEP - 1) / Tile::K_PER_STEP;
+  const double nanoseconds = double(out_features) * in_features;
+  parallel_for(blocks, grain_for(blocks, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; block++)
+      pack_block<Tile>(block * W, out_features, in_features, weight, packed + block * steps * W);
+  });
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+// Bytes of a packed weight.
+QUIRE_API int64_t quire_packed_bytes(int64_t dtype, int64_t out_features, int64_t in_features) {
+  const int64_t columns = (out_features + W - 1) / W * W;
+  if (dtype == FLOAT32) return columns * in_features * sizeof(float);
+  return columns * ((in_features + Bf16Tile::K_PER_STEP - 1) / Bf16Tile::K_PER_STEP) * sizeof(Bf16Tile::Weight);
+}
+
+// weight: [out_features, in_features]; packed: quire_packed_bytes long, 64-byte aligned.
+QUIRE_API void quire_pack_weight(int64_t dtype, int64_t out_features, int64_t in_features, const void* weight,
+                                 void* packed) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t HUGE = 1 << 21;  // fewer TLB misses where the weight is big enough to hold whole huge pages
+  const uintptr_t start = (reinterpret_cast<uintptr_t>(packed) + HUGE - 1) & ~(HUGE - 1);
+  const uintptr_t end =
+      (reinterpret_cast<uintptr_t>(packed) + quire_packed_bytes(dtype, out_features, in_features)) & ~(HUGE - 1);
+  if (start < end) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+#endif
+  if (dtype == FLOAT32)
+    pack<FloatTile>(out_features, in_features, static_cast<const float*>(weight), static_cast<float*>(packed));
+  else
+    pack<Bf16Tile>(out_features, in_features, static_cast<const bf16*>(weight), static_cast<Bf16Tile::Weight*>(packed));
+}
+
+QUIRE_API void quire_linear(int64_t dtype, int64_t rows, int64_t in_features, int64_t out_features, const void* x,
+                            const void* packed, const void* bias, void* y) {
+  if (rows == 0) return;
+  const LinearCall call{rows, in_features, out_features, x, packed, bias, y};
+  dtype == FLOAT32 ? linear_f32(call) : linear_bf16(call);
+}
+
+QUIRE_RECORDABLE(linear);

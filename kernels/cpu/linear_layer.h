@@ -1,0 +1,205 @@
+// y = x @ weight.T + bias on packed weights, for one kind of tile and one dtype of x and y.
+#pragma once
+
+#include <algorithm>
+
+#include "linear.h"
+#include "parallel.h"
+
+namespace quire {
+
+struct LinearCall {
+  int64_t rows, in_features, out_features;
+  const void* x;       // [rows, in_features]
+  const void* packed;  // from pack_weight
+  const void* bias;    // [out_features] in x's dtype, or null
+  void* y;             // [rows, out_features]
+};
+
+// Cold weights, one thread of a Zen 5, 1024 x 1024 to 32768 x 1024, bfloat16 (kernels.bench.cpu linear --cold): asking
+// ahead in tall panels takes M = 16 from 250 to 420 GFLOP/s and M = 32 from 320 to 460 (530 is the peak). In a single
+// tile the hardware's own prefetching suffices up to 4 rows (38 GB/s; asking as well costs 10 %); at 8 rows asking 32
+// steps ahead gains 12 %, 16 and 64 steps less.
+constexpr int64_t ROW_BLOCK = 256;       // rows whose sums wait in the cache while k advances
+constexpr int64_t WEIGHT_CHUNK = 24576;  // bytes of a panel that stay in L1 while row tiles pass over them
+
+template <class Tile, class T>
+class LinearLayer {
+  using Weight = typename Tile::Weight;
+  static constexpr bool WIDENS = is_bf16<T> && Tile::K_PER_STEP == 1;
+
+ public:
+  explicit LinearLayer(const LinearCall& call)
+      : rows_(call.rows),
+        out_features_(call.out_features),
+        blocks_((call.out_features + W - 1) / W),
+        steps_((call.in_features + Tile::K_PER_STEP - 1) / Tile::K_PER_STEP),
+        weights_(static_cast<const Weight*>(call.packed)),
+        bias_(static_cast<const T*>(call.bias)),
+        y_(static_cast<T*>(call.y)) {
+    place_rows(static_cast<const T*>(call.x), call.in_features);
+  }
+
+  void run() const {
+    const int64_t panels = (blocks_ + panel_blocks() - 1) / panel_blocks();
+    const int64_t row_blocks = (rows_ + ROW_BLOCK - 1) / ROW_BLOCK;
+    const double nanoseconds = estimate();
+    parallel_for(panels * row_blocks, grain_for(panels * row_blocks, nanoseconds), nanoseconds,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t piece = begin; piece < end;) {
+                     const int64_t row_block = piece / panels, first = piece % panels;
+                     const int64_t count = std::min(end - piece, panels - first);
+                     const int64_t row = row_block * ROW_BLOCK;
+                     run_rows(row, std::min(ROW_BLOCK, rows_ - row), first * panel_blocks(),
+                              std::min((first + count) * panel_blocks(), blocks_));
+                     piece += count;
+                   }
+                 });
+  }
+
+ private:
+  // Rows as the tiles want them: float32 for tiles that multiply floats, an even number of values for pairs.
+  void place_rows(const T* x, int64_t in_features) {
+    x_ = reinterpret_cast<const char*>(x);
+    x_stride_ = in_features * sizeof(T);
+    if (!WIDENS && steps_ * 4 == x_stride_) return;
+    x_stride_ = steps_ * 4;
+    char* copy = static_cast<char*>(scratch(0, rows_ * x_stride_ + 64));
+    for (int64_t m = 0; m < rows_; m++) {
+      const T* from = x + m * in_features;
+      if constexpr (WIDENS) {
+        float* to = reinterpret_cast<float*>(copy + m * x_stride_);
+        for (int64_t k = 0; k < in_features; k += W) {
+          const int n = static_cast<int>(std::min<int64_t>(W, in_features - k));
+          store_part(to + k, load_part(from + k, n), n);
+        }
+      } else {
+        std::memcpy(copy + m * x_stride_, from, in_features * sizeof(T));
+        std::memset(copy + m * x_stride_ + in_features * sizeof(T), 0, x_stride_ - in_features * sizeof(T));
+      }
+    }
+    x_ = copy;
+  }
+
+  double estimate() const {
+    const double bytes = double(blocks_) * W * steps_ * sizeof(Weight);
+    const double products = double(rows_) * blocks_ * W * steps_ * Tile::K_PER_STEP;
+    return std::max(bytes / 60, products / (Tile::K_PER_STEP == 2 ? 200 : 100));
+  }
+
+  int panel_blocks() const { return tile_blocks(static_cast<int>(std::min<int64_t>(rows_, MAX_TILE_ROWS))); }
+
+  void run_rows(int64_t row, int64_t rows, int64_t block, int64_t end) const {
+    switch (rows) {
+      case 1: return panels<1, tile_blocks(1)>(row, rows, block, end);
+      case 2: return panels<2, tile_blocks(2)>(row, rows, block, end);
+      case 3: return panels<3, tile_blocks(3)>(row, rows, block, end);
+      case 4: return panels<4, tile_blocks(4)>(row, rows, block, end);
+      case 5: return panels<5, tile_blocks(5)>(row, rows, block, end);
+      case 6: return panels<6, tile_blocks(6)>(row, rows, block, end);
+    }
+    if constexpr (MAX_TILE_ROWS == 8) {
+      if (rows == 7) return panels<7, tile_blocks(7)>(row, rows, block, end);
+    }
+    panels<MAX_TILE_ROWS, tile_blocks(MAX_TILE_ROWS)>(row, rows, block, end);
+  }
+
+  // Blocks [block, end), NV at a time and what is left in smaller steps.
+  template <int M, int NV>
+  void panels(int64_t row, int64_t rows, int64_t block, int64_t end) const {
+    for (; block + NV <= end; block += NV) {
+      if (rows <= M)
+        whole_tile<M, NV>(row, block);
+      else
+        tall_panel<NV>(row, rows, block);
+    }
+    if constexpr (NV > 1) panels<M, NV / 2>(row, rows, block, end);
+  }
+
+  template <int M, int NV>
+  void whole_tile(int64_t row, int64_t block) const {
+    vf sums[M][NV] = {};
+    const Weight* w = weights_ + block * steps_ * W;
+    accumulate<Tile, M, NV, (M > 4 ? NV : 0)>({x_ + row * x_stride_, x_stride_, steps_}, w, steps_ * W, sums,
+                                              w + 32 * W);
+    finish<M, NV>(row, block, sums);
+  }
+
+  // Many rows: k advances in chunks, and in each all row tiles pass over the same weights while those are in L1.
+  template <int NV>
+  void tall_panel(int64_t row, int64_t rows, int64_t block) const {
+    const int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+    const int64_t chunk = WEIGHT_CHUNK / (NV * W * sizeof(Weight));
+    float* waiting = static_cast<float*>(scratch(1, rows * NV * W * sizeof(float)));
+    for (int64_t step = 0; step < steps_; step += chunk) {
+      const Span span{step, std::min(step + chunk, steps_)};
+      // What comes next, block by block while the tiles of this chunk are at work.
+      const bool last = span.end == steps_;
+      const Weight* next = weights_ + (last ? (block + NV) * steps_ : block * steps_ + span.end) * W;
+      const int64_t each = (NV + tiles - 1) / tiles;
+      for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t first = rows * tile / tiles, count = rows * (tile + 1) / tiles - first;
+        const int64_t wanted = std::min(each, NV - tile * each);
+        chunk_of<NV>(count, row + first, block, span, waiting + first * NV * W, next + tile * each * steps_ * W,
+                     wanted);
+      }
+    }
+  }
+
+  struct Span {
+    int64_t begin, end;  // steps
+  };
+
+  template <int NV>
+  void chunk_of(int64_t count, int64_t row, int64_t block, Span span, float* waiting, const Weight* ahead,
+                int64_t wanted) const {
+    switch (count) {  // an even split of more than MAX_TILE_ROWS rows leaves no smaller tile
+      case 4: return chunk_tile<4, NV>(row, block, span, waiting, ahead, wanted);
+      case 5: return chunk_tile<5, NV>(row, block, span, waiting, ahead, wanted);
+      case 6: return chunk_tile<6, NV>(row, block, span, waiting, ahead, wanted);
+    }
+    if constexpr (MAX_TILE_ROWS == 8) {
+      if (count == 7) return chunk_tile<7, NV>(row, block, span, waiting, ahead, wanted);
+      return chunk_tile<8, NV>(row, block, span, waiting, ahead, wanted);
+    }
+    if constexpr (MAX_TILE_ROWS == 6) return chunk_tile<3, NV>(row, block, span, waiting, ahead, wanted);
+  }
+
+  template <int M, int NV>
+  void chunk_tile(int64_t row, int64_t block, Span span, float* waiting, const Weight* ahead, int64_t wanted) const {
+    vf sums[M][NV] = {};
+    if (span.begin > 0)
+      for (int m = 0; m < M; m++)
+        for (int n = 0; n < NV; n++) sums[m][n] = load(waiting + (m * NV + n) * W);
+    const Weight* w = weights_ + (block * steps_ + span.begin) * W;
+    const TileInput in{x_ + row * x_stride_ + span.begin * 4, x_stride_, span.end - span.begin};
+    if (wanted <= 0)
+      accumulate<Tile, M, NV>(in, w, steps_ * W, sums);
+    else if (wanted == 1)
+      accumulate<Tile, M, NV, 1>(in, w, steps_ * W, sums, ahead);
+    else
+      accumulate<Tile, M, NV, 2>(in, w, steps_ * W, sums, ahead);
+    if (span.end == steps_) return finish<M, NV>(row, block, sums);
+    for (int m = 0; m < M; m++)
+      for (int n = 0; n < NV; n++) store(waiting + (m * NV + n) * W, sums[m][n]);
+  }
+
+  template <int M, int NV>
+  QUIRE_INLINE void finish(int64_t row, int64_t block, vf (&sums)[M][NV]) const {
+    for (int n = 0; n < NV; n++) {
+      const int64_t column = (block + n) * W;
+      const int lanes = static_cast<int>(std::min<int64_t>(W, out_features_ - column));
+      const vf bias = bias_ ? load_part(bias_ + column, lanes) : vf{};
+      for (int m = 0; m < M; m++) store_part(y_ + (row + m) * out_features_ + column, sums[m][n] + bias, lanes);
+    }
+  }
+
+  const int64_t rows_, out_features_, blocks_, steps_;
+  const Weight* weights_;
+  const T* bias_;
+  T* y_;
+  const char* x_ = nullptr;
+  int64_t x_stride_ = 0;  // bytes
+};
+
+}  // namespace quire

@@ -1,0 +1,83 @@
+"""The compiled library, bound with ctypes. Calls release the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import torch
+
+from kernels.cpu import built, processor
+
+# Arguments by letter, in the order of the entry points: n: rows, which differ from replay to replay of a tape;
+# i: another integer; f: a float; p: a pointer or None.
+SIGNATURES = {
+    "embed": "nippp",
+    "linear": "iniipppp",
+    "paged_attention": "iniiiiiifppppppp",
+    "qk_norm_rope_store": "iniiifppppppppp",
+    "rms_norm": "inifpppp",
+    "sample": "nipppppppp",
+    "silu_mul": "inipp",
+}
+_TYPES = {"n": ctypes.c_int64, "i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
+
+# Dtypes that the library computes in, by their number there. Anything else goes to the reference: the look-up that
+# tells float32 from bfloat16 is the one that finds out.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def load() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or None and why it cannot be used."""
+    reason = built.unsuitable()
+    if reason:
+        return None, reason
+    try:
+        return bind(ctypes.CDLL(str(built.BUILD / built.LIBRARY))), None
+    except OSError as error:
+        return None, str(error)
+
+
+def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    integer, pointer = ctypes.c_int64, ctypes.c_void_p
+    for name, signature in SIGNATURES.items():
+        declare(library, name, None, *(_TYPES[letter] for letter in signature))
+    declare(library, "packed_bytes", integer, integer, integer, integer)
+    declare(library, "pack_weight", None, integer, integer, integer, pointer, pointer)
+    declare(library, "set_num_threads", None, integer)
+    declare(library, "num_threads", integer)
+    declare(library, "tape_new", pointer)
+    declare(library, "tape_free", None, pointer)
+    declare(library, "tape_add", integer, pointer, ctypes.c_char_p, integer, pointer, pointer)
+    declare(library, "tape_replay", None, pointer, pointer)
+    return library
+
+
+def declare(library: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> None:
+    function = getattr(library, f"quire_{name}")
+    function.restype, function.argtypes = result, arguments
+
+
+LIBRARY, UNAVAILABLE = load()
+
+# What the functions call: the entry points and the allocation of results. A tape puts its own here while it records.
+calls = SimpleNamespace(empty=torch.empty)
+if LIBRARY is not None:
+    LIBRARY.quire_set_num_threads(processor.usable_cores())
+    for _name in SIGNATURES:
+        setattr(calls, _name, getattr(LIBRARY, f"quire_{_name}"))
+
+
+def unavailable() -> str | None:
+    return UNAVAILABLE
+
+
+def set_num_threads(threads: int) -> None:
+    """Threads that share a kernel's work, the caller's included. Between kernels only. Results do not depend on it."""
+    assert threads >= 1, threads
+    if LIBRARY is not None:
+        LIBRARY.quire_set_num_threads(threads)
+
+
+def num_threads() -> int:
+    return LIBRARY.quire_num_threads() if LIBRARY is not None else 1

@@ -1,0 +1,46 @@
+// Runs pieces of a kernel on a few threads of our own.
+//
+// Which thread computes a piece, and how many threads there are, never changes a result: pieces write to places of
+// their own, and no sum is split over pieces.
+#pragma once
+
+#include <cstdint>
+
+namespace quire {
+
+using PieceFunction = void (*)(const void* context, int64_t begin, int64_t end);
+
+// Calls body(begin, end) on half-open ranges that cover [0, count), each at most `grain` long, here and on the pool's
+// threads; returns when all are done. `nanoseconds` is what the whole would take on one thread, roughly: too little,
+// and it stays here. A call from inside a piece, or while another thread uses the pool, runs here alone.
+void run_pieces(int64_t count, int64_t grain, double nanoseconds, PieceFunction body, const void* context);
+
+template <class Body>
+void parallel_for(int64_t count, int64_t grain, double nanoseconds, const Body& body) {
+  run_pieces(
+      count, grain, nanoseconds,
+      [](const void* context, int64_t begin, int64_t end) { (*static_cast<const Body*>(context))(begin, end); }, &body);
+}
+
+// Splits `count` equal items into pieces worth `piece_ns` or more, and no more than a few for each thread.
+int64_t grain_for(int64_t count, double nanoseconds);
+
+int num_threads();
+
+// Keeps the threads awake from construction to destruction, for a caller with many short kernels in a row.
+class Awake {
+ public:
+  explicit Awake(double nanoseconds);
+  ~Awake();
+  Awake(const Awake&) = delete;
+  Awake& operator=(const Awake&) = delete;
+
+ private:
+  bool held_;
+};
+
+// 64-byte aligned memory of the calling thread, valid until its next call with the same `which`. Contents are left
+// over.
+void* scratch(int which, int64_t bytes);
+
+}  // namespace quire

@@ -1,0 +1,61 @@
+"""Sequences in blocks, for tests of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+NAN = float("nan")
+
+
+@dataclass
+class Paged:
+    """Sequences with all their queries; everything in the cache that none of them owns is NaN."""
+
+    q: list[torch.Tensor]  # per sequence [seq_len, num_q_heads, head_dim]
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    tables: list[list[int]]
+
+    def step(self, rows: list[tuple[int, int, int]]) -> tuple[torch.Tensor, ...]:
+        """Arguments for rows [begin, end) of each (sequence, begin, end)."""
+        q = torch.cat([self.q[seq][begin:end] for seq, begin, end in rows])
+        width = max(len(self.tables[seq]) for seq, _, _ in rows) + 1
+        tables = torch.zeros(len(rows), width, dtype=torch.int32)
+        for i, (seq, _, _) in enumerate(rows):
+            tables[i, : len(self.tables[seq])] = torch.tensor(self.tables[seq])
+        counts = torch.tensor([0] + [end - begin for _, begin, end in rows])
+        lens = torch.tensor([end for _, _, end in rows])
+        return q, self.k_cache, self.v_cache, tables, counts.cumsum(0).int(), lens.int()
+
+
+def paged(
+    seq_lens: list[int], q_heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
+) -> Paged:
+    counts = [-(-seq_len // block_size) for seq_len in seq_lens]
+    ids = (torch.randperm(sum(counts) + 3) + 1).tolist()
+    tables = [[ids.pop() for _ in range(count)] for count in counts]
+    caches = [torch.full((sum(counts) + 5, block_size, kv_heads, head_dim), NAN, dtype=dtype) for _ in range(2)]
+    for table, seq_len in zip(tables, seq_lens, strict=True):
+        for cache in caches:
+            places = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(seq_len)])
+            cache.view(-1, kv_heads, head_dim)[places] = torch.randn(seq_len, kv_heads, head_dim).to(dtype)
+    q = [(2 * torch.randn(seq_len, q_heads, head_dim)).to(dtype) for seq_len in seq_lens]
+    return Paged(q, *caches, tables)
+
+
+def exact(case: Paged, rows: list[tuple[int, int, int]], scale: float, window: int) -> torch.Tensor:
+    """In float64."""
+    _, kv_heads, head_dim = case.k_cache.shape[1:]
+    out = []
+    for seq, begin, end in rows:
+        blocks = torch.tensor(case.tables[seq])
+        k, v = (c[blocks].view(-1, kv_heads, head_dim)[:end].double() for c in (case.k_cache, case.v_cache))
+        q = case.q[seq][begin:end].double()
+        k, v = (t.repeat_interleave(q.size(1) // kv_heads, 1) for t in (k, v))
+        row, key = torch.arange(begin, end).unsqueeze(1), torch.arange(end)
+        seen = (key <= row) & (key > row - window if window else True)
+        scores = torch.einsum("rhd,khd->hrk", q, k) * scale
+        out.append(torch.einsum("hrk,khd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
+    return torch.cat(out)

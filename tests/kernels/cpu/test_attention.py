@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import cpu, reference
+from tests.kernels.cpu.closeness import assert_close, needs_library
+from tests.kernels.cpu.paged import NAN, exact, paged
+
+pytestmark = pytest.mark.skipif(**needs_library)
+
+# float32 scores of magnitude 10 carry errors of 1e-6, which the weights inherit.
+ABSOLUTE = 6e-6
+
+
+@pytest.mark.parametrize("window", [0, 1, 50])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim", "block_size"),
+    [
+        (1, 1, 16, 1),
+        (4, 2, 32, 16),
+        (6, 2, 64, 7),
+        (16, 2, 80, 16),
+        (3, 3, 96, 128),
+        (8, 1, 128, 32),
+        (2, 1, 256, 5),
+        (70, 1, 8, 16),
+        (2, 2, 5, 3),
+    ],
+)
+def test_is_attention(dtype, q_heads, kv_heads, head_dim, block_size, window):
+    case = paged([1, 200, 64, 65, 131], q_heads, kv_heads, head_dim, block_size, dtype)
+    # a first token, a decode, a whole prompt, a last chunk, a chunk that ends before the last token
+    rows = [(0, 0, 1), (1, 199, 200), (2, 0, 64), (3, 30, 65), (4, 100, 130)]
+    got = cpu.paged_attention(*case.step(rows), head_dim**-0.5, window)
+    assert_close(got, exact(case, rows, head_dim**-0.5, window), absolute=ABSOLUTE)
+
+
+# The reference rounds bfloat16 weights too.
+@pytest.mark.parametrize("window", [0, 33])
+def test_is_the_reference(dtype, window):
+    case = paged([300, 17, 80], 8, 2, 64, 16, dtype)
+    for rows in ([(0, 299, 300), (1, 16, 17), (2, 79, 80)], [(0, 150, 300), (1, 16, 17), (2, 0, 80)]):
+        step = case.step(rows)
+        got, want = cpu.paged_attention(*step, 0.125, window), reference.paged_attention(*step, 0.125, window)
+        assert_close(got, want, units=2, absolute=ABSOLUTE if dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 32), (8, 1, 80), (3, 3, 128)])
+def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, q_heads, kv_heads, head_dim, window):
+    case = paged([260, 90], q_heads, kv_heads, head_dim, 16, dtype)
+    whole = cpu.paged_attention(*case.step([(0, 0, 260)]), 0.2, window)
+    for chunk in (1, 7, 32, 64, 100):
+        parts = []
+        for begin in range(0, 260, chunk):
+            end = min(begin + chunk, 260)
+            step = case.step([(1, 3, 90), (0, begin, end), (1, 89, 90)])
+            parts.append(cpu.paged_attention(*step, 0.2, window)[87 : 87 + end - begin])
+        assert torch.equal(torch.cat(parts), whole), chunk
+
+
+def test_block_size_does_not_change_bits(dtype):
+    results = []
+    for block_size in (1, 16, 37, 256):
+        torch.manual_seed(3)
+        case = paged([200], 4, 2, 64, 200, dtype)
+        dense = [cache[case.tables[0][0]] for cache in (case.k_cache, case.v_cache)]  # [200, heads, head_dim]
+        count = -(-200 // block_size)
+        caches = [torch.full((count + 1, block_size, 2, 64), NAN).to(dtype) for _ in range(2)]
+        for cache, values in zip(caches, dense, strict=True):
+            cache.view(-1, 2, 64)[block_size : block_size + 200] = values
+        table = torch.arange(1, count + 1).int().view(1, -1)
+        start, lens = torch.tensor([0, 200]).int(), torch.tensor([200]).int()
+        results.append(cpu.paged_attention(case.q[0], *caches, table, start, lens, 0.125, 0))
+    for other in results[1:]:
+        assert torch.equal(results[0], other)
+
+
+def test_threads_do_not_change_bits(dtype):
+    case = paged([400, 30, 222], 8, 4, 64, 16, dtype)
+    step = case.step([(0, 100, 400), (1, 29, 30), (2, 221, 222)])
+    results = []
+    for threads in (1, 2, 5):
+        cpu.set_num_threads(threads)
+        results.append(cpu.paged_attention(*step, 0.125, 0))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_blocks_before_the_window_may_be_gone(dtype):
+    """They may have been given to others, and their places in the table may name block 0."""
+    case = paged([150], 4, 2, 32, 16, dtype)
+    rows = [(0, 140, 150)]
+    before = cpu.paged_attention(*case.step(rows), 0.2, 20)
+    gone = (140 - 20 + 1) // 16
+    for block in case.tables[0][:gone]:
+        case.k_cache[block] = NAN
+        case.v_cache[block] = NAN
+    case.tables[0][:gone] = [0] * gone
+    assert torch.equal(cpu.paged_attention(*case.step(rows), 0.2, 20), before)
+
+
+def test_tables_may_be_part_of_wider_ones(dtype):
+    case = paged([40, 50], 4, 2, 32, 16, dtype)
+    q, k, v, tables, *rest = case.step([(0, 39, 40), (1, 49, 50)])
+    wide = torch.full((9, 100), -1, dtype=torch.int32)
+    wide[:2, : tables.size(1)] = tables
+    part = wide[:2, : tables.size(1)]
+    got, want = (cpu.paged_attention(q, k, v, table, *rest, 0.2, 0) for table in (part, tables))
+    assert torch.equal(got, want)
+
+
+def test_a_nan_stays_in_its_sequence(dtype):
+    case = paged([70, 80], 4, 2, 32, 16, dtype)
+    rows = [(0, 60, 70), (1, 70, 80)]
+    clean = cpu.paged_attention(*case.step(rows), 0.2, 0)
+    case.q[0][65] = NAN
+    got = cpu.paged_attention(*case.step(rows), 0.2, 0)
+    assert got[5].isnan().all()
+    others = [i for i in range(20) if i != 5]
+    assert torch.equal(got[others], clean[others])
+
+
+def test_large_scores_do_not_overflow(dtype):
+    case = paged([100], 2, 1, 64, 16, dtype)
+    case.q[0] *= 1000
+    rows = [(0, 0, 100)]
+    got = cpu.paged_attention(*case.step(rows), 1.0, 0)
+    assert_close(got, exact(case, rows, 1.0, 0), units=2, absolute=2e-2)
+
+
+def test_other_dtypes_go_to_the_reference():
+    case = paged([20], 4, 2, 32, 16, torch.float16)
+    step = case.step([(0, 5, 20)])
+    assert torch.equal(cpu.paged_attention(*step, 0.2, 0), reference.paged_attention(*step, 0.2, 0))

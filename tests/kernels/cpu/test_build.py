@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernels import cpu
+from kernels.cpu import build, built, processor
+
+compiler = build.find_compiler()
+needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def small_sources(tmp_path: Path, monkeypatch) -> Path:
+    """Two sources and a header in place of ours."""
+    (tmp_path / "shared.h").write_text("#define VALUE 1\n")
+    (tmp_path / "one.cpp").write_text('#include "shared.h"\nint one() { return VALUE; }\n')
+    (tmp_path / "two.cpp").write_text("int two() { return 2; }\n")
+    monkeypatch.setattr(built, "HERE", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.skipif(compiler is None, reason="no C++ compiler")
+def test_the_library_is_there_where_a_compiler_is():
+    assert cpu.unavailable() is None
+
+
+@needs_compiler
+def test_only_what_changed_is_compiled(small_sources: Path):
+    directory = small_sources / "build"
+    assert build.build(compiler, "native", directory) == 2
+    assert built.unsuitable(directory) is None
+    assert build.build(compiler, "native", directory) == 0
+    (small_sources / "two.cpp").write_text("int two() { return 22; }\n")
+    assert "other sources" in built.unsuitable(directory)
+    assert build.build(compiler, "native", directory) == 1
+    (small_sources / "shared.h").write_text("#define VALUE 11\n")
+    assert build.build(compiler, "native", directory) == 2
+    assert built.unsuitable(directory) is None
+
+
+@needs_compiler
+def test_other_flags_or_another_cpu_mean_another_build(small_sources: Path, monkeypatch):
+    directory = small_sources / "build"
+    build.build(compiler, "native", directory)
+    monkeypatch.setattr(processor, "features", lambda: ("fpu", "sse"))
+    assert build.build(compiler, "native", directory) == 2
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
+    assert build.build(compiler, "native", directory) == 2
+    assert len(list(directory.glob("*.o"))) == 2
+
+
+@needs_compiler
+def test_an_error_shows_the_compilers_words(small_sources: Path, monkeypatch, capsys):
+    (small_sources / "two.cpp").write_text("int two() { return absent; }\n")
+    monkeypatch.setattr(built, "BUILD", small_sources / "build")
+    monkeypatch.setattr(build.build, "__defaults__", (small_sources / "build",))
+    assert build.main([]) == 1
+    assert "absent" in capsys.readouterr().err
+
+
+def test_without_a_compiler_there_is_one_line_and_no_error(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert build.main([]) == 0
+    assert capsys.readouterr().out == "kernels.cpu: no C++ compiler (g++, clang++, c++); the reference will be used\n"
+    assert "not built" in built.unsuitable(tmp_path)
+
+
+def write_stamp(directory: Path, **changes) -> None:
+    (directory / built.LIBRARY).touch()
+    stamp = {"linked": "", "sources": built.source_digest(), "machine": platform.machine(), "needs": [], **changes}
+    (directory / built.STAMP).write_text(json.dumps(stamp))
+
+
+def test_a_library_for_another_cpu_is_refused(tmp_path: Path):
+    write_stamp(tmp_path)
+    assert built.unsuitable(tmp_path) is None
+    write_stamp(tmp_path, needs=["avx1024_magic"])
+    assert "avx1024_magic" in built.unsuitable(tmp_path)
+    write_stamp(tmp_path, machine="pdp11")
+    assert "pdp11" in built.unsuitable(tmp_path)
+
+
+@pytest.mark.skipif(compiler is None or platform.machine() != "x86_64", reason="needs a compiler for x86-64")
+@pytest.mark.parametrize("arch", ["x86-64", "x86-64-v3", "x86-64-v4", "sapphirerapids"])
+def test_every_width_compiles(arch: str):
+    """4, 8 and 16 lanes, without and with bfloat16 instructions; without a warning."""
+    flags = (*build.FLAGS, *build.WARNINGS, "-Werror", build.target(arch), "-fsyntax-only")
+    running = [subprocess.Popen((compiler, *flags, str(source))) for source in built.sources()]
+    assert [process.wait() for process in running] == [0] * len(running)
+
+
+def test_cores_are_counted_within_the_affinity():
+    assert 1 <= processor.usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_features_of_a_system_that_does_not_tell(tmp_path: Path):
+    assert processor.features(tmp_path / "absent") == ()
