@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from services.frontend.admission import Admission
 from services.frontend.grpc_edge.errors import Context, answering
@@ -58,7 +59,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         async with answering("GetStatus", context, self._metrics):
-            return pb.GetStatusResponse(services=[self._status(), *await self._schedulers.status()])
+            entries = [self._status(), *await self._schedulers.status()]
+            return pb.GetStatusResponse(services=_once_each(entries))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         async with answering("Drain", context, self._metrics):
@@ -70,3 +72,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.ResetPrefixCacheResponse:
         async with answering("ResetPrefixCache", context, self._metrics):
             return pb.ResetPrefixCacheResponse(num_blocks=await self._schedulers.reset_prefix_cache(request))
+
+
+def _once_each(entries: Iterable[pb.ServiceStatus]) -> list[pb.ServiceStatus]:
+    """Schedulers report the frontends that they know, this one too; what a service says of itself comes first."""
+    known: dict[tuple[pb.Role, str], pb.ServiceStatus] = {}
+    for entry in entries:
+        known.setdefault((entry.role, entry.id), entry)
+    return list(known.values())

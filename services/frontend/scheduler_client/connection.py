@@ -60,6 +60,7 @@ class Connection:
         self._hello = hello
         self._owner = owner
         self._back_off = BackOff()
+        self._is_down = False
 
     async def run(self) -> None:
         async with connect(self.address) as channel:
@@ -75,10 +76,17 @@ class Connection:
         except FailedPrecondition:
             raise
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError, QuireError) as error:
-            reason = await self._why(call, error)
-            log.warning("no session", scheduler=self.address, reason=reason)
+            self._report(await self._why(call, error))
+        except Exception:  # a message that makes no sense ends the session, not the process
+            log.exception("session failed", scheduler=self.address)
         finally:
             call.cancel()
+
+    def _report(self, reason: str) -> None:
+        """Once per outage; what every further attempt says is for those who look closer."""
+        tell = log.debug if self._is_down else log.warning
+        tell("no session", scheduler=self.address, reason=reason)
+        self._is_down = True
 
     async def _hold(self, call: Call) -> None:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
@@ -91,13 +99,16 @@ class Connection:
         link: Link = Duplex(call, heartbeat, welcome.heartbeat_interval_ms / 1000)
         session = Session(link, self._owner, welcome.scheduler_id, check)
         session.view = view
-        self._back_off.reset()
+        self._is_down = False
         log.info("session open", scheduler=welcome.scheduler_id, address=self.address, epoch=welcome.epoch)
         self._owner.on_open(session)
+        opened_s = asyncio.get_running_loop().time()
         try:
             await session.run()
         finally:
             self._owner.on_broken(session)
+            if asyncio.get_running_loop().time() - opened_s > LONGEST_PAUSE_S:
+                self._back_off.reset()
 
     async def _greeting(self, call: Call, kind: str) -> pb.SessionResponse:
         message: Any = await call.read()  # EOF is an object of grpc's own
@@ -118,7 +129,7 @@ class Connection:
 
     async def _why(self, call: Call, error: Exception) -> str:
         """The peer's own words if it ended the call; raises them if they say that this frontend does not fit."""
-        if not call.done():
+        if isinstance(error, QuireError) or not call.done():
             return str(error) or type(error).__name__
         code, details = await call.code(), await call.details()
         if code is grpc.StatusCode.FAILED_PRECONDITION:

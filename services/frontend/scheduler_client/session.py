@@ -10,7 +10,7 @@ from typing import Protocol
 from services.frontend.scheduler_client import submission, token_batch
 from services.frontend.scheduler_client.sequence import Sequence
 from shared.columns import u32_bytes
-from shared.errors import QuireError, Unavailable
+from shared.errors import Internal, QuireError, Unavailable
 from shared.lifecycle import first
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
@@ -68,10 +68,14 @@ class Session:
 
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
         self.last_tokens_s = self._loop.time()
-        stopped, refused = token_batch.deliver(batch, self.live, self.last_tokens_s)
-        if stopped:
-            self._cancel([sequence.id for sequence in stopped], finish_pb2.FINISH_REASON_STOP)
-        for sequence, error in refused:
+        outcome = token_batch.deliver(batch, self.live, self.last_tokens_s)
+        self._cancel(outcome.stopped, finish_pb2.FINISH_REASON_STOP)
+        self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)
+        for sequence in (*outcome.stopped, *outcome.broken):
+            sequence.session = None
+        for sequence in outcome.broken:
+            self._owner.on_refused(sequence, Internal("internal error"))
+        for sequence, error in outcome.refused:
             sequence.session = None
             self._owner.on_refused(sequence, error)
 
@@ -89,15 +93,14 @@ class Session:
 
     def withdraw(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Ends them here; nothing more comes from them."""
-        ids = [sequence.id for sequence in sequences if self.live.pop(sequence.id, None) is not None]
+        self._cancel([s for s in sequences if self.live.pop(s.id, None) is not None], reason)
         for sequence in sequences:
             sequence.session = None
-        if ids:
-            self._cancel(ids, reason)
 
-    def _cancel(self, ids: Seq[int], reason: FinishReason) -> None:
-        cancellation = pb.Cancellation(sequence_ids=u32_bytes(ids), reason=reason)
-        self._link.send(pb.SessionRequest(cancellation=cancellation))
+    def _cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        if sequences:
+            ids = u32_bytes([sequence.id for sequence in sequences])
+            self._link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=ids, reason=reason)))
 
     def abandon(self) -> list[Sequence]:
         """The sequences that a broken session leaves behind, in order of submission."""

@@ -2,48 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 
 from services.frontend.delta import Finish, TokenLogprobs
 from services.frontend.scheduler_client.sequence import End, Sequence
 from shared.columns import f32, i32, u32
 from shared.errors import DeadlineExceeded, Internal, QuireError, from_proto
+from shared.logs import logger
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+log = logger("scheduler_client")
 
 NO_LOGPROBS: list[TokenLogprobs] = []
 
 
-Refused = list[tuple[Sequence, QuireError]]
+@dataclass(slots=True)
+class Outcome:
+    """What a step means for others than the sinks."""
+
+    stopped: list[Sequence] = field(default_factory=list)  # matched a stop string
+    broken: list[Sequence] = field(default_factory=list)  # could not be shown to its reader: a fault of ours
+    refused: list[tuple[Sequence, QuireError]] = field(default_factory=list)  # ended by the scheduler with an error
 
 
-def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> tuple[list[Sequence], Refused]:
-    """Takes what ended out of `live`. Returns those that matched a stop string, and those ended with an error."""
+def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Outcome:
+    """Takes what ended out of `live`."""
+    outcome = Outcome()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
             sequence.start(started.num_cached_tokens, started.queue_us)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
-    stopped = _deliver_tokens(batch, live, ends, now)
-    refused: Refused = []
+    _deliver_tokens(batch, live, ends, now, outcome)
     for sequence_id, end in ends.items():
         if (sequence := live.pop(sequence_id, None)) is None:
             continue
         if end.error is not None:
-            refused.append((sequence, end.error))
+            outcome.refused.append((sequence, end.error))
         else:
             sequence.sink.on_end(end, now)
-    return stopped, refused
+    return outcome
 
 
 def _deliver_tokens(
-    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float
-) -> list[Sequence]:
+    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float, outcome: Outcome
+) -> None:
     """Takes out of `ends` those that end with a token."""
     ids = u32(batch.sequence_ids).tolist()
-    tokens = list(_split(i32(batch.token_ids).tolist(), u32(batch.token_counts).tolist()))
-    logprobs = _logprobs(batch.logprobs, dict(zip(ids, tokens, strict=True))) if batch.HasField("logprobs") else {}
-    stopped = []
-    for sequence_id, new in zip(ids, tokens, strict=True):
+    tokens = _split(i32(batch.token_ids).tolist(), u32(batch.token_counts).tolist())
+    pairs = list(zip(ids, tokens, strict=True))  # before anything is delivered: columns that do not match are refused
+    logprobs = _logprobs(batch.logprobs, dict(pairs)) if batch.HasField("logprobs") else {}
+    for sequence_id, new in pairs:
         sequence = live.get(sequence_id)
         if sequence is None:  # cancelled meanwhile
             continue
@@ -51,22 +61,25 @@ def _deliver_tokens(
         if sequence_id in ends and ends[sequence_id].error is None:
             end = ends.pop(sequence_id)
         sequence.tokens.extend(new)
-        enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
+        try:
+            enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
+        except Exception:  # one stream that cannot be shown must not take the others along
+            log.exception("tokens lost", request=sequence.work.request_id)
+            outcome.broken.append(live.pop(sequence_id))
+            continue
         if end is not None or enough:
             del live[sequence_id]
         if enough and end is None:
-            stopped.append(sequence)
-    return stopped
+            outcome.stopped.append(sequence)
 
 
-def _split(tokens: list[int], counts: list[int]) -> Iterator[list[int]]:
+def _split(tokens: list[int], counts: list[int]) -> list[list[int]]:
     if not counts:
-        yield from ([token] for token in tokens)
-        return
-    start = 0
-    for count in counts:
-        yield tokens[start : start + count]
-        start += count
+        return [[token] for token in tokens]
+    if sum(counts) != len(tokens):
+        raise ValueError(f"token_counts add up to {sum(counts)} for {len(tokens)} tokens")
+    rest = iter(tokens)
+    return [list(islice(rest, count)) for count in counts]
 
 
 def _end(finished: pb.FinishedSequence) -> End:

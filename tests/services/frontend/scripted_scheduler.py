@@ -248,9 +248,13 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
 
     async def GetStatus(self, request: Any, context: Any) -> admin_pb2.GetStatusResponse:
         status = admin_pb2.ServiceStatus(
-            role=admin_pb2.ROLE_SCHEDULER, id="scripted", address=self.address, state=admin_pb2.STATE_READY
+            role=admin_pb2.ROLE_SCHEDULER, id=self.address, address=self.address, state=admin_pb2.STATE_READY
         )
-        return admin_pb2.GetStatusResponse(services=[status])
+        frontends = [
+            admin_pb2.ServiceStatus(role=admin_pb2.ROLE_FRONTEND, id=session.hello.frontend_id)
+            for session in self.sessions
+        ]
+        return admin_pb2.GetStatusResponse(services=[status, *frontends])
 
     async def ResetPrefixCache(self, request: Any, context: Any) -> admin_pb2.ResetPrefixCacheResponse:
         if self.num_running and not request.preempt_running:

@@ -251,6 +251,6 @@ async def test_admin_covers_the_cluster(frontend: Running, script: ScriptedSched
     assert [s.role for s in status] == [admin_pb2.ROLE_FRONTEND, admin_pb2.ROLE_SCHEDULER]
     assert status[0].state == admin_pb2.STATE_READY
     assert status[0].address == frontend.frontend.grpc_address
-    assert status[1].id == "scripted"
+    assert status[1].address == script.address
     reset = await frontend.admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
     assert (reset.num_blocks, script.resets) == (7, 1)

@@ -12,12 +12,14 @@ import grpc.aio
 import pytest
 
 from shared import block_hash
+from shared.columns import u32_bytes
 from shared.errors import FailedPrecondition
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.scheduler.v1 import scheduler_pb2
 from tests.services.frontend.running import running
-from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.scripted_scheduler import Running, ScriptedScheduler, count_up, scheduler
 
 COUNTING = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=40, seed=3, temperature=1))
 COUNTED = [(3 + i) % 200 for i in range(40)]
@@ -276,3 +278,42 @@ async def test_work_that_a_leaving_worker_still_finishes_is_left_alone(folder: P
         await script.until(lambda: script.num_running)
         script.set_view(num_workers=0)
         assert tokens_of([m async for m in call]) == COUNTED
+
+
+async def test_a_token_that_cannot_be_shown_ends_its_request_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sometimes_wrong(sequence: Running) -> int:
+        return -1 if sequence.seed == 13 and sequence.num_outputs == 5 else count_up(sequence)
+
+    script = ScriptedScheduler(sometimes_wrong)
+    wrong = pb.GenerateRequest()
+    wrong.CopyFrom(COUNTING)
+    wrong.sampling.seed = 13
+    async with scheduler(script), running(folder, script.address) as frontend:
+        right = asyncio.create_task(_tokens(frontend.inference.Generate(COUNTING)))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await _tokens(frontend.inference.Generate(wrong))
+        assert await right == COUNTED
+        await script.until(lambda: script.cancellations)
+    assert ended.value.code() is grpc.StatusCode.INTERNAL
+    assert len(script.submissions) == 2
+    assert "tokens lost" in caplog.text
+
+
+async def _tokens(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> list[int]:
+    return [token async for message in call for token in message.token_ids]
+
+
+async def test_a_batch_that_makes_no_sense_breaks_the_session_only(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = ScriptedScheduler(count_up, step_s=0.005)
+    nonsense = scheduler_pb2.TokenBatch(sequence_ids=u32_bytes([1, 2, 3]), token_ids=u32_bytes([5]))
+    async with scheduler(script), running(folder, script.address) as frontend:
+        reading = asyncio.create_task(_tokens(frontend.inference.Generate(COUNTING)))
+        await script.until(lambda: script.num_running)
+        script.sessions[0].duplex.send(scheduler_pb2.SessionResponse(tokens=nonsense))
+        assert await reading == COUNTED
+    assert len(script.submissions) == 2
+    assert "session failed" in caplog.text
