@@ -178,6 +178,8 @@ class SchedulerClient:
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""
+        if not sequence.wanted:
+            return
         loop = asyncio.get_running_loop()
         passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.fresh)
         sequence.refused_since = sequence.refused_since or loop.time()

@@ -317,3 +317,16 @@ async def test_a_batch_that_makes_no_sense_breaks_the_session_only(
         assert await reading == COUNTED
     assert len(script.submissions) == 2
     assert "session failed" in caplog.text
+
+
+async def test_samples_that_are_refused_together_are_counted_once_each(folder: Path) -> None:
+    script = ScriptedScheduler()
+    script.refusal = finish_pb2.Error(code=finish_pb2.ERROR_CODE_INTERNAL, message="no")
+    async with scheduler(script), running(folder, script.address) as frontend:
+        reply = await frontend.http.post("/v1/completions", json={"prompt": "x", "n": 3})
+        metrics = await frontend.metrics()
+    assert reply.status_code == 500
+    assert metrics["vllm:request_success_total{finished_reason=error}"] == 1
+    assert metrics["vllm:request_success_total{finished_reason=abort}"] == 2
+    assert metrics["vllm:e2e_request_latency_seconds_count"] == 3
+    assert metrics["quire_frontend_inflight_requests"] == 0
