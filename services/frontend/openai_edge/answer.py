@@ -32,7 +32,9 @@ class Answer(Response):
 
     def __init__(self, generator: Generator, request: Request, options: AnswerOptions, format: Format) -> None:
         kind = "text/event-stream" if options.stream else "application/json"
-        super().__init__(media_type=kind, headers=_headers(request.request_id))
+        super().__init__(
+            media_type=kind, headers={"cache-control": "no-cache", **_request_id_header(request.request_id)}
+        )
         del self.headers["content-length"]
         self._generator = generator
         self._request = request
@@ -48,7 +50,9 @@ class Answer(Response):
                 finally:
                     generation.close()
             except QuireError as error:
-                await errors.as_response(error)(scope, receive, send)
+                response = errors.as_response(error)
+                response.headers.update(_request_id_header(self._request.request_id))
+                await response(scope, receive, send)
 
     async def _whole(self, generation: Generation, send: Send) -> None:
         deltas = await generation.collect()
@@ -78,8 +82,6 @@ class Answer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
 
-def _headers(request_id: str) -> dict[str, str]:
-    headers = {"cache-control": "no-cache"}
-    if request_id.isascii() and request_id.isprintable():  # anything else could not be a header
-        headers["x-request-id"] = request_id
-    return headers
+def _request_id_header(request_id: str) -> dict[str, str]:
+    """None for an id that could not be a header."""
+    return {"x-request-id": request_id} if request_id.isascii() and request_id.isprintable() else {}

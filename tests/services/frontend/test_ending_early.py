@@ -27,7 +27,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[tuple[Scripted
         yield script, frontend
 
 
-async def ended(script: ScriptedScheduler, frontend: Running, reason: int) -> None:
+async def assert_ended(script: ScriptedScheduler, frontend: Running, reason: int) -> None:
     """The scheduler was told why, runs nothing, and the frontend counts nothing in flight."""
     await script.until(lambda: script.cancellations and not script.num_running)
     assert [why for _, why in script.cancellations] == [reason]
@@ -41,7 +41,7 @@ async def test_cancelling_a_grpc_call(folder: Path) -> None:
         call = frontend.inference.Generate(LONG)
         await anext(aiter(call))
         call.cancel()
-        await ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
+        await assert_ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
         metrics = await frontend.metrics()
     assert metrics["quire_frontend_cancellations_total{reason=cancelled}"] == 1
     assert metrics["vllm:request_success_total{finished_reason=abort}"] == 1
@@ -55,7 +55,7 @@ async def test_http_clients_that_disconnect(folder: Path, stream: bool) -> None:
         asking = asyncio.create_task(_read_forever(frontend, body))
         await script.until(lambda: script.steps and script.num_running)
         asking.cancel()
-        await ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
+        await assert_ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
 
 
 async def _read_forever(frontend: Running, body: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ async def test_all_samples_of_a_request_are_cancelled_together(folder: Path) -> 
         call = frontend.inference.Generate(request)
         await anext(aiter(call))
         call.cancel()
-        await ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
+        await assert_ended(script, frontend, finish_pb2.FINISH_REASON_CANCELLED)
         assert [len(ids) for ids, _ in script.cancellations] == [3]
 
 
@@ -96,7 +96,7 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
             async for _ in frontend.inference.Generate(LONG, timeout=0.3):
                 pass
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await ended(script, frontend, finish_pb2.FINISH_REASON_DEADLINE)
+        await assert_ended(script, frontend, finish_pb2.FINISH_REASON_DEADLINE)
         assert 200 < script.submissions[0].timeout_ms <= 300
         metrics = await frontend.metrics()
     assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1

@@ -140,6 +140,8 @@ def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
     ],
 )
 def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
+    asks = not_offered.ASKS.get(name)
+    assert asks is None or not asks(value)
     not_offered.refuse_not_offered({name: value})
 
 

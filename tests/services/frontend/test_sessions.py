@@ -154,6 +154,7 @@ async def test_a_burst_between_two_views_is_spread(folder: Path) -> None:
         await two.until(lambda: len(two.submissions) == 3)
         for call in calls:
             call.cancel()
+    assert len(one.submissions) == len(two.submissions) == 3
 
 
 async def test_another_model_ends_the_process_with_the_schedulers_words(folder: Path) -> None:
