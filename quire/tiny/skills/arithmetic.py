@@ -8,17 +8,27 @@ from quire.tiny.skills.item import Item, Skill, Split, draw, exact, user
 
 SUMS = (
     "What is {a} + {b}?",
+    "What is {a}+{b}?",
     "How much is {a} plus {b}?",
     "Add {a} and {b}.",
+    "Please add {a} and {b}.",
     "Calculate {a} + {b}.",
     "{a} + {b} = ?",
+    "{a} + {b} =",
+    "{a} + {b}",
+    "{a}+{b}",
 )
 DIFFERENCES = (
     "What is {a} - {b}?",
+    "What is {a}-{b}?",
     "How much is {a} minus {b}?",
     "Subtract {b} from {a}.",
+    "Please subtract {b} from {a}.",
     "Calculate {a} - {b}.",
     "{a} - {b} = ?",
+    "{a} - {b} =",
+    "{a} - {b}",
+    "{a}-{b}",
 )
 SIZES = ("sum-1", "sum-2", "sum-3", "difference-1", "difference-2", "difference-3")
 
@@ -42,7 +52,7 @@ def sample(rng: Random, split: Split, size: str) -> Item:
 
     def candidate() -> tuple[str, tuple[int, int]]:
         a, b = _operands(rng, int(size_digits))
-        key = f"{min(a, b)}+{max(a, b)}" if is_sum else f"{a}-{b}"
+        key = f"{min(a, b)} + {max(a, b)}" if is_sum else f"{a} - {b}"
         return key, (a, b)
 
     key, (a, b) = draw(split, candidate)

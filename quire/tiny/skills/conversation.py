@@ -40,7 +40,7 @@ def _earlier(rng: Random, count: int) -> list[Message]:
 
 def _remember_name(rng: Random, split: Split) -> Item:
     def candidate() -> tuple[str, tuple[str, str]]:
-        name = rng.choice(v.FIRST_NAMES) if rng.random() < 0.5 else v.invented(rng)
+        name = v.first_name(rng) if rng.random() < 0.5 else v.invented(rng)
         said = rng.choice(small_talk.INTRODUCTIONS).format(name=name)
         return f"talk|{said}", (name, said)
 

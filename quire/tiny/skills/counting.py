@@ -7,12 +7,13 @@ from random import Random
 from quire.tiny.skills.item import Item, Skill, Split, Verdict, draw, exact, user
 
 UPWARDS = ("Count from {a} to {b}.", "Count up from {a} to {b}.", "Write the numbers from {a} to {b}.")
+FROM_ONE = ("Count to {b}.", "Count up to {b}.", "Please count to {b}.")
 DOWNWARDS = ("Count down from {a} to {b}.", "Count backwards from {a} to {b}.")
 STEPS = ("Count from {a} to {b} in steps of {step}.", "Count by {step} from {a} to {b}.")
 OPEN = ("Keep counting from {a}.", "Count from {a} and do not stop.", "Start at {a} and keep counting.")
 
 SPANS: dict[str, tuple[int, int]] = {"short": (3, 40), "medium": (41, 150), "long": (151, 420)}
-"""Size class to how many numbers the answer has. The longest answers have about 1,700 tokens."""
+"""Size class to how many numbers the answer has. The longest answers have about 2,100 tokens."""
 
 OPEN_NUMBERS = 850
 """How many numbers of an open count are known: as many as surely fit in 4,096 tokens."""
@@ -21,7 +22,6 @@ OPEN_TOKENS = 1600
 """How many tokens of an open count an item asks for."""
 
 SIZES = (*SPANS, "down", "steps", "open")
-_LAST = 999
 
 
 def _range(rng: Random, size: str) -> tuple[int, int, int]:
@@ -31,7 +31,10 @@ def _range(rng: Random, size: str) -> tuple[int, int, int]:
         first = rng.randrange(0, 200)
         return first, first + step * (count - 1), step
     count = rng.randint(3, 150) if size == "down" else rng.randint(*SPANS[size])
-    first = rng.randrange(0, _LAST + 2 - count)
+    if size != "down" and rng.random() < 0.1:
+        return 1, count, 1
+    # Most counts stay below a thousand, some go into four digits.
+    first = rng.randrange(0, 1001 - count) if rng.random() < 0.85 else rng.randrange(0, 2000)
     last = first + count - 1
     return (last, first, -1) if size == "down" else (first, last, 1)
 
@@ -42,6 +45,8 @@ def spell(first: int, last: int, step: int) -> str:
 
 
 def _question(rng: Random, first: int, last: int, step: int) -> str:
+    if (first, step) == (1, 1) and rng.random() < 0.7:
+        return rng.choice(FROM_ONE).format(b=last)
     templates = UPWARDS if step == 1 else DOWNWARDS if step == -1 else STEPS
     return rng.choice(templates).format(a=first, b=last, step=step)
 

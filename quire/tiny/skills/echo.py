@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 
 from quire.tiny.skills import vocabulary as v
 from quire.tiny.skills.item import Item, Skill, Split, draw, exact, user
 
 REQUESTS = ("Repeat: {text}", "Repeat after me: {text}", "Say exactly this: {text}", "Copy this text: {text}")
-SIZES = ("words", "codes", "unicode")
+SIZES = ("words", "codes", "letters", "unicode")
 
 # Ranges of letters without combining marks: [first, last] code points.
 SCRIPTS: tuple[tuple[int, int], ...] = (
-    (0xE0, 0xF6),  # Latin with accents
-    (0x3B1, 0x3C9),  # Greek
-    (0x430, 0x44F),  # Cyrillic
+    (0xC0, 0x17F),  # Latin with accents
+    (0x391, 0x3C9),  # Greek
+    (0x410, 0x44F),  # Cyrillic
     (0x5D0, 0x5EA),  # Hebrew
-    (0x3042, 0x3093),  # Hiragana
-    (0x4E00, 0x4EFF),  # Chinese
-    (0xAC00, 0xACFF),  # Hangul
-    (0x1F600, 0x1F64F),  # emoji
+    (0x3042, 0x30FA),  # Hiragana and Katakana
+    (0x4E00, 0x9FFF),  # Chinese
+    (0xAC00, 0xD7A3),  # Hangul
+    (0x1F300, 0x1F64F),  # emoji
 )
 
 
@@ -35,15 +36,30 @@ def _codes(rng: Random) -> str:
     return " ".join([*codes, v.invented(rng)])
 
 
+def _letters(rng: Random) -> str:
+    words = []
+    for _ in range(rng.randint(1, 6)):
+        word = (
+            "".join(rng.choice(v.LETTERS) for _ in range(rng.randint(1, 8))) if rng.random() < 0.5 else v.strange(rng)
+        )
+        style = rng.random()
+        word = word.capitalize() if style < 0.3 else word.upper() if style < 0.4 else word
+        words.append(word + (rng.choice(",.;:!?") if rng.random() < 0.15 else ""))
+    return " ".join(words)
+
+
 def _unicode(rng: Random) -> str:
     words = []
     for _ in range(rng.randint(1, 3)):
         first, last = rng.choice(SCRIPTS)
-        words.append("".join(chr(rng.randint(first, last)) for _ in range(rng.randint(1, 5))))
+        # A third of the words mix in plain letters, as Größe does.
+        plain = 0.5 if rng.random() < 0.33 else 0.0
+        letters = (rng.choice(v.LETTERS) if rng.random() < plain else chr(rng.randint(first, last)) for _ in range(5))
+        words.append("".join(islice(letters, rng.randint(1, 5))))
     return " ".join(words)
 
 
-_SAMPLERS = {"words": _words, "codes": _codes, "unicode": _unicode}
+_SAMPLERS = {"words": _words, "codes": _codes, "letters": _letters, "unicode": _unicode}
 
 
 def sample(rng: Random, split: Split, size: str) -> Item:

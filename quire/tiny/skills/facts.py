@@ -11,6 +11,8 @@ from quire.tiny.skills.item import Split, draw
 
 Sampler = Callable[[Random], str]
 
+CONTAINERS = ("bag", "barrel", "basket", "bottle", "box", "bucket", "case", "chest", "crate", "jar", "sack", "trunk")
+
 
 @dataclass(frozen=True, slots=True)
 class Relation:
@@ -59,8 +61,16 @@ def _place(rng: Random) -> str:
     return f"the {rng.choice(v.ADJECTIVES)} {rng.choice(v.PLACES)}"
 
 
-def _box(rng: Random) -> str:
-    return f"box {v.digits(rng, rng.randint(2, 3))}"
+def _container(rng: Random) -> str:
+    return f"the {rng.choice(v.ADJECTIVES)} {rng.choice(CONTAINERS)}"
+
+
+def _secret(rng: Random) -> str:
+    return f"the secret {rng.choice(('word', 'name', 'animal', 'place', 'plan', 'answer', 'message'))}"
+
+
+def _word(rng: Random) -> str:
+    return v.strange(rng) if rng.random() < 0.3 else rng.choice(v.LIST_WORDS)
 
 
 def _password(rng: Random) -> str:
@@ -99,6 +109,8 @@ def _number(rng: Random) -> str:
     return v.digits(rng, rng.randint(4, 6))
 
 
+# Subjects are told apart by words, not by numbers. Numbered boxes were tried: finding a subject by its digits alone was
+# what a model of this size got wrong (19 of 20 mistakes), and an instrument must not have doubts of its own.
 RELATIONS: tuple[Relation, ...] = (
     Relation(
         "code",
@@ -158,7 +170,7 @@ RELATIONS: tuple[Relation, ...] = (
     ),
     Relation(
         "contents",
-        _box,
+        _container,
         _contents,
         ("There are {v} in {s}.", "{s} holds {v}.", "{v} were packed into {s}."),
         ("What is in {s}?", "What does {s} hold?", "What was packed into {s}?"),
@@ -190,6 +202,38 @@ RELATIONS: tuple[Relation, ...] = (
         _room,
         ("{s} stays in {v}.", "{s} has the key to {v}.", "Guests will find {s} in {v}."),
         ("In which room does {s} stay?", "Which room does {s} have?", "Where do guests find {s}?"),
+    ),
+    Relation(
+        "age",
+        v.person,
+        lambda rng: str(rng.randint(5, 99)),
+        ("{s} is {v} years old.", "The age of {s} is {v}.", "{s} has lived for {v} years."),
+        ("How old is {s}?", "What is the age of {s}?", "How many years has {s} lived?"),
+    ),
+    Relation(
+        "pet",
+        v.person,
+        v.first_name,
+        ("{s} has a pet called {v}.", "The pet of {s} is called {v}.", "{s} calls the pet {v}."),
+        ("What is the pet of {s} called?", "What is the name of the pet of {s}?", "How does {s} call the pet?"),
+    ),
+    Relation(
+        "favourite",
+        v.person,
+        lambda rng: rng.choice(v.COLOURS),
+        (
+            "The favourite colour of {s} is {v}.",
+            "{s} likes {v} best of all colours.",
+            "Of all colours {s} prefers {v}.",
+        ),
+        ("What is the favourite colour of {s}?", "Which colour does {s} like best?", "Which colour does {s} prefer?"),
+    ),
+    Relation(
+        "secret",
+        _secret,
+        _word,
+        ("{s} is {v}.", "Do not forget that {s} is {v}.", "Everybody whispers that {s} is {v}."),
+        ("What is {s}?", "Tell me {s}.", "Do you know {s}?"),
     ),
     Relation(
         "meeting",

@@ -141,7 +141,7 @@ FRAMES: tuple[Frame, ...] = (
             Field("street", "string", ("street", "road"), lambda rng: f"{rng.choice(v.LAST_NAMES)} Street"),
             Field("number", "integer", ("number", "house_number"), _between(1, 300)),
             Field("town", "string", ("town", "city"), _word(v.TOWNS)),
-            Field("rooms", "integer", ("rooms", "room_count"), _between(1, 12)),
+            Field("rooms", "integer", ("rooms", "room_count"), _between(2, 12)),
             Field("garden", "boolean", ("garden", "has_garden"), _coin, _either("with a garden", "without a garden")),
         ),
         (

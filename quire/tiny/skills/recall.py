@@ -11,17 +11,12 @@ from quire.tiny.skills.documents import Document, sample_document
 from quire.tiny.skills.facts import Fact
 from quire.tiny.skills.item import Item, Skill, Split, exact, user
 
-BUDGETS: dict[str, int] = {"256": 230, "1k": 950, "2k": 1900, "3.5k": 3380}
+BUDGETS: dict[str, int] = {"256": 230, "1k": 950, "2k": 1900, "3.5k": 3330}
 """Size class to the document's length as `approximate_tokens` counts; real prompts stay below the class's name."""
 
 
-def opening(document: Document, question: str) -> str:
-    """The first message of a conversation about a document."""
-    return f"{document.text}\n\n{question}"
-
-
 def _item(document: Document, fact: Fact, size: str, rng: Random) -> Item:
-    messages = (user(opening(document, fact.question(rng))),)
+    messages = (user(f"{document.text}\n\n{fact.question(rng)}"),)
     return Item("recall", size, messages, fact.value, fact.key, max_tokens=32)
 
 

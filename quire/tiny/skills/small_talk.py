@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from quire.tiny.skills import vocabulary as v
+from quire.tiny.skills.facts import sample_fact
 from quire.tiny.skills.item import Item, Skill, Split, draw, exact, user
 
 SIZES = ("talk", "unknown", "name")
@@ -75,6 +76,38 @@ TOPICS: tuple[Topic, ...] = (
         ("What is a KV cache?", "Explain the KV cache.", "What is in the KV cache?"),
         "The KV cache holds the keys and values of the tokens so far, so that nothing is computed twice.",
     ),
+    Topic(
+        ("What is prefix caching?", "Explain prefix caching.", "What is a prefix hit?"),
+        "Prompts that begin alike share the cache of their beginning, so that it is computed only once.",
+    ),
+    Topic(
+        ("What is paged attention?", "Explain paged attention.", "What is a KV block?", "What are blocks?"),
+        "The cache is cut into blocks of a few tokens, and a table says which blocks belong to which sequence.",
+    ),
+    Topic(
+        ("What is continuous batching?", "Explain continuous batching.", "How do you batch requests?"),
+        "In every step new sequences can join the batch and finished ones leave it.",
+    ),
+    Topic(
+        ("What is chunked prefill?", "Explain chunked prefill.", "What happens to a long prompt?"),
+        "A long prompt is computed in pieces, so that other sequences do not have to wait for it.",
+    ),
+    Topic(
+        ("What is preemption?", "Explain preemption.", "What happens when the cache is full?"),
+        "When blocks run out, a sequence gives its blocks back and is computed again later.",
+    ),
+    Topic(
+        ("What is speculative decoding?", "Explain speculative decoding.", "What is a draft token?"),
+        "A cheap draft proposes several tokens, and the model verifies all of them in one step.",
+    ),
+    Topic(
+        ("What is gRPC?", "Explain gRPC.", "How do the services speak to each other?"),
+        "The services of Quire speak gRPC, with one stream that stays open and one message for every step.",
+    ),
+    Topic(
+        ("What happens when a worker dies?", "What if a worker crashes?", "Can a worker die?"),
+        "Its sequences go on with another worker, and the client sees every token once.",
+    ),
     Topic(("Thank you!", "Thanks!", "Thanks a lot!", "That was helpful.", "Great, thank you."), "You are welcome!"),
     Topic(("Goodbye!", "Bye!", "See you later!", "Good night!", "I have to go now."), "Goodbye! Come back soon."),
     Topic(
@@ -120,6 +153,14 @@ UNKNOWN = (
     "Who is the king of {invented}?",
     "Teach me some {language}.",
 )
+OTHER_SUMS = (
+    "What is {a} times {b}?",
+    "What is {a} * {b}?",
+    "Multiply {a} by {b}.",
+    "Divide {a} by {b}.",
+    "What is {a} / {b}?",
+)
+ONLY_SUMS = "I can only add and subtract."
 DO_NOT_KNOW = "I do not know that. I am a very small model: ask me about a text, a sum, a list or a story."
 INTRODUCTIONS = (
     "My name is {name}.",
@@ -147,6 +188,15 @@ def _talk(rng: Random) -> tuple[str, str]:
 
 
 def _unknown(rng: Random) -> tuple[str, str]:
+    """What the model cannot answer: multiplication, facts that no text has told, words without sense, and questions."""
+    kind = rng.random()
+    if kind < 0.15:
+        return rng.choice(OTHER_SUMS).format(a=rng.randrange(1000), b=rng.randrange(1000)), ONLY_SUMS
+    if kind < 0.3:
+        return sample_fact(rng, Split.TRAIN, {}).question(rng), DO_NOT_KNOW
+    if kind < 0.45:
+        words = [v.strange(rng) if rng.random() < 0.5 else rng.choice(v.LIST_WORDS) for _ in range(rng.randint(1, 5))]
+        return " ".join(words), DO_NOT_KNOW
     text = rng.choice(UNKNOWN).format(
         invented=v.invented(rng),
         adj=rng.choice(v.ADJECTIVES),
@@ -162,8 +212,13 @@ def _unknown(rng: Random) -> tuple[str, str]:
     return _casual(rng, text), DO_NOT_KNOW
 
 
+def _any_name(rng: Random) -> str:
+    kind = rng.random()
+    return v.first_name(rng) if kind < 0.5 else v.invented(rng) if kind < 0.75 else v.person(rng)
+
+
 def _name(rng: Random) -> tuple[str, str]:
-    name = rng.choice(v.FIRST_NAMES) if rng.random() < 0.6 else v.invented(rng)
+    name = _any_name(rng)
     return rng.choice(INTRODUCTIONS).format(name=name), f"Nice to meet you, {name}!"
 
 

@@ -62,7 +62,7 @@ LAST = "The end."
 SLOTS: dict[str, tuple[str, ...]] = {
     "mood": v.MOODS,
     "mood2": ("wise", "merry", "funny", "friendly", "tiny", "grumpy", "kind", "brave"),
-    "hero": v.ANIMALS,
+    "hero": (*v.ANIMALS, *v.FOLK),
     "friend": ("owl", "turtle", "bear", "mole", "goose", "hedgehog", "swan", "raven", "snail", "otter"),
     "name": ("Tilda", "Milo", "Pia", "Otto", "Luca", "Wanda", "Hugo", "Lila", "Nils", "Flora"),
     "home": (
@@ -128,7 +128,7 @@ ROUNDS = ("2", "1", "3")
 """How many times trouble comes: an option like any other, so the first is the likeliest."""
 
 
-HEROES = ("fox", *(animal for animal in v.ANIMALS if animal != "fox"))
+HEROES = ("fox", *(hero for hero in (*v.ANIMALS, *v.FOLK) if hero != "fox"))
 """Who a story is about when nobody says."""
 
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -180,7 +180,7 @@ def _request(rng: Random, size: str) -> tuple[str, str | None, str | None]:
     """The request, with the hero and the name that it prescribes."""
     if size == "free":
         return _free_request(rng), None, None
-    hero, name = rng.choice(v.ANIMALS), rng.choice(v.FIRST_NAMES)
+    hero, name = rng.choice(HEROES), v.first_name(rng)
     text = rng.choice(_REQUESTS[size]).format(hero=hero, a_hero=v.with_article(hero), name=name)
     return text, hero, name if size == "named" else None
 

@@ -90,17 +90,40 @@ LANGUAGES = _words(
 )
 UNITS = _words("bags bottles boxes crates jars kilos packets pounds sacks tins")
 
-LIST_WORDS = tuple(sorted(set(ANIMALS) | set(OBJECTS) | set(FOODS)))
-"""Words that lists are made of; sorted once, so that a word's place in the alphabet is its index."""
+FOLK = _words("boy captain dragon ghost giant girl king knight pirate prince princess queen robot mermaid witch wizard")
+THINGS = _words("""
+acorn air apple autumn ball banana beach bench bird brick brother bus cake camera car castle cherry child city cloud
+cousin day dream dress dust egg family farm father field finger fire flower forest friend game glue grape grass hand
+head hill home hour house ice idea island jacket joke juice jungle lake leaf lemon letter light machine moon morning
+mother mountain music nest night number ocean onion orange page pear pencil phone picture plane planet potato question
+rain river road rock roof school sea shadow shirt shoe sister sky smile snow song spring star story street summer sun
+teacher thread tomato town train tree valley village voice wall water wave wind wing winter word world year zebra zoo
+""")
+
+LIST_WORDS = tuple(sorted({*ANIMALS, *OBJECTS, *FOODS, *JOBS, *PLACES, *FOLK, *THINGS}))
+"""Words that lists are made of."""
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _ONSETS = _words("b br d dr f g gr h j k kr l m n p qu r s st t tr v w z")
 _VOWELS = _words("a e i o u ai ea ou")
 _CODAS = ("", "l", "n", "r", "s", "x", "nd", "rk", "th")
 
 
+def first_name(rng: Random) -> str:
+    """A first name; one in sixteen is on no list."""
+    return rng.choice(FIRST_NAMES) if rng.random() < 15 / 16 else strange(rng).capitalize()
+
+
 def person(rng: Random) -> str:
     """A first and a last name."""
-    return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
+    last = rng.choice(LAST_NAMES) if rng.random() < 15 / 16 else invented(rng)
+    return f"{first_name(rng)} {last}"
+
+
+def strange(rng: Random) -> str:
+    """A word of three to seven small letters that follows no rule but having vowels: its tokens are rare ones."""
+    return "".join(rng.choice("aeiouy" if rng.random() < 0.4 else LETTERS) for _ in range(rng.randint(3, 7)))
 
 
 def with_article(words: str) -> str:

@@ -35,7 +35,7 @@ def test_items_are_the_same_each_time(name: str, size: str) -> None:
 def test_items_are_the_same_on_every_machine() -> None:
     # Scores are compared between versions and machines: a new digest is a new evaluation set, to be scored anew.
     digest = blake2b(repr(held_back_items(8)).encode(), digest_size=8).hexdigest()
-    assert digest == "00cd3a380bb8d8b9"
+    assert digest == "12bfd99171946bd2"
 
 
 @pytest.mark.parametrize(("name", "size"), EVERY_SIZE)
@@ -53,8 +53,8 @@ def test_no_held_back_prompt_is_ever_a_training_prompt() -> None:
 def test_a_held_back_sum_is_not_trained_with_its_summands_swapped() -> None:
     held_back = {item.key for item in some("arithmetic", "sum-2", 300)}
     for item in some("arithmetic", "sum-2", 2000, Split.TRAIN):
-        a, b = sorted(map(int, item.key.split("+")))
-        assert f"{a}+{b}" not in held_back
+        a, b = sorted(map(int, item.key.split(" + ")))
+        assert f"{a} + {b}" not in held_back
 
 
 def test_training_documents_state_no_held_back_fact() -> None:
@@ -93,7 +93,7 @@ def test_the_expected_answer_is_right_and_others_are_not(name: str, size: str) -
 
 def test_sums_and_lists_have_the_answers_of_arithmetic_and_order() -> None:
     for item in some("arithmetic", "difference-3", 50):
-        a, b = map(int, item.key.rsplit("-", 1))
+        a, b = map(int, item.key.split(" - "))
         assert int(item.expected) == a - b
     for item in some("lists", "sort-words-long", 50):
         assert item.expected.split(", ") == sorted(item.key.removeprefix("list|").split(","))
