@@ -1,0 +1,132 @@
+"""`quire up` and its companions, as scripts use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+QUIRE = (sys.executable, "-m", "quire")
+
+
+@contextmanager
+def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """`quire up` on free ports: the process, the HTTP and the gRPC address it prints."""
+    command = [*QUIRE, "up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        match = re.fullmatch(r"quire ready http=(\S+) grpc=(\S+)\n", process.stdout.readline())
+        assert match is not None
+        yield process, match[1], match[2]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def quire(*arguments: str, status: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def services(address: str) -> dict[str, dict[str, Any]]:
+    document = json.loads(quire("status", "--json", "--address", address).stdout)
+    return {service["id"]: service for service in document["services"]}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_up_serves_reports_and_drains() -> None:
+    with up("--workers", "2", "--frontends", "2") as (process, http, address):
+        found = services(address)
+        assert set(found) == {"frontend-0", "frontend-1", "scheduler-0", "worker-0", "worker-1"}
+        assert found["worker-0"]["role"] == "worker"
+        assert found["worker-0"]["state"] == "ready"
+        assert found["worker-0"]["blocks"] == {"total": 299, "free": 299, "cached": 0, "used": 0}
+        assert found["worker-0"]["epoch"] > 0
+        assert len({service["pid"] for service in found.values()} - {process.pid}) == 5, "real, separate processes"
+        assert httpx.get(f"http://{http}/health").status_code == 200
+        assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", address).stdout == "5\n"
+        assert quire("complete", "Once", "--max-tokens", "2", "--address", address).stdout.startswith("Once")
+        assert "worker-1" in quire("status", "--address", address).stdout
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert not any(alive(service["pid"]) for service in found.values())
+
+
+def test_a_child_that_dies_is_restarted_and_reported() -> None:
+    with up() as (_process, _http, address):
+        before = services(address)
+        for name in ("worker-0", "frontend-0", "scheduler-0"):
+            os.kill(before[name]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while True:
+            done = subprocess.run(
+                [*QUIRE, "status", "--json", "--address", address], capture_output=True, text=True, check=False
+            )
+            after = {s["id"]: s for s in json.loads(done.stdout)["services"]} if done.returncode == 0 else {}
+            if after.get("worker-0", {}).get("state") == "ready":
+                break
+            assert time.monotonic() < deadline, done.stderr
+            time.sleep(0.2)
+        assert all(after[name]["pid"] != before[name]["pid"] for name in before)
+        assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", address).stdout == "5\n"
+
+
+def test_killing_the_launcher_leaves_no_process_behind() -> None:
+    with up() as (process, _http, address):
+        pids = [service["pid"] for service in services(address).values()]
+        process.kill()
+        deadline = time.monotonic() + 30
+        while any(alive(pid) for pid in pids):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "text"),
+    [
+        (("scheduler", "--max-waiting", "0"), {}, "scheduler.max_waiting"),
+        (
+            ("scheduler",),
+            {"QUIRE_SCHEDULER_MAX_WAITNG": "3"},
+            "unknown environment variable QUIRE_SCHEDULER_MAX_WAITNG",
+        ),
+        (("worker", "--model", "/no/such/folder"), {}, "/no/such/folder"),
+    ],
+)
+def test_wrong_settings_are_one_line_that_names_them(
+    arguments: tuple[str, ...], env: dict[str, str], text: str
+) -> None:
+    done = subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **env})
+    assert done.returncode != 0
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_numbers_take_units_and_refuse_nonsense() -> None:
+    assert "not a whole number" in quire("up", "--num-blocks", "1.5K", status=2).stderr
+    assert quire("version").stdout.strip()
+
+
+def test_a_cluster_that_is_not_there_is_said_so() -> None:
+    assert "quire: " in quire("status", "--address", "127.0.0.1:1", status=1).stderr

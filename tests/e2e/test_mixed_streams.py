@@ -1,0 +1,72 @@
+"""Many streams at a time, few blocks: every text is what it is alone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from quire import SamplingParams
+from quire.client import Client
+from quire.outputs import RequestOutput
+from quire.tiny.skills import Item, held_back_items
+from shared.pb.admin.v1 import admin_pb2
+from tests.e2e.conftest import running_cluster
+
+STREAMS = 64
+
+
+def conversations() -> list[Item]:
+    """Short questions, long documents, long counts."""
+    names = ("arithmetic", "recall", "counting", "lists", "json")
+    items = held_back_items(per_size=8, names=names)
+    step = max(1, len(items) // STREAMS)
+    return items[::step][:STREAMS]
+
+
+def ask(client: Client, items: list[Item], at_a_time: int) -> list[RequestOutput]:
+    """Each item's greedy answer, asked from `at_a_time` threads."""
+    results: list[RequestOutput | None] = [None] * len(items)
+    waiting = iter(range(len(items)))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                index = next(waiting, None)
+            if index is None:
+                return
+            params = SamplingParams(temperature=0, max_tokens=min(items[index].max_tokens, 200))
+            results[index] = client.chat(list(items[index].messages), params)[0]
+
+    threads = [threading.Thread(target=work) for _ in range(at_a_time)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [result for result in results if result is not None]
+
+
+def worker_of(client: Client) -> admin_pb2.ServiceStatus:
+    return next(s for s in client.status() if s.role == admin_pb2.ROLE_WORKER)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("caching", [True, False])
+def test_streams_that_preempt_each_other_say_what_they_say_alone(caching: bool) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "worker": {"num_blocks": 400, "max_num_seqs": STREAMS},
+        "scheduler": {"enable_prefix_caching": caching, "watermark": 0.0},
+    }
+    items = conversations()
+    assert len(items) == STREAMS
+    with running_cluster(**settings) as cluster, Client(cluster.grpc_address) as client:
+        alone = ask(client, items, at_a_time=1)
+        client.reset_prefix_cache()
+        together = ask(client, items, at_a_time=STREAMS)
+        status = worker_of(client)
+    assert [r.outputs[0].token_ids for r in together] == [r.outputs[0].token_ids for r in alone]
+    assert status.work.preemptions > 0, "400 blocks were meant to be too few"
+    assert (status.work.cached_tokens > 0) is caching
+    assert status.blocks.used == 0
