@@ -17,12 +17,18 @@ from tests.e2e.conftest import running_cluster
 STREAMS = 64
 
 
+MAX_TOKENS = 250
+
+
 def conversations() -> list[Item]:
-    """Short questions, long documents, long counts."""
-    names = ("arithmetic", "recall", "counting", "lists", "json")
-    items = held_back_items(per_size=8, names=names)
-    step = max(1, len(items) // STREAMS)
-    return items[::step][:STREAMS]
+    """Documents that several questions share, long counts, and short questions of all kinds, in a mixed order."""
+    recall = held_back_items(per_size=8, names=("recall",))[:24]
+    counting = held_back_items(per_size=12, names=("counting",))
+    counting = [item for item in counting if item.max_tokens > MAX_TOKENS][:24]
+    short = held_back_items(per_size=1, names=("arithmetic", "lists", "json", "tools"))
+    short = [item for item in short if not item.tools][:16]
+    mixed = [*recall, *counting, *short]
+    return [mixed[(i * 29) % len(mixed)] for i in range(len(mixed))]
 
 
 def ask(client: Client, items: list[Item], at_a_time: int) -> list[RequestOutput]:
@@ -37,7 +43,7 @@ def ask(client: Client, items: list[Item], at_a_time: int) -> list[RequestOutput
                 index = next(waiting, None)
             if index is None:
                 return
-            params = SamplingParams(temperature=0, max_tokens=min(items[index].max_tokens, 200))
+            params = SamplingParams(temperature=0, max_tokens=min(items[index].max_tokens, MAX_TOKENS))
             results[index] = client.chat(list(items[index].messages), params)[0]
 
     threads = [threading.Thread(target=work) for _ in range(at_a_time)]
@@ -56,7 +62,7 @@ def worker_of(client: Client) -> admin_pb2.ServiceStatus:
 @pytest.mark.parametrize("caching", [True, False])
 def test_streams_that_preempt_each_other_say_what_they_say_alone(caching: bool) -> None:
     settings: dict[str, dict[str, Any]] = {
-        "worker": {"num_blocks": 400, "max_num_seqs": STREAMS},
+        "worker": {"num_blocks": 300, "max_num_seqs": STREAMS},
         "scheduler": {"enable_prefix_caching": caching, "watermark": 0.0},
     }
     items = conversations()
@@ -67,6 +73,6 @@ def test_streams_that_preempt_each_other_say_what_they_say_alone(caching: bool) 
         together = ask(client, items, at_a_time=STREAMS)
         status = worker_of(client)
     assert [r.outputs[0].token_ids for r in together] == [r.outputs[0].token_ids for r in alone]
-    assert status.work.preemptions > 0, "400 blocks were meant to be too few"
+    assert status.work.preemptions > 0, "299 blocks were meant to be too few"
     assert (status.work.cached_tokens > 0) is caching
     assert status.blocks.used == 0
