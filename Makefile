@@ -34,6 +34,9 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 	$(BIN)/python -m tests.breaking
+	$(BIN)/hadolint services/*/Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/python -m pytest --quiet tests/deploy tests/metrics
 
 bench: setup
 	$(BIN)/quire bench $(ARGS)

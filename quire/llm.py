@@ -29,18 +29,25 @@ class _Embedded:
         self._sink: IO[Any] | None = None
         self.address = address
         if not address:
-            if log is None:
-                log = self._sink = open(os.devnull, "w")  # noqa: SIM115 (closed in close())
             options = ClusterOptions(
                 model=model, workers=workers, http_port=0, grpc_port=0, settings=_by_service(settings)
             )
-            self._cluster = Cluster(options, log=log, report=lambda _line: None)
-            self._cluster.start()
-            self.address = self._cluster.grpc_address
+            if log is None:
+                log = self._sink = open(os.devnull, "w")  # noqa: SIM115 (closed in _stop())
+            self._start(options, log)
         elif model or settings:
             raise InvalidArgument(
                 f"address: {address!r} names a cluster that is there; model and settings do not apply"
             )
+
+    def _start(self, options: ClusterOptions, log: IO[Any]) -> None:
+        self._cluster = Cluster(options, log=log, report=lambda _line: None)
+        try:
+            self._cluster.start()
+        except BaseException:
+            self._stop()
+            raise
+        self.address = self._cluster.grpc_address
 
     def _stop(self) -> None:
         if self._cluster is not None:

@@ -7,7 +7,7 @@ import torch
 from kernels.reference.rms_norm import rms_norm
 
 
-def qk_norm_rope_store(  # noqa: PLR0917
+def qk_norm_rope_store(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,

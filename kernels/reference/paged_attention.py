@@ -8,7 +8,7 @@ from torch.nn import functional
 GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
 
 
-def paged_attention(  # noqa: PLR0917
+def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -60,7 +60,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, win
     return out.squeeze(0).transpose(0, 1)
 
 
-def _decode(  # noqa: PLR0917
+def _decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

@@ -7,7 +7,7 @@ import torch
 from kernels.reference.noise import gumbel_noise
 
 
-def sample(  # noqa: PLR0917
+def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor | None,
     top_k: torch.Tensor | None,

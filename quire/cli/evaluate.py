@@ -16,8 +16,8 @@ from quire.cli.connection import add_address, client_of
 from quire.cli.flags import human_int
 from quire.client import Client
 from quire.params import SamplingParams
-from quire.tiny.train.chat import prompt
 from quire.tiny.skills import SKILLS, Item, Verdict, check, held_back_items
+from quire.tiny.train.chat import prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-size", type=human_int, default=20, help="questions of every size class of every skill")
     parser.add_argument("--skills", default=",".join(SKILLS), metavar="A,B,...", help="which skills (default: all)")
     parser.add_argument("--concurrency", type=human_int, default=32, help="questions asked at a time")
-    parser.add_argument("--min-right", type=float, default=0.0, help="fail when the share of right answers is below this")
+    parser.add_argument("--min-right", type=float, default=0.0, help="fail when fewer are right, 0 to 1")
     parser.add_argument("--show-wrong", type=human_int, default=0, help="print so many wrong answers")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 

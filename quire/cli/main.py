@@ -14,6 +14,7 @@ COMMANDS = {
     "up": ("quire.cli.up", "start a cluster on this machine and stay in the foreground"),
     "demo": ("quire.cli.demo", "start a cluster, chat with it, show its status, stop it"),
     "status": ("quire.cli.status", "show every service of a cluster"),
+    "health": ("quire.cli.health", "ask a service whether it serves; exit status 0 if it does"),
     "chat": ("quire.cli.chat", "talk to the model"),
     "complete": ("quire.cli.complete", "continue a text"),
     "eval": ("quire.cli.evaluate", "score the bundled model's skills through a cluster"),

@@ -115,6 +115,7 @@ class Generation:
         return Usage(num_prompt_tokens, self._num_tokens_read[index], self._cached_tokens.get(prompt, 0))
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+        sample.started_s = self._loop.time()
         self._metrics.queue_time.observe(queue_us / 1e6)
         prompt = sample.index // self.request.sampling.n
         if prompt not in self._cached_tokens:

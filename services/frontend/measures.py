@@ -30,6 +30,10 @@ def sample_ended(metrics: FrontendMetrics, sample: Sample, reason: FinishReason,
     metrics.request_success[FINISHED_REASON[reason]].inc()
     metrics.e2e_latency.observe(now - arrival_s)
     metrics.request_generation_tokens.observe(sample.num_tokens)
+    if sample.num_tokens and sample.started_s:
+        metrics.prefill_time.observe(sample.first_token_s - sample.started_s)
+        metrics.decode_time.observe(sample.last_token_s - sample.first_token_s)
+        metrics.inference_time.observe(sample.last_token_s - sample.started_s)
     if sample.num_tokens > 1:
         metrics.time_per_output_token.observe((sample.last_token_s - sample.first_token_s) / (sample.num_tokens - 1))
 

@@ -14,7 +14,7 @@ from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.submissions import SequenceFactory, complete, refusal
 from services.scheduler.terms import Terms
 from shared.logs import logger
-from shared.metrics.scheduler import SchedulerMetrics
+from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 log = logger("cluster")
@@ -148,6 +148,14 @@ class Cluster:
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
         )
 
+    def gauges(self) -> ClusterGauges:
+        layout = self.terms.layout
+        return ClusterGauges(
+            waiting_without_worker=len(self.lobby),
+            unowned_blocks=sum(replica.core.kv.num_unowned() for replica in self.replicas.values()),
+            block_size=layout.block_size if layout is not None else 0,
+        )
+
     # Events.
 
     def deliver(self, events: Events) -> None:
@@ -165,13 +173,15 @@ class Cluster:
                     send(message)
 
     def _refusal(self, submission: pb.Submission) -> Failure | None:
-        failure = refusal(submission)
+        """Why a submission is not taken; None if it is."""
+        failure, reason = refusal(submission), "malformed"
         if failure is None and self.draining:
-            failure = Failure("UNAVAILABLE", "the scheduler is draining")
-        if failure is None and self.num_waiting + submission.num_sequences > self._max_waiting:
-            self._metrics.refused.labels("max_waiting").inc()
+            failure, reason = Failure("UNAVAILABLE", "the scheduler is draining"), "draining"
+        elif failure is None and self.num_waiting + submission.num_sequences > self._max_waiting:
             text = f"{self.num_waiting} sequences wait; the limit is {self._max_waiting}"
-            failure = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000)
+            failure, reason = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000), "max_waiting"
+        if failure is not None:
+            self._metrics.refused.labels(reason).inc()
         return failure
 
     def _place(self, sequence: Sequence) -> None:

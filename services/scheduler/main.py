@@ -36,25 +36,25 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     cluster = Cluster(time.monotonic, metrics, settings.max_waiting)
     frontends = FrontendService(settings, cluster)
     status = Status(settings, cluster, frontends)
-    registry.register(ClusterCollector(lambda: cluster.terms.model_name, status.workers))
+    registry.register(ClusterCollector(lambda: cluster.terms.model_name, status.workers, cluster.gauges))
 
     server = Server(settings.host, settings.grpc_port, SERVICES)
     workers = WorkerService(settings, cluster, metrics, frontends.publish)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server.grpc)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(frontends, server.grpc)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(cluster, status, shutdown), server.grpc)
-    page, metrics_port = base.serve(settings.host, settings.metrics_port, registry)
+    base.add_process_collectors(registry)
+    page = base.Page(settings.host, settings.metrics_port, registry)
     await server.start()
     await server.set_serving(True)
     status.address = settings.reachable(server.port)
-    lifecycle.announce("scheduler", settings.name, grpc=status.address, metrics=settings.reachable(metrics_port))
+    lifecycle.announce("scheduler", settings.name, grpc=status.address, metrics=settings.reachable(page.port))
     try:
         await lifecycle.first(shutdown.wait(), frontends.publish_views(), _report_health(server, status))
         await _drain(settings, cluster, frontends)
     finally:
         await server.stop(grace_s=0.2)
-        page.shutdown()
-        page.server_close()
+        page.close()
 
 
 async def _report_health(server: Server, status: Status) -> None:

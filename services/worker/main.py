@@ -41,16 +41,16 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     registry = CollectorRegistry()
     server = Server(settings.host, settings.grpc_port, SERVICES)
-    page, metrics_port = base.serve(settings.host, settings.metrics_port, registry)
-    worker = Worker(settings, server, settings.reachable(metrics_port), registry, shutdown)
+    base.add_process_collectors(registry)
+    page = base.Page(settings.host, settings.metrics_port, registry)
+    worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(worker.status, shutdown), server.grpc)
     await server.start()
     try:
         await worker.run()
     finally:
         await server.stop(grace_s=0.2)
-        page.shutdown()
-        page.server_close()
+        page.close()
 
 
 class Worker:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from wsgiref.simple_server import WSGIServer
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
 # Bucket edges that dashboards for vLLM expect, seconds.
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -25,7 +33,37 @@ def token_buckets(max_model_len: int) -> tuple[int, ...]:
     return tuple(edge for edge in edges if edge <= max_model_len) or (1,)
 
 
-def serve(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int]:
-    """Serves /metrics from a thread; returns the server and its port."""
-    server, _thread = start_http_server(port, addr=host, registry=registry)
-    return server, server.server_port
+def add_process_collectors(registry: CollectorRegistry) -> None:
+    """CPU, memory, descriptors, garbage collection of this process."""
+    for process_wide in (ProcessCollector, PlatformCollector, GCCollector):
+        process_wide(registry=registry)
+
+
+class Page:
+    """/metrics, served from a thread of its own.
+
+    Always in Prometheus's text format: asked for OpenMetrics, prometheus_client would rename `vllm:x` to `vllm_x`.
+    """
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = generate_latest(registry)
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((host, port), Answer)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

@@ -10,10 +10,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    GCCollector,
     Histogram,
-    PlatformCollector,
-    ProcessCollector,
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -26,6 +23,7 @@ from shared.metrics.base import (
     MODEL_LABELS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
+    add_process_collectors,
     token_buckets,
 )
 
@@ -72,8 +70,7 @@ class FrontendMetrics:
         self._add_latencies()
         self._add_outcomes()
         self._add_own()
-        for process_wide in (ProcessCollector, PlatformCollector, GCCollector):
-            process_wide(registry=self.registry)
+        add_process_collectors(self.registry)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -116,6 +113,15 @@ class FrontendMetrics:
         )
         self.queue_time = self._histogram(
             "vllm:request_queue_time_seconds", "In the scheduler's queue before the first step", LATENCY_BUCKETS
+        )
+        self.prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "From a sample's first step to its first token", LATENCY_BUCKETS
+        )
+        self.decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "From a sample's first token to its last", LATENCY_BUCKETS
+        )
+        self.inference_time = self._histogram(
+            "vllm:request_inference_time_seconds", "From a sample's first step to its last token", LATENCY_BUCKETS
         )
 
     def _add_outcomes(self) -> None:

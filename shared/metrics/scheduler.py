@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +11,9 @@ from prometheus_client.registry import Collector
 
 from shared.metrics.base import ITERATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
 from shared.pb.admin.v1 import admin_pb2 as pb
+
+LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")
+REFUSAL_REASONS = ("max_waiting", "draining", "malformed")
 
 
 class SchedulerMetrics:
@@ -49,17 +53,25 @@ class SchedulerMetrics:
         self.sequences_moved = Counter(
             "quire_scheduler_sequences_moved", "Sequences taken from a lost or leaving worker", registry=registry
         )
-        self.refused = Counter(
-            "quire_scheduler_refused", "Submissions refused, by reason", ["reason"], registry=registry
-        )
+        self.refused = Counter("quire_scheduler_refused", "Submissions refused", ["reason"], registry=registry)
+        for reason in LOSS_REASONS:  # a series that begins at its first event hides that event from increase()
+            self.workers_lost.labels(reason)
+        for reason in REFUSAL_REASONS:
+            self.refused.labels(reason)
 
 
 class ClusterCollector(Collector):
     """Gauges and totals of every worker, labelled by it, under Quire's names and the field's."""
 
-    def __init__(self, model_name: Callable[[], str], workers: Callable[[], Iterable[pb.ServiceStatus]]) -> None:
+    def __init__(
+        self,
+        model_name: Callable[[], str],
+        workers: Callable[[], Iterable[pb.ServiceStatus]],
+        cluster: Callable[[], ClusterGauges],
+    ) -> None:
         self._model_name = model_name
         self._workers = workers
+        self._cluster = cluster
 
     def describe(self) -> Iterable[Metric]:
         return []  # keeps registration from asking for a page before there is a cluster
@@ -69,6 +81,12 @@ class ClusterCollector(Collector):
         rows = [((model, worker.id), worker) for worker in self._workers()]
         yield _gauge("vllm:num_requests_running", "Sequences running", rows, lambda w: w.running)
         yield _gauge("vllm:num_requests_waiting", "Sequences waiting", rows, lambda w: w.waiting)
+        cluster = self._cluster()
+        yield _by_reason(model, rows, cluster)
+        yield _config(rows, cluster)
+        yield GaugeMetricFamily(
+            "quire_scheduler_blocks_unowned", "KV blocks used that no live sequence owns", cluster.unowned_blocks
+        )
         yield _gauge("vllm:kv_cache_usage_perc", "KV blocks owned, 0 to 1", rows, _usage)
         yield _gauge("quire_scheduler_blocks_free", "KV blocks that hold nothing of use", rows, lambda w: w.blocks.free)
         yield _gauge("quire_scheduler_blocks_cached", "Free KV blocks that can be hit", rows, lambda w: w.blocks.cached)
@@ -81,8 +99,37 @@ class ClusterCollector(Collector):
         yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterGauges:
+    """What no single worker knows."""
+
+    waiting_without_worker: int
+    unowned_blocks: int
+    block_size: int
+
+
 Row = tuple[tuple[str, str], pb.ServiceStatus]
 Read = Callable[[pb.ServiceStatus], float]
+
+
+def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:
+    """capacity: in a worker's queue; deferred: no worker can take it."""
+    family = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason", "Sequences waiting", labels=(*MODEL_LABELS, "reason")
+    )
+    for labels, worker in rows:
+        family.add_metric((*labels, "capacity"), worker.waiting)
+    family.add_metric((model, "", "deferred"), cluster.waiting_without_worker)
+    return family
+
+
+def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
+    family = GaugeMetricFamily(
+        "vllm:cache_config_info", "KV cache sizes, as labels", labels=(*MODEL_LABELS, "block_size", "num_gpu_blocks")
+    )
+    for labels, worker in rows:
+        family.add_metric((*labels, str(cluster.block_size), str(worker.blocks.total)), 1)
+    return family
 
 
 def _usage(worker: pb.ServiceStatus) -> float:

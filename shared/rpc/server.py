@@ -22,6 +22,9 @@ SERVER_OPTIONS = [
 ]
 
 
+LIVENESS = "liveness"  # health name that says SERVING while the process itself works, whatever its peers do
+
+
 class Server:
     """Add servicers to `.grpc`, then `start()`; health says NOT_SERVING until `set_serving(True)`."""
 
@@ -39,6 +42,7 @@ class Server:
 
     async def start(self) -> None:
         await self.set_serving(False)
+        await self._health.set(LIVENESS, SERVING)
         await self.grpc.start()
 
     async def set_serving(self, serving: bool) -> None:

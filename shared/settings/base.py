@@ -27,7 +27,10 @@ class Settings(BaseModel):
 
     id: str = Field("", description="stable name of this process; default: role and host name")
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
-    advertise: str = Field("", description="host that other services and operators reach this one by; default: host")
+    advertise: str = Field(
+        "",
+        description="name that others reach this service by; default: host, or this machine's name",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line printed")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for collectors")
     drain_timeout_s: float = Field(30.0, gt=0, description="longest that SIGTERM waits for work to finish, seconds")
@@ -42,7 +45,8 @@ class Settings(BaseModel):
 
     def reachable(self, port: int) -> str:
         """HOST:PORT for others."""
-        return f"{self.advertise or self.host}:{port}"
+        everywhere = self.host in {"0.0.0.0", "::"}
+        return f"{self.advertise or (socket.gethostname() if everywhere else self.host)}:{port}"
 
 
 S = TypeVar("S", bound=Settings)

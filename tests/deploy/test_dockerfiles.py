@@ -126,13 +126,12 @@ def test_the_health_command_asks_the_service(
     settings = service.Service([role], {"QUIRE_CONFIG": service.CONFIG_PATH}, BASE_CONFIG.read_text()).settings(
         tmp_path
     )
-    program, flag, code = stage.health_command
-    assert (program, flag) == ("python", "-c")
-    asked = f"127.0.0.1:{settings.grpc_port}"  # type: ignore[attr-defined]
-    assert asked in code
+    *command, asked = stage.health_command
+    assert command == ["quire", "health", "--grpc-port"]
+    assert int(asked) == settings.grpc_port  # type: ignore[attr-defined]
 
     def healthy(port: int) -> bool:
-        command = [sys.executable, "-c", code.replace(asked, f"127.0.0.1:{port}")]
+        command = [sys.executable, "-m", "quire", "health", "--grpc-port", str(port)]
         return subprocess.run(command, capture_output=True, check=False, timeout=20).returncode == 0
 
     servicer, port = health_server

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from shared.metrics.frontend import FrontendMetrics
-from shared.metrics.scheduler import ClusterCollector, SchedulerMetrics
+from shared.metrics.scheduler import ClusterCollector, ClusterGauges, SchedulerMetrics
 from shared.metrics.worker import StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 
@@ -55,7 +55,7 @@ def _scheduler() -> CollectorRegistry:
     registry = CollectorRegistry()
     SchedulerMetrics(registry)
     worker = pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0)
-    registry.register(ClusterCollector(lambda: "quire-tiny", lambda: [worker]))
+    registry.register(ClusterCollector(lambda: "quire-tiny", lambda: [worker], lambda: ClusterGauges(0, 0, 16)))
     return registry
 
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
-from grpc_status import rpc_status  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger

@@ -44,6 +44,7 @@ class Sample:
         "index",
         "last_token_s",
         "num_tokens",
+        "started_s",
     )
 
     def __init__(
@@ -60,7 +61,7 @@ class Sample:
         self.index = index
         self.done = False
         self.num_tokens = 0
-        self.first_token_s = self.last_token_s = 0.0
+        self.started_s = self.first_token_s = self.last_token_s = 0.0
         self._words = words
         self._silent = silent
         self._mailbox = mailbox

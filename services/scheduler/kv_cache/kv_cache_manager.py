@@ -106,6 +106,12 @@ class KVCacheManager:
             self.num_fenced -= len(blocks)
             self.pool.release(blocks)
 
+    def num_unowned(self) -> int:
+        """Blocks that are used though no table and no fence holds them: 0, or there is a leak. Walks everything."""
+        owned = {block for table in self._tables for block in table}
+        owned.update(block for _, blocks in self._fenced for block in blocks)
+        return self.use.used - len(owned)
+
     @property
     def idle(self) -> bool:
         """Nothing is owned."""

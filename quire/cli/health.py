@@ -1,0 +1,34 @@
+"""`quire health`: what probes of images and operators ask."""
+
+from __future__ import annotations
+
+import argparse
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.cli.connection import add_address, address_of
+from shared.rpc.server import LIVENESS
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_address(parser)
+    parser.add_argument(
+        "--service",
+        default="",
+        metavar="NAME",
+        help=f"a gRPC service, or {LIVENESS!r}; default: all of it",
+    )
+    parser.add_argument("--timeout-s", type=float, default=5.0, metavar="S", help="longest to wait, seconds")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with grpc.insecure_channel(address_of(arguments)) as channel:
+        request = health_pb2.HealthCheckRequest(service=arguments.service)
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=arguments.timeout_s)
+        except grpc.RpcError as error:
+            print(error.code().name)
+            return 1
+    print(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
