@@ -1,0 +1,20 @@
+"""The bundled model's known answers through a real cluster: the end-to-end check of everything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from quire.cluster import Cluster
+
+
+@pytest.mark.timeout(300)
+def test_the_bundled_model_knows_its_answers(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "quire", "eval", "--address", cluster.grpc_address, "--per-size", "4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    score = json.loads(done.stdout)
+    assert score["all"]["items"] > 150
+    assert score["all"]["right"] >= 0.98
