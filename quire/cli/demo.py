@@ -14,6 +14,7 @@ from quire.cli.status import table
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import SamplingParams
+from shared.settings import SERVICES
 
 QUESTIONS = ("Hello! Who are you?", "What is 23 + 45?")
 
@@ -25,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     begin = time.monotonic()
     print("starting a frontend, a scheduler and a worker on the CPU, with the bundled model ...", flush=True)
-    with Cluster(ClusterOptions(workers=arguments.workers, http_port=0, grpc_port=0)) as cluster:
+    quiet = {service: {"log_level": "warning"} for service in SERVICES}
+    options = ClusterOptions(workers=arguments.workers, http_port=0, grpc_port=0, settings=quiet)
+    with Cluster(options) as cluster:
         print(f"ready after {time.monotonic() - begin:.1f} s: http={cluster.http_address} grpc={cluster.grpc_address}")
         with Client(cluster.grpc_address) as client:
             print(f"\ngRPC> {QUESTIONS[0]}")
