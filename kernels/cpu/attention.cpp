@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "api.h"
-#include "tape.h"
-#include "linear.h"
 #include "parallel.h"
+#include "product.h"
+#include "tape.h"
 #include "transpose.h"
 
 namespace quire {
 namespace {
 
 constexpr int TILE = 64;     // positions; scores of a row are 4 registers of AVX512
+constexpr int LANES = 16;    // keys between two requests for rows that come next
 constexpr int QUERIES = 64;  // queries (rows x heads of a group) that share a pass over keys and values, about
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr float LOG2E = 1.44269504088896f;
@@ -31,294 +32,349 @@ struct Call {
   int64_t group() const { return q_heads / kv_heads; }
 };
 
-// Rows [row, row + rows) of sequence seq, the first at `position`.
+// Rows [row, row + rows) of sequence seq, the first at `position`, for heads [head, head + heads) of keys and values.
 struct Piece {
-  int32_t seq, row, rows, position;
+  int32_t seq, row, rows, position, head, heads;
 };
 
-// Keys as weights of scores: words of a row, W keys side by side. Values are read as they lie.
+// What tiles multiply: bfloat16 as it is where there are instructions for it (the weights of a softmax are then rounded
+// to bfloat16 before they are summed and used), float32 elsewhere.
 template <class T>
-struct Scores {
+struct Operands {
   using Tile = FloatTile;
-  static constexpr bool WIDENS = false;
+  using Word = float;  // of queries and softmax weights
 };
-template <>
-struct Scores<bf16> {
 #if defined(QUIRE_BF16_DOT)
+template <>
+struct Operands<bf16> {
   using Tile = DotTile;
-  static constexpr bool WIDENS = false;
-#else
-  using Tile = FloatTile;
-  static constexpr bool WIDENS = true;
-#endif
+  using Word = bf16;
 };
+#endif
+
+template <class T>
+void copy_row(const T* from, int64_t size, T* to) {
+  std::memcpy(to, from, size * sizeof(T));
+}
+void copy_row(const bf16* from, int64_t size, float* to) {
+  for (int64_t i = 0; i < size; i++) to[i] = to_float(from[i]);
+}
 
 template <class T>
 class Attention {
-  using Tile = typename Scores<T>::Tile;
-  static constexpr bool WIDENS = Scores<T>::WIDENS;
+  using Tile = typename Operands<T>::Tile;
+  using Word = typename Operands<T>::Word;
+  using Weight = typename Tile::Weight;
+  static constexpr int STEP = Tile::K_PER_STEP;
+  static constexpr int TILE_STEPS = TILE / STEP;
+  static constexpr bool WIDENS = sizeof(Word) != sizeof(T);
 
  public:
-  Attention(const Call& call, const Piece& piece, int64_t kv_head)
+  Attention(const Call& call, const Piece& piece)
       : c_(call),
         p_(piece),
-        kv_head_(kv_head),
         group_(call.group()),
         queries_(piece.rows * group_),
-        steps_((call.head_dim + Tile::K_PER_STEP - 1) / Tile::K_PER_STEP),
-        padded_((call.head_dim + W - 1) / W * W) {
-    words_ = steps_ * 4;
-    const int64_t bytes = queries_ * words_ + TILE * words_ + queries_ * (TILE + padded_ + 3) * 4 + 6 * 64;
-    char* memory = static_cast<char*>(scratch(0, bytes));
-    const auto take = [&](int64_t size) {
-      char* taken = memory;
-      memory += (size + 63) / 64 * 64;
-      return taken;
-    };
-    q_ = take(queries_ * words_);
-    keys_ = reinterpret_cast<uint32_t*>(take(TILE * words_));
-    scores_ = reinterpret_cast<float*>(take(queries_ * TILE * 4));
-    sums_ = reinterpret_cast<float*>(take(queries_ * padded_ * 4));
-    largest_ = reinterpret_cast<float*>(take(queries_ * 4));
-    total_ = reinterpret_cast<float*>(take(queries_ * 4));
-    shrink_ = reinterpret_cast<float*>(take(queries_ * 4));
+        steps_((call.head_dim + STEP - 1) / STEP),
+        columns_((call.head_dim + W - 1) / W),
+        q_stride_(steps_ * STEP) {
+    const int64_t all = queries_ * piece.heads;
+    Carver carve(scratch(0, 1024 + all * (q_stride_ * sizeof(Word) + columns_ * W * 4 + 3 * 4) +
+                                queries_ * TILE * (4 + sizeof(Word)) +
+                                TILE * (steps_ * STEP + columns_ * W) * sizeof(Weight) / STEP));
+    carve.take(q_, all * q_stride_);
+    carve.take(sums_, all * columns_ * W);
+    carve.take(largest_, all);
+    carve.take(total_, all);
+    carve.take(shrink_, queries_);
+    carve.take(scores_, queries_ * TILE);
+    carve.take(weights_, queries_ * TILE);
+    carve.take(keys_, TILE * steps_);
+    carve.take(values_, TILE_STEPS * columns_ * W);
   }
 
-  void run() {
+  // `after`: what this thread will do next, or null; its first rows are asked for on the way.
+  void run(const Piece* after) {
     gather_queries();
-    std::fill(largest_, largest_ + queries_, NONE);
-    std::fill(total_, total_ + queries_, 0.0f);
-    std::fill(sums_, sums_ + queries_ * padded_, 0.0f);
-    const int64_t end = p_.position + p_.rows;
-    const int64_t begin = c_.window ? std::max<int64_t>(0, p_.position - c_.window + 1) : 0;
-    for (int64_t start = begin / TILE * TILE; start < end; start += TILE) {
-      first_ = static_cast<int>(std::max(begin, start) - start);
-      count_ = static_cast<int>(std::min<int64_t>(end - start, TILE));
-      locate(start);
-      gather_keys();
-      score();
-      soften(start);
-      add_values();
+    const int64_t all = queries_ * p_.heads;
+    std::fill(largest_, largest_ + all, NONE);
+    std::fill(total_, total_ + all, 0.0f);
+    std::fill(sums_, sums_ + all * columns_ * W, 0.0f);
+    Span next = first_span(p_);
+    locate(p_, next);
+    while (next.count > 0) {
+      const Span span = next;
+      std::swap(places_, next_);
+      next = span_at(p_, span.start + TILE);
+      more_ = next.count > 0 || after;
+      if (more_) locate(next.count > 0 ? p_ : *after, next.count > 0 ? next : first_span(*after));
+      for (int64_t head = 0; head < p_.heads; head++) add_tile(span, head);
     }
     write();
   }
 
  private:
-  int64_t query_row(int64_t query) const { return c_.query_start[p_.seq] + p_.row + query / group_; }
-  int64_t query_offset(int64_t query) const {
-    return (query_row(query) * c_.q_heads + kv_head_ * group_ + query % group_) * c_.head_dim;
+  // Hands out pieces of scratch memory, each on a cache line of its own.
+  struct Carver {
+    char* memory;
+    explicit Carver(void* memory) : memory(static_cast<char*>(memory)) {}
+    template <class V>
+    void take(V*& pointer, int64_t count) {
+      pointer = reinterpret_cast<V*>(memory);
+      memory += (count * sizeof(V) + 63) / 64 * 64;
+    }
+  };
+
+  // Keys [first, count) of the tile at position `start`: those that some row may see.
+  struct Span {
+    int64_t start;
+    int first, count;
+  };
+
+  Span span_at(const Piece& piece, int64_t start) const {
+    const int64_t begin = c_.window ? std::max<int64_t>(0, piece.position - c_.window + 1) : 0;
+    const int64_t count = std::clamp<int64_t>(piece.position + piece.rows - start, 0, TILE);
+    return {start, static_cast<int>(std::max(begin, start) - start), static_cast<int>(count)};
+  }
+  Span first_span(const Piece& piece) const {
+    return span_at(piece, c_.window ? std::max<int64_t>(0, piece.position - c_.window + 1) / TILE * TILE : 0);
+  }
+
+  void add_tile(const Span& span, int64_t head) {
+    gather_keys(span, head);
+    const Word* queries = q_ + head * queries_ * q_stride_;
+    multiply<Tile>({reinterpret_cast<const char*>(queries), q_stride_ * int64_t(sizeof(Word)), queries_, steps_,
+                    steps_ * W, scores_, TILE, nullptr},
+                   keys_, (span.count + W - 1) / W);
+    soften(span, head);
+    gather_values(span, head);
+    const int64_t first = span.first / STEP, steps = (span.count + STEP - 1) / STEP - first;
+    multiply<Tile>({reinterpret_cast<const char*>(weights_ + first * STEP), TILE * int64_t(sizeof(Word)), queries_,
+                    steps, TILE_STEPS * W, sums_ + head * queries_ * columns_ * W, columns_ * W, shrink_},
+                   values_ + first * W, columns_);
+  }
+
+  T* query_at(void* tensor, int64_t head, int64_t query) const {
+    const int64_t row = c_.query_start[p_.seq] + p_.row + query / group_;
+    return static_cast<T*>(tensor) + (row * c_.q_heads + (p_.head + head) * group_ + query % group_) * c_.head_dim;
   }
 
   void gather_queries() {
-    for (int64_t i = 0; i < queries_; i++) {
-      const T* from = static_cast<const T*>(c_.q) + query_offset(i);
-      char* to = q_ + i * words_;
-      if constexpr (WIDENS) {
-        widen_row(from, reinterpret_cast<float*>(to));
-      } else {
-        std::memcpy(to, from, c_.head_dim * sizeof(T));
-        std::memset(to + c_.head_dim * sizeof(T), 0, words_ - c_.head_dim * sizeof(T));
+    Word* to = q_;
+    for (int64_t head = 0; head < p_.heads; head++)
+      for (int64_t query = 0; query < queries_; query++, to += q_stride_) {
+        copy_row(query_at(const_cast<void*>(c_.q), head, query), c_.head_dim, to);
+        std::memset(to + c_.head_dim, 0, (q_stride_ - c_.head_dim) * sizeof(Word));
       }
+  }
+
+  // Where the tile's keys and values lie for the piece's first head, as offsets of elements. Keys that nobody sees
+  // stand in with one that is: whatever they score is masked, and their values weigh nothing.
+  void locate(const Piece& piece, const Span& span) {
+    const int32_t* table = c_.block_tables + piece.seq * c_.table_width;
+    const int64_t token = c_.kv_heads * c_.head_dim, block_size = c_.block_size;
+    int64_t block = (span.start + span.first) / block_size, within = (span.start + span.first) % block_size;
+    for (int i = span.first; i < span.count; block++, within = 0) {
+      int64_t place = (table[block] * block_size + within) * token + piece.head * c_.head_dim;
+      const int until = static_cast<int>(std::min<int64_t>(span.count, i + block_size - within));
+      for (; i < until; i++, place += token) next_[i] = place;
+    }
+    std::fill(next_, next_ + span.first, next_[span.first]);
+    std::fill(next_ + span.count, next_ + TILE, next_[span.first]);
+  }
+
+  // Asks for rows of the next tile: while the keys [lane, lane + LANES) of a head are at work, for that part of that
+  // head's share. Each head has a share of all rows, so that rows are read whole, in the order of memory.
+  // (Inlined by force: GCC takes a function that only prefetches for one without effect, and drops the call.)
+  QUIRE_INLINE void fetch_next(const void* cache, int64_t head, int lane) const {
+    if (!more_) return;
+    const int64_t bytes = p_.heads * c_.head_dim * sizeof(T);
+    const int64_t begin = (head * TILE + lane) / p_.heads, end = (head * TILE + lane + LANES) / p_.heads;
+    for (int64_t key = begin; key < end; key++) {
+      const char* row = reinterpret_cast<const char*>(static_cast<const T*>(cache) + next_[key]);
+      for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte);
     }
   }
 
-  void widen_row(const T* from, float* to) const {
-    for (int64_t i = 0; i < c_.head_dim; i++) to[i] = to_float(from[i]);
-  }
-
-  // Where the keys and values of this tile lie, as offsets of elements.
-  void locate(int64_t start) {
-    const int32_t* table = c_.block_tables + p_.seq * c_.table_width;
-    int64_t block = (start + first_) / c_.block_size, within = (start + first_) % c_.block_size;
-    for (int i = first_; i < count_; i++) {
-      places_[i] = ((table[block] * c_.block_size + within) * c_.kv_heads + kv_head_) * c_.head_dim;
-      if (++within == c_.block_size) within = 0, block++;
-    }
-  }
-
-  void gather_keys() {
-    for (int lane = 0; lane < count_; lane += W) {
-      const char* rows[W];
-      for (int i = 0; i < W; i++) {
-        const int key = lane + i;
-        const bool seen = key >= first_ && key < count_;
-        rows[i] = seen ? reinterpret_cast<const char*>(static_cast<const T*>(c_.k_cache) + places_[key]) : nullptr;
-      }
-      uint32_t* to = keys_ + lane * steps_;
+  // As weights of the scores: W keys side by side.
+  __attribute__((noinline)) void gather_keys(const Span& span, int64_t head) {
+    const T* keys = static_cast<const T*>(c_.k_cache) + head * c_.head_dim;
+    const int64_t head_dim = c_.head_dim;
+    for (int lane = 0; lane < span.count; lane += W) {
+      if (lane % LANES == 0) fetch_next(c_.k_cache, head, lane);
+      const T* rows[W];
+      for (int i = 0; i < W; i++) rows[i] = keys + places_[lane + i];
+      Weight* to = keys_ + lane * steps_;
       if constexpr (WIDENS) {
-        float* lanes = reinterpret_cast<float*>(to);
         for (int i = 0; i < W; i++)
-          for (int64_t d = 0; d < c_.head_dim; d++)
-            lanes[d * W + i] = rows[i] ? to_float(reinterpret_cast<const T*>(rows[i])[d]) : 0.0f;
+          for (int64_t d = 0; d < head_dim; d++) to[d * W + i] = to_float(rows[i][d]);
       } else {
-        transpose_rows(rows, c_.head_dim * sizeof(T), to);
+        transpose_rows(reinterpret_cast<const char* const*>(rows), head_dim * sizeof(T),
+                       reinterpret_cast<uint32_t*>(to));
       }
     }
   }
 
-  // scores_[query][key]: plain products.
-  void score() {
-    const int blocks = (count_ + W - 1) / W;
-    for (int64_t query = 0; query < queries_;) {
-      const int64_t rows = std::min<int64_t>(queries_ - query, 4);
-      switch (rows) {
-        case 1: score_blocks<1>(query, blocks); break;
-        case 2: score_blocks<2>(query, blocks); break;
-        case 3: score_blocks<3>(query, blocks); break;
-        default: score_blocks<4>(query, blocks);
-      }
-      query += rows;
+  // As weights of the results: [columns][key or pair of keys][W].
+  __attribute__((noinline)) void gather_values(const Span& span, int64_t head) {
+    const T* values = static_cast<const T*>(c_.v_cache) + head * c_.head_dim;
+    const int64_t* places = places_;
+    const int64_t head_dim = c_.head_dim;
+    Weight* const all = values_;
+    for (int lane = 0; lane < span.count; lane += LANES) {
+      fetch_next(c_.v_cache, head, lane);
+      for (int key = std::max(lane, span.first / STEP * STEP); key < std::min(lane + LANES, span.count); key += STEP)
+        put_row(values + places[key], values + places[key + STEP - 1], head_dim, all + key / STEP * W);
     }
   }
 
-  template <int M, int NV = REGISTERS == 32 ? 4 : 2>
-  void score_blocks(int64_t query, int blocks, int block = 0) {
-    for (; block + NV <= blocks; block += NV) {
-      vf sums[M][NV] = {};
-      accumulate<Tile, M, NV>({q_ + query * words_, words_, steps_}, key_block(block), steps_ * W, sums);
-      for (int m = 0; m < M; m++)
-        for (int n = 0; n < NV; n++) store(scores_ + (query + m) * TILE + (block + n) * W, sums[m][n]);
+  static QUIRE_INLINE void put_row(const T* row, const T* other, int64_t head_dim, Weight* to) {
+    int64_t d = 0;
+    if constexpr (STEP == 2)
+      for (; d + 2 * W <= head_dim; d += 2 * W, to += 2 * TILE_STEPS * W)
+        put_pairs(row + d, other + d, to, to + TILE_STEPS * W);
+    for (; d + W <= head_dim; d += W, to += TILE_STEPS * W) put_values(row + d, other + d, W, to);
+    if (d < head_dim) put_values(row + d, other + d, static_cast<int>(head_dim - d), to);
+  }
+
+  static QUIRE_INLINE void put_values(const T* row, const T* other, int lanes, Weight* to) {
+    if constexpr (STEP == 2) {
+      const vu pairs = widen_bits(row, lanes) | widen_bits(other, lanes) << 16;
+      std::memcpy(to, &pairs, sizeof(pairs));
+    } else {
+      store(to, load_part(row, lanes));
     }
-    if constexpr (NV > 1) score_blocks<M, NV / 2>(query, blocks, block);
   }
 
-  const typename Tile::Weight* key_block(int block) const {
-    return reinterpret_cast<const typename Tile::Weight*>(keys_ + block * W * steps_);
-  }
-
-  // Scores to weights 2^(score - largest so far), by row; and by what the sums so far must shrink.
-  void soften(int64_t start) {
-    for (int64_t query = 0; query < queries_; query++) {
-      const int64_t position = p_.position + query / group_;
+  // Scores to softmax weights relative to the largest so far, by row; and by what the sums so far must shrink.
+  __attribute__((noinline)) void soften(const Span& span, int64_t head) {
+    int64_t query = 0;
+    for (int64_t position = p_.position; position < p_.position + p_.rows; position++) {
       const int64_t oldest = c_.window ? position - c_.window + 1 : 0;
-      const int low = static_cast<int>(std::max<int64_t>(oldest - start, first_));
-      const int high = static_cast<int>(std::min<int64_t>(position - start + 1, count_));
-      soften_row(query, low, high);
+      const int low = static_cast<int>(std::max<int64_t>(oldest - span.start, span.first));
+      const int high = static_cast<int>(std::min<int64_t>(position - span.start + 1, span.count));
+      for (int64_t i = 0; i < group_; i++, query++) {
+        const int64_t state = head * queries_ + query;
+        if (low <= 0 && high == TILE)
+          soften_row<true>(query, 0, TILE, TILE, largest_[state], total_[state]);
+        else
+          soften_row<false>(query, low, high, span.count, largest_[state], total_[state]);
+      }
     }
   }
 
-  // Keys [low, high) are seen.
-  void soften_row(int64_t query, int low, int high) {
-    float* row = scores_ + query * TILE;
+  // Keys [low, high) of `count` are seen.
+  template <bool WHOLE>
+  QUIRE_INLINE void soften_row(int64_t query, int low, int high, int count, float& largest, float& total) {
+    constexpr int VECTORS = TILE / W;
+    const float* scores = scores_ + query * TILE;
     const vf scale = splat(c_.scale * LOG2E);
+    vf x[VECTORS];
     vf top = splat(NONE);
-    for (int i = 0; i < count_; i += W) {
-      vf x = load(row + i) * scale;
-      if (low > i || high < i + W) {
-        const vi key = lane_ids() + i;
-        x = ((key >= low) & (key < high)) ? x : splat(NONE);
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; i++) {
+      x[i] = splat(NONE);
+      if (WHOLE || i * W < count) {
+        x[i] = load(scores + i * W) * scale;
+        if (!WHOLE) {
+          const vi key = lane_ids() + i * W;
+          x[i] = ((key >= low) & (key < high)) ? x[i] : splat(NONE);
+        }
+        top = max(top, x[i]);
       }
-      store(row + i, x);
-      top = max(top, x);
     }
-    const float before = largest_[query];
-    const float now = std::max(before, max_lanes(top));
-    shrink_[query] = 1.0f;
-    if (now == NONE) {  // nothing seen yet
-      for (int i = 0; i < count_; i += W) store(row + i, vf{});
-      return;
-    }
+    const float before = largest, now = std::max(before, max_lanes(top));
+    const vf base = splat(now == NONE ? 0.0f : now);  // nothing seen yet: all weights come out as zero
     vf added = {};
-    for (int i = 0; i < count_; i += W) {
-      const vf weight = exp2(load(row + i) - splat(now));
-      store(row + i, weight);
-      added = added + weight;
-    }
-    if (now != before) shrink_[query] = exp2(splat(before - now))[0];
-    total_[query] = total_[query] * shrink_[query] + sum_lanes(added);
-    largest_[query] = now;
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; i += STEP)
+      if (WHOLE || i * W < count) added = put_weights(x + i, base, weights_ + query * TILE + i * W, added);
+    const float shrink = now == before ? 1.0f : exp2(splat(before - now))[0];
+    shrink_[query] = shrink;
+    total = total * shrink + sum_lanes(added);
+    largest = now;
   }
 
-  void add_values() {
-    for (int64_t query = 0; query < queries_;) {
-      const int64_t rows = std::min<int64_t>(queries_ - query, 4);
-      switch (rows) {
-        case 1: add_to_rows<1>(query); break;
-        case 2: add_to_rows<2>(query); break;
-        case 3: add_to_rows<3>(query); break;
-        default: add_to_rows<4>(query);
-      }
-      query += rows;
+  // Weights of STEP vectors of scores, and `added` plus their sum as they will be used.
+  static QUIRE_INLINE vf put_weights(const vf* x, vf base, Word* to, vf added) {
+#if defined(QUIRE_BF16_DOT)
+    if constexpr (STEP == 2) {
+      const __m512bh both = _mm512_cvtne2ps_pbh((__m512)exp2_coarse(x[1] - base), (__m512)exp2_coarse(x[0] - base));
+      std::memcpy(to, &both, sizeof(both));
+      return (vf)_mm512_dpbf16_ps((__m512)added, both, (__m512bh)_mm512_set1_epi32(0x3f803f80));  // times 1.0
     }
-  }
-
-  template <int M, int NV = REGISTERS == 32 ? (M == 1 ? 8 : 4) : 2>
-  void add_to_rows(int64_t query, int64_t d = 0) {
-    for (; d + NV * W <= c_.head_dim; d += NV * W) add_columns<M, NV>(query, d, W);
-    if constexpr (NV > 1)
-      add_to_rows<M, NV / 2>(query, d);
-    else if (d < c_.head_dim)
-      add_columns<M, 1>(query, d, static_cast<int>(c_.head_dim - d));
-  }
-
-  // sums_ of M queries and NV * W columns from d on (the last `lanes` wide) += weights x values.
-  template <int M, int NV>
-  void add_columns(int64_t query, int64_t d, int lanes) {
-    vf sums[M][NV];
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < NV; n++)
-        sums[m][n] = load(sums_ + (query + m) * padded_ + d + n * W) * splat(shrink_[query + m]);
-    const float* weights = scores_ + query * TILE;
-    const T* values = static_cast<const T*>(c_.v_cache) + d;
-    for (int key = first_; key < count_; key++) {
-      vf v[NV];
-#pragma GCC unroll 8
-      for (int n = 0; n < NV; n++)
-        v[n] = NV == 1 ? load_part(values + places_[key], lanes) : load(values + places_[key] + n * W);
-#pragma GCC unroll 4
-      for (int m = 0; m < M; m++) {
-        const vf weight = splat(weights[m * TILE + key]);
-#pragma GCC unroll 8
-        for (int n = 0; n < NV; n++) sums[m][n] = fma(weight, v[n], sums[m][n]);
-      }
-    }
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < NV; n++) store(sums_ + (query + m) * padded_ + d + n * W, sums[m][n]);
+#endif
+    const vf weight = exp2(x[0] - base);
+    store(reinterpret_cast<float*>(to), weight);
+    return added + weight;
   }
 
   void write() const {
-    for (int64_t query = 0; query < queries_; query++) {
-      T* to = static_cast<T*>(c_.out) + query_offset(query);
-      const vf total = splat(total_[query]);
-      for (int64_t d = 0; d < c_.head_dim; d += W)
-        store_part(to + d, load(sums_ + query * padded_ + d) / total,
-                   static_cast<int>(std::min<int64_t>(W, c_.head_dim - d)));
-    }
+    const float* sums = sums_;
+    const float* total = total_;
+    for (int64_t head = 0; head < p_.heads; head++)
+      for (int64_t query = 0; query < queries_; query++, sums += columns_ * W, total++) {
+        T* to = query_at(c_.out, head, query);
+        for (int64_t d = 0; d < c_.head_dim; d += W)
+          store_part(to + d, load(sums + d) / *total, static_cast<int>(std::min<int64_t>(W, c_.head_dim - d)));
+      }
   }
 
   const Call& c_;
-  const Piece p_;
-  const int64_t kv_head_, group_, queries_, steps_, padded_;
-  int64_t words_;          // bytes of a query or key in q_ and keys_
-  int first_ = 0, count_;  // keys of the tile that some row may see: [first_, count_)
-  int64_t places_[TILE];
-  char* q_;
-  uint32_t* keys_;
-  float *scores_, *sums_, *largest_, *total_, *shrink_;
+  const Piece& p_;
+  const int64_t group_, queries_;  // of one head of keys
+  const int64_t steps_, columns_;  // of a score; blocks of a result
+  const int64_t q_stride_;         // words
+  bool more_;                      // rows to ask for: next_ says where
+  int64_t place_memory_[2][TILE];
+  int64_t *places_ = place_memory_[0], *next_ = place_memory_[1];
+  Word *q_, *weights_;
+  float *sums_, *largest_, *total_;  // of all heads
+  float *shrink_, *scores_;
+  Weight *keys_, *values_;
 };
+
+double products_of(const Call& call, const Piece& piece) {
+  const double last = piece.position + piece.rows;
+  const double seen = call.window ? std::min<double>(last, call.window + piece.rows) : last;
+  return (seen + TILE / 2) * (piece.rows * call.group() + 4) * piece.heads *
+         call.head_dim;  // 4: bringing keys and values
+}
+
+// Chunks are cut by rows and heads, single rows only by heads, and only where there are too few of them for the
+// threads: the heads of a token lie side by side in memory.
+void cut(const Call& call, std::vector<Piece>& pieces) {
+  const int32_t kv_heads = static_cast<int32_t>(call.kv_heads);
+  const int32_t tall = static_cast<int32_t>(std::max<int64_t>(1, QUERIES / call.group()));
+  const int64_t wanted = 4 * num_threads();
+  const int32_t shares =
+      static_cast<int32_t>(std::min<int64_t>(kv_heads, (wanted + call.num_seqs - 1) / call.num_seqs));
+  for (int32_t seq = 0; seq < call.num_seqs; seq++) {
+    const int32_t rows = call.query_start[seq + 1] - call.query_start[seq], len = call.seq_lens[seq];
+    const int32_t heads = rows == 1 ? (kv_heads + shares - 1) / shares : 1;
+    for (int32_t end = rows; end > 0; end -= tall) {  // the longest first: short pieces fill up the end
+      const int32_t count = std::min(end, tall);
+      for (int32_t head = 0; head < kv_heads; head += heads)
+        pieces.push_back({seq, end - count, count, len - rows + end - count, head, std::min(heads, kv_heads - head)});
+    }
+  }
+}
+
+constexpr double PRODUCT_NS = 0.007;  // a product of queries and keys, with its share of everything else
+constexpr double CALL_NS = 100;
 
 template <class T>
 void attend(const Call& call) {
   static thread_local std::vector<Piece> pieces;
   pieces.clear();
-  const int64_t tall = std::max<int64_t>(1, QUERIES / call.group());
-  double products = 0;  // query-key pairs
-  for (int64_t seq = 0; seq < call.num_seqs; seq++) {
-    const int32_t rows = call.query_start[seq + 1] - call.query_start[seq], len = call.seq_lens[seq];
-    for (int32_t end = rows; end > 0;) {  // the longest first: short pieces fill up the end
-      const int32_t count = static_cast<int32_t>(std::min<int64_t>(end, tall));
-      const int32_t position = len - rows + end - count;
-      pieces.push_back({static_cast<int32_t>(seq), end - count, count, position});
-      const double seen = call.window ? std::min<double>(position + count, call.window + count) : position + count;
-      products += (seen + TILE / 2) * (count + 2);  // 2: keys and values are read once for all
-      end -= count;
-    }
-  }
-  const int64_t total = pieces.size() * call.kv_heads;
-  const double nanoseconds = products * call.q_heads * call.head_dim * 0.006 + total * 100;
+  cut(call, pieces);
+  double nanoseconds = 0;
+  for (const Piece& piece : pieces) nanoseconds += CALL_NS + products_of(call, piece) * PRODUCT_NS;
   const Piece* all = pieces.data();
-  parallel_for(total, grain_for(total, nanoseconds), nanoseconds, [&call, all](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) Attention<T>(call, all[i / call.kv_heads], i % call.kv_heads).run();
+  const int64_t count = pieces.size();
+  parallel_for(count, grain_for(count, nanoseconds), nanoseconds, [&call, all](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      Attention<T>(call, all[i]).run(i + 1 < end && all[i + 1].rows == 1 ? &all[i + 1] : nullptr);
   });
 }
 
@@ -327,7 +383,7 @@ void attend(const Call& call) {
 
 using namespace quire;
 
-// Shapes as in kernels/reference/paged_attention.py; the caches have q's dtype.
+// Shapes as in kernels/reference/paged_attention.py; the caches have q's dtype, head_dim is at most 1024.
 QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_heads, int64_t kv_heads,
                                      int64_t head_dim, int64_t block_size, int64_t table_width, int64_t window,
                                      double scale, const void* q, const void* k_cache, const void* v_cache,

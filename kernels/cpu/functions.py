@@ -117,7 +117,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def qk_norm_rope_store(
+def qk_norm_rope_store(  # noqa: PLR0917
     qkv: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
@@ -162,7 +162,7 @@ def qk_norm_rope_store(
     return out
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0917
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -173,7 +173,7 @@ def paged_attention(
     sliding_window: int,
 ) -> Tensor:
     code = DTYPES.get(q.dtype)
-    if code is None or k_cache.dtype is not q.dtype:
+    if code is None or k_cache.dtype is not q.dtype or q.size(2) > MAX_HEAD_DIM:
         return reference.paged_attention(
             q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window
         )
@@ -203,7 +203,7 @@ def paged_attention(
     return out
 
 
-def sample(
+def sample(  # noqa: PLR0917
     logits: Tensor,
     temperature: Tensor | None,
     top_k: Tensor | None,

@@ -2,6 +2,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "api.h"
 #include "tape.h"
@@ -20,20 +21,19 @@ void linear_bf16(const LinearCall& call);
 
 namespace {
 
-// One block: [steps][W] from rows `first` on of weight [out_features, in_features].
+// One block: [steps][W] from rows `first` on of weight [out_features, in_features]; rows past the last are `zeros`.
 template <class Tile, class T>
-void pack_block(int64_t first, int64_t out_features, int64_t in_features, const T* weight,
+void pack_block(int64_t first, int64_t out_features, int64_t in_features, const T* weight, const T* zeros,
                 typename Tile::Weight* block) {
-  const char* rows[W];
+  const T* rows[W];
   for (int lane = 0; lane < W; lane++)
-    rows[lane] =
-        first + lane < out_features ? reinterpret_cast<const char*>(weight + (first + lane) * in_features) : nullptr;
+    rows[lane] = first + lane < out_features ? weight + (first + lane) * in_features : zeros;
   if constexpr (sizeof(typename Tile::Weight) == 4) {
-    transpose_rows(rows, in_features * sizeof(T), reinterpret_cast<uint32_t*>(block));
+    transpose_rows(reinterpret_cast<const char* const*>(rows), in_features * sizeof(T),
+                   reinterpret_cast<uint32_t*>(block));
   } else {
     for (int64_t k = 0; k < in_features; k++)
-      for (int lane = 0; lane < W; lane++)
-        block[k * W + lane] = rows[lane] ? reinterpret_cast<const T*>(rows[lane])[k] : T{};
+      for (int lane = 0; lane < W; lane++) block[k * W + lane] = rows[lane][k];
   }
 }
 
@@ -41,10 +41,11 @@ template <class Tile, class T>
 void pack(int64_t out_features, int64_t in_features, const T* weight, typename Tile::Weight* packed) {
   const int64_t blocks = (out_features + W - 1) / W;
   const int64_t steps = (in_features + Tile::K_PER_STEP - 1) / Tile::K_PER_STEP;
+  const std::vector<T> zeros(in_features);
   const double nanoseconds = double(out_features) * in_features;
   parallel_for(blocks, grain_for(blocks, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; block++)
-      pack_block<Tile>(block * W, out_features, in_features, weight, packed + block * steps * W);
+      pack_block<Tile>(block * W, out_features, in_features, weight, zeros.data(), packed + block * steps * W);
   });
 }
 

@@ -22,10 +22,14 @@ struct NoiseKeys {
   }
 };
 
-QUIRE_INLINE vf gumbel_noise(const NoiseKeys& keys, vu tokens) {
+// In (0, 1).
+QUIRE_INLINE vf uniform_of(const NoiseKeys& keys, vu tokens) {
   const vu words = mix<vu>(mix<vu>(tokens * 0x9E3779B1u + keys.key0) ^ keys.key1);
-  const vf uniform = __builtin_convertvector(words, vf) * 0x1p-32f + 0x1p-33f;
-  const vf v = min(uniform, splat(1.0f - 0x1p-24f));
+  return min(__builtin_convertvector(words, vf) * 0x1p-32f + 0x1p-33f, splat(1.0f - 0x1p-24f));
+}
+
+// -log(-log1p(-v)). It never exceeds -log(v).
+QUIRE_INLINE vf gumbel_of(vf v) {
   // -log1p(-v): up to 1 - sqrt(1/2) the reduced form takes -v as it is and loses no bits; above, 1 - v keeps enough.
   const vf small = log1p_reduced(min(v, splat(0.2928932f)) * -1.0f);
   const vf exponential = -(v <= splat(0.2928932f) ? small : log(1.0f - v));

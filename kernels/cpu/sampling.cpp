@@ -114,11 +114,13 @@ class Nucleus {
  public:
   Nucleus(const float* row, int64_t size, float top, float least, float top_p, float* room)
       : row_(row), size_(size), top_(top), least_(least), room_(room) {
-    // Tokens farther than this weigh less than 1 - top_p together: none is wanted.
-    const double range = std::log(double(size) / std::max(1.0 - double(top_p), 1e-12));
-    bins_per_nat_ = static_cast<float>((BINS - 1) / std::max(range, 1.0));
+    const double total = mass();
+    wanted_ = double(top_p) * total;
+    // Logits farther from the top than this weigh less than 1 - top_p of the whole together: none is wanted.
+    const double range = std::log(double(size) / std::max((1.0 - double(top_p)) * total, 1e-12));
+    bins_per_nat_ = static_cast<float>(BINS / std::max(range, 1.0));
+    least_ = std::max(least_, static_cast<float>(top - std::max(range, 1.0)));
     fill();
-    wanted_ = double(top_p) * total_;
   }
 
   float cutoff() {
@@ -139,36 +141,37 @@ class Nucleus {
   }
 
  private:
-  // Bin BINS - 1 also holds what is farther.
   vi bin_of(vf v) const {
     const vf bins = (splat(top_) - v) * splat(bins_per_nat_);
     return __builtin_convertvector(min(max(bins, vf{}), splat(BINS - 1)), vi);
   }
 
+  // Of logits >= least, which is above -inf from here on.
   template <class Visit>
-  void each(const Visit& visit) const {
+  QUIRE_INLINE void each(const Visit& visit) const {
+    const vf least = splat(std::max(least_, -std::numeric_limits<float>::max()));
     for (int64_t at = 0; at < size_; at += W) {
       const vf v = lanes_or_none(row_, at, size_);
-      const vi kept = (v >= splat(least_)) & (v > splat(NONE));
+      const vi kept = v >= least;
       if (any(kept)) visit(v, kept);
     }
   }
 
+  // Relative to the top's.
+  double mass() const {
+    vf sum = {};
+    each([&](vf v, vi kept) { sum += kept ? exp(v - splat(top_)) : vf{}; });
+    return sum_lanes(sum);
+  }
+
   void fill() {
-    vf far = {};
     std::fill(mass_, mass_ + BINS, 0.0f);
     each([&](vf v, vi kept) {
-      const vf weight = kept ? exp(v - splat(top_)) : vf{};
+      const vf weight = exp(v - splat(top_));
       const vi bin = bin_of(v);
-      const vi near = kept & (bin < BINS - 1);
-      far += near ? vf{} : weight;
-      if (!any(near)) return;
       for (int i = 0; i < W; i++)
-        if (near[i]) mass_[bin[i]] += weight[i];
+        if (kept[i]) mass_[bin[i]] += weight[i];
     });
-    mass_[BINS - 1] = sum_lanes(far);
-    total_ = 0;
-    for (float mass : mass_) total_ += mass;
   }
 
   int64_t gather(int bin) {
@@ -184,11 +187,12 @@ class Nucleus {
 
   const float* row_;
   const int64_t size_;
-  const float top_, least_;
+  const float top_;
+  float least_;
   float* room_;
   float bins_per_nat_;
   float mass_[BINS];
-  double total_, wanted_;
+  double wanted_;
 };
 
 // ---- sampling ----
@@ -208,20 +212,28 @@ float least_kept(const float* row, int64_t size, float top, const Filters& filte
 }
 
 // argmax of row / temperature + noise over what is at least `least`; the lowest of equals.
+//
+// Noise is at most -log(v), v uniform, so a token with floor(log2(v)) >= (logit / temperature - best so far) * log2(e)
+// is out of the race: that takes no logarithm, and all but a few dozen tokens of a row end there.
 int64_t noisy_best(const float* row, int64_t size, float temperature, float least, const NoiseKeys& keys) {
-  vf best = splat(NONE);
+  vf best = splat(NONE), leader = splat(NONE);
   vi token = {};
-  const vf divisor = splat(temperature);
+  const vf divisor = splat(temperature), inverse = splat(1.0f / temperature);
   for (int64_t at = 0; at < size; at += W) {
-    const vf scaled = lanes_or_none(row, at, size) / divisor;
-    const vi kept = scaled >= splat(least);
-    if (least > NONE && !any(kept)) continue;
+    const vf logits = lanes_or_none(row, at, size);
+    if (least > NONE && !any(logits >= splat(least))) continue;  // filtered rows have been divided already
     const vi ids = lane_ids() + static_cast<int32_t>(at);
-    const vf noisy = kept ? scaled + gumbel_noise(keys, (vu)ids) : splat(NONE);
+    const vf v = uniform_of(keys, (vu)ids);
+    const vf nearly = logits * inverse;  // the slack covers its rounding and that of noise
+    const vf slack = fma(absolute(nearly), splat(4e-7f), splat(1e-2f));
+    if (!any(exponent_of(v) < (nearly - leader) * 1.442695f + slack)) continue;
+    const vf scaled = logits / divisor;
+    const vf noisy = scaled >= splat(least) ? scaled + gumbel_of(v) : splat(NONE);
     token = noisy > best ? ids : token;
     best = max(best, noisy);
+    leader = splat(max_lanes(best));
   }
-  const float value = max_lanes(best);
+  const float value = leader[0];
   int32_t chosen = std::numeric_limits<int32_t>::max();
   for (int i = 0; i < W; i++)
     if (best[i] == value) chosen = std::min(chosen, token[i]);

@@ -158,6 +158,13 @@ QUIRE_INLINE void store_part(T* p, vf v, int n) {
   std::memcpy(p, lanes, n * sizeof(T));
 }
 
+// bfloat16 bits in the low half of each lane; past `n` zero.
+QUIRE_INLINE vu widen_bits(const bf16* p, int n) {
+  vh h = {};
+  std::memcpy(&h, p, n == W ? sizeof(h) : n * sizeof(bf16));
+  return __builtin_convertvector(h, vu);
+}
+
 // What a value of type T becomes when written and read again.
 template <class T>
 QUIRE_INLINE vf rounded_to(vf v) {
@@ -167,14 +174,32 @@ QUIRE_INLINE vf rounded_to(vf v) {
     return v;
 }
 
+QUIRE_INLINE vf absolute(vf v) { return (vf)((vi)v & 0x7fffffff); }
+
+// floor(log2(x)) of normal positive x.
+QUIRE_INLINE vf exponent_of(vf x) {
+#if defined(QUIRE_AVX512)
+  return (vf)_mm512_getexp_ps((__m512)x);
+#else
+  return __builtin_convertvector(((vi)x >> 23) - 127, vf);
+#endif
+}
+
 // ---- across lanes: always the same tree, so always the same bits ----
 
 QUIRE_INLINE float sum_lanes(vf v) {
+#if defined(QUIRE_AVX512)
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float x[W];
   store(x, v);
   for (int half = W / 2; half > 0; half /= 2)
     for (int i = 0; i < half; i++) x[i] += x[i + half];
   return x[0];
+#endif
 }
 
 QUIRE_INLINE float max_lanes(vf v) {
@@ -202,7 +227,18 @@ QUIRE_INLINE bool any(vi mask) {
 // ---- exponential and logarithm ----
 // Polynomials: minimax fits by reweighted least squares; errors are the largest seen against float64 (test_simd.py).
 
-// 2^(n + f) for f in [-0.5, 0.5] and n an integer in [-127, 129]; n under -126 gives 0.
+// p * 2^n for p in [0.5, 2] and n an integer in [-200, 200].
+QUIRE_INLINE vf scale_exponent(vf p, vf n) {
+#if defined(QUIRE_AVX512)
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  vi whole = __builtin_convertvector(n, vi);
+  vi half = whole >> 1;  // in two steps: 2^128 is no float, and neither is 2^-150
+  return p * (vf)((half + 127) << 23) * (vf)((whole - half + 127) << 23);
+#endif
+}
+
+// 2^(n + f) for f in [-0.5, 0.5].
 QUIRE_INLINE vf exp2_split(vf n, vf f) {
   vf p = splat(0.0001535336f);
   p = fma(p, f, splat(0.0013398875f));
@@ -211,27 +247,41 @@ QUIRE_INLINE vf exp2_split(vf n, vf f) {
   p = fma(p, f, splat(0.24022648f));
   p = fma(p, f, splat(0.6931472f));
   p = fma(p, f, splat(1.0f));
-  vi whole = __builtin_convertvector(n, vi);
-  vi half = whole >> 1;  // in two steps: 2^128 is no float
-  vf scaled = p * (vf)((half + 127) << 23) * (vf)((whole - half + 127) << 23);
-  return n < splat(-126.0f) ? vf{} : scaled;
+  return scale_exponent(p, n);
 }
 
 QUIRE_INLINE vf round_to_integer(vf x) {  // |x| < 2^22, ties to even
-  const vf magic = splat(12582912.0f);    // 1.5 * 2^23: no bits are left under the point
+#if defined(QUIRE_AVX512)
+  return (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: no bits are left under the point
   return (x + magic) - magic;
+#endif
 }
 
-// 2^x: 0 under -126.5, inf over 128, NaN for NaN. Within 1 ulp.
+// 2^x: 0 under -150, inf over 128, NaN for NaN. Within 1 ulp.
 QUIRE_INLINE vf exp2(vf x) {
-  vf clamped = min(splat(129.0f), max(splat(-127.0f), x));
+  vf clamped = min(splat(129.0f), max(splat(-160.0f), x));
   vf n = round_to_integer(clamped);
   return exp2_split(n, clamped - n);
 }
 
-// e^x: 0 under -87.6, inf over 88.73, NaN for NaN. Within 2 ulp.
+// 2^x of x <= 0, for what is going to be rounded to bfloat16: relative error under 3e-6; 0 under -150, NaN for NaN.
+QUIRE_INLINE vf exp2_coarse(vf x) {
+  vf clamped = max(splat(-160.0f), x);
+  vf n = round_to_integer(clamped);
+  vf f = clamped - n;
+  vf p = splat(0.009582851f);
+  p = fma(p, f, splat(0.05590643f));
+  p = fma(p, f, splat(0.24024099f));
+  p = fma(p, f, splat(0.6931242f));
+  p = fma(p, f, splat(1.0f));
+  return scale_exponent(p, n);
+}
+
+// e^x: 0 under -104, inf over 88.73, NaN for NaN. Within 2 ulp.
 QUIRE_INLINE vf exp(vf x) {
-  vf clamped = min(splat(89.4f), max(splat(-88.0f), x));
+  vf clamped = min(splat(89.4f), max(splat(-110.0f), x));
   const vf log2e = splat(1.442695f);
   vf n = round_to_integer(clamped * log2e);
   vf rest = fma(n, splat(-0.693359375f), clamped);  // exact: 0.693359375 has 10 bits

@@ -12,10 +12,13 @@ def seeded():
 
 
 @pytest.fixture(autouse=True)
-def same_threads_afterwards():
-    before = cpu.num_threads()
+def threads():
+    """As many of ours as a test likes, one of torch: on a busy machine its threads mostly wait for each other."""
+    ours, theirs = cpu.num_threads(), torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
-    cpu.set_num_threads(before)
+    torch.set_num_threads(theirs)
+    cpu.set_num_threads(ours)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -1,0 +1,1 @@
+"""What the kernels cost, beside what they replace, in one run."""

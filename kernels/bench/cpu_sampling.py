@@ -1,0 +1,31 @@
+"""Sampling beside the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels import cpu, reference
+from kernels.bench.timing import Row, medians
+
+SIZES = ((1, 4096), (32, 4096), (1, 151_936), (32, 151_936))  # rows, vocabulary
+FILTERS = {"greedy": (), "temperature": (0,), "top_k 50": (0, 1), "top_p 0.9": (0, 2), "min_p 0.05": (0, 3)}
+
+
+def bench() -> Iterator[Row]:
+    for rows, vocab_size in SIZES:
+        for name, used in FILTERS.items():
+            yield one(rows, vocab_size, name, used)
+
+
+def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> Row:
+    logits = 3 * torch.randn(rows, vocab_size)  # both may overwrite them: they are as good a second time
+    columns = [torch.full((rows,), value) for value in (1.0, 50, 0.9, 0.05)]
+    columns[1] = columns[1].int()
+    chosen = [column if i in used else None for i, column in enumerate(columns)]
+    arguments = (*chosen, torch.arange(rows), torch.arange(rows).int())
+    times = medians(
+        {"cpu": lambda: cpu.sample(logits, *arguments), "reference": lambda: reference.sample(logits, *arguments)}
+    )
+    return Row("sampling", f"{rows} x {vocab_size} {name}", times, rows * vocab_size / times["cpu"] / 1e3, "Glogit/s")

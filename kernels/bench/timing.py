@@ -1,0 +1,53 @@
+"""Times of rival functions, taken in turns, so that whatever else the machine does falls on all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: medians in microseconds by rival, and what the first one reaches."""
+
+    section: str
+    case: str
+    microseconds: dict[str, float]
+    rate: float  # of the first rival
+    unit: str  # of `rate`
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the first rival is than the second; nan if it has none."""
+        times = list(self.microseconds.values())
+        return times[1] / times[0] if len(times) > 1 else float("nan")
+
+    def as_json(self) -> dict[str, object]:
+        return {**asdict(self), "ratio": self.ratio}
+
+    def __str__(self) -> str:
+        times = "  ".join(f"{name} {value:10.1f} us" for name, value in self.microseconds.items())
+        rate = f"{self.rate:8.1f} {self.unit}" if self.unit else ""
+        ratio = f"x{self.ratio:.2f}" if len(self.microseconds) > 1 else ""
+        return f"{self.section:10} {self.case:44} {times}  {rate:18} {ratio}"
+
+
+def medians(rivals: dict[str, Work], seconds: float = 0.3, most: int = 200) -> dict[str, float]:
+    """Microseconds of each, after one warm-up call; about `seconds` for all of them together."""
+    first = {name: _once(work) for name, work in rivals.items()}
+    rounds = int(min(most, max(5, seconds * 1e6 / sum(min(_once(work), first[name]) for name, work in rivals.items()))))
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(rounds):
+        for name, work in rivals.items():
+            times[name].append(_once(work))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _once(work: Work) -> float:
+    start = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - start) / 1e3
