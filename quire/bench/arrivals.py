@@ -1,0 +1,47 @@
+"""How the requests of a load come: all at once, so many in flight, or at a rate of their own."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from itertools import accumulate
+
+from shared.errors import InvalidArgument
+
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """`burst`: all at once. `8`: at most 8 in flight, the next when one ends. `20/s`: Poisson arrivals, 20 a second."""
+
+    text: str
+    in_flight: int = 0  # 0: no limit
+    rate: float = 0.0  # requests a second; 0: as soon as the limit allows
+
+    def offsets_s(self, count: int) -> list[float]:
+        """When each request is due, seconds after the start."""
+        if not self.rate:
+            return [0.0] * count
+        draw = random.Random(SEED)
+        return list(accumulate(draw.expovariate(self.rate) for _ in range(count)))
+
+    def share(self, client: int, clients: int) -> int:
+        """Of the limit, what one of several client processes may use; 0: no limit."""
+        return self.in_flight // clients + (client < self.in_flight % clients)
+
+    def most_clients(self, wanted: int) -> int:
+        """Client processes that have something to do."""
+        return min(wanted, self.in_flight) if self.in_flight else wanted
+
+
+def parse(text: str) -> Arrivals:
+    if text == "burst":
+        return Arrivals(text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)/s", text)
+    if match and float(match[1]) > 0:
+        return Arrivals(text, rate=float(match[1]))
+    if text.isdigit() and int(text) > 0:
+        return Arrivals(text, in_flight=int(text))
+    raise InvalidArgument(f"load: {text!r} is none of burst, N (in flight), N/s (Poisson arrivals)", field="load")

@@ -1,0 +1,121 @@
+"""Results as a table for people and as a document for files and comparisons."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.bench import machine
+from shared.errors import InvalidArgument
+
+Value = float | int | str
+Row = Mapping[str, Value]
+DIGITS = 5  # that a result is stored with; no measurement here is better than that
+OWN_FLAGS = ("--out", "--compare")  # where results go is not how they were got
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    parser.add_argument("--out", default="", metavar="FILE", help="store the document too")
+    parser.add_argument("--compare", default="", metavar="FILE", help="show the ratio to a stored document")
+
+
+def deliver(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Prints, stores and compares what was measured."""
+    document = document_of(rows)
+    if arguments.out:
+        Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document) if arguments.json else table(document["rows"]), flush=True)
+    if arguments.compare:
+        text = comparison(document["rows"], stored_rows(arguments.compare))
+        print(f"\nratio to {arguments.compare}\n{text}", file=sys.stderr if arguments.json else sys.stdout, flush=True)
+
+
+def document_of(rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "command": command(sys.argv[1:]),
+        "rows": [{name: _rounded(value) for name, value in row.items()} for row in rows],
+    }
+
+
+def command(words: Sequence[str]) -> str:
+    """What to type to measure it again."""
+    kept: list[str] = []
+    words = iter(words)  # type: ignore[assignment]
+    for word in words:
+        if word in OWN_FLAGS:
+            next(iter(words), None)
+        elif word != "--json" and not word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
+            kept.append(word)
+    return shlex.join(["quire", *kept])
+
+
+def stored_rows(path: str) -> list[Row]:
+    try:
+        rows: list[Row] = json.loads(Path(path).read_text())["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"compare: {path!r} is no stored result: {error!r}", field="compare") from None
+    return rows
+
+
+def comparison(rows: Sequence[Row], stored: Sequence[Row]) -> str:
+    """A table of measured / stored for each number of the rows that both have."""
+    before = {identity(row): row for row in stored}
+    ratios = [ratio(row, before[identity(row)]) for row in rows if identity(row) in before]
+    return table(ratios) if ratios else "no row in common"
+
+
+def identity(row: Row) -> tuple[tuple[str, Value], ...]:
+    """What a row is about: its words, and how many ran."""
+    return tuple(sorted((name, value) for name, value in row.items() if isinstance(value, str) or name == "running"))
+
+
+def ratio(row: Row, before: Row) -> Row:
+    about = dict(identity(row))
+    for name, value in row.items():
+        old = before.get(name)
+        if name not in about and not isinstance(value, str) and isinstance(old, (int, float)) and old:
+            about[name] = f"{value / old:.2f}x"
+    return about
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Columns in the order in which they first appear; a column that nobody has is left out."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names, *([_cell(row.get(name, "")) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    words = {name for row in rows for name, value in row.items() if isinstance(value, str) and not value.endswith("x")}
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if name in words else cell.rjust(width)
+            for name, cell, width in zip(names, line, widths, strict=True)
+        ).rstrip()
+        for line in cells
+    )
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _rounded(value: Value) -> Value:
+    if not isinstance(value, float) or value == 0 or not math.isfinite(value):
+        return value
+    rounded = round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
+    return int(rounded) if rounded.is_integer() and abs(rounded) >= 10 ** (DIGITS - 1) else rounded
+
+
+def _cell(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

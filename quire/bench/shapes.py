@@ -1,0 +1,122 @@
+"""What is served in a benchmark: the bundled model, the shape of a well-known one with random weights, or a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire import bundled
+from shared.errors import InvalidArgument
+
+TINY = "tiny"
+SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+        **SPECIAL_TOKENS,
+    },
+    "llama3-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "torch_dtype": "bfloat16",
+        **SPECIAL_TOKENS,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model to serve. `folder` is None for the bundled one."""
+
+    name: str
+    vocab_size: int
+    folder: Path | None = None
+    random_weights: bool = False
+
+
+def prepare(name: str, scratch: Path) -> Shape:
+    """The shape called `name`, or the model in that folder. Files of a made-up model go under `scratch`."""
+    if name in ("", TINY):
+        return Shape(TINY, _vocab_size(bundled.FOLDER))
+    if name in CONFIGS:
+        folder = scratch / name
+        write_folder(folder, CONFIGS[name])
+        return Shape(name, CONFIGS[name]["vocab_size"], folder, random_weights=True)
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        known = ", ".join((TINY, *CONFIGS))
+        raise InvalidArgument(f"model: {name!r} is none of {known} and no folder with a config.json", field="model")
+    return Shape(folder.resolve().name, _vocab_size(folder), folder)
+
+
+def write_folder(folder: Path, config: Mapping[str, Any]) -> None:
+    """All that a server needs of a model but its weights. The text of token i is `w<i>`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1", "unk_token": "w2"}
+    files = {
+        "config.json": config,
+        "generation_config.json": SPECIAL_TOKENS,
+        "tokenizer.json": word_tokenizer(config["vocab_size"]),
+        "tokenizer_config.json": {**names, "model_max_length": config["max_position_embeddings"]},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def word_tokenizer(vocab_size: int) -> dict[str, Any]:
+    """A tokenizer.json of whole words, split at white space."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w2"},
+    }
+
+
+def _vocab_size(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])

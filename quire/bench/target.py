@@ -1,0 +1,104 @@
+"""What is measured: a cluster started for it, one that runs already, or any server with an OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.bench import shapes
+from quire.cli import up
+from quire.client import Client
+from quire.cluster import Cluster, ClusterOptions
+from shared.pb.admin.v1 import admin_pb2
+from shared.settings import SERVICES
+
+QUIET = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to send requests, and whom to watch meanwhile."""
+
+    name: str
+    vocab_size: int
+    grpc_address: str = ""  # empty: it speaks no gRPC of ours
+    http_address: str = ""  # HOST:PORT or URL; empty: unknown
+    frontends: int = 1
+    pids: dict[str, int] = field(default_factory=dict)  # services on this machine, by id
+    metrics: dict[str, str] = field(default_factory=dict)  # HOST:PORT of their pages, by id
+
+    def reset_prefix_cache(self) -> None:
+        if self.grpc_address:
+            with Client(self.grpc_address) as client:
+                client.reset_prefix_cache()
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire up`, and those that name a server that is there."""
+    up.configure(parser)
+    parser.set_defaults(model=shapes.TINY, http_port=0, grpc_port=0)
+    there = parser.add_argument_group("instead of starting a cluster")
+    there.add_argument("--address", default="", metavar="HOST:PORT", help="gRPC of a cluster that runs")
+    there.add_argument("--http", default="", metavar="HOST:PORT", help="its OpenAI API")
+    there.add_argument("--base-url", default="", metavar="URL", help="any OpenAI API; MODEL is its shape")
+
+
+def targets(arguments: argparse.Namespace, scratch: Path) -> Iterator[Target]:
+    """Every model asked for, served one after the other. Each lives until the next one is asked for."""
+    if arguments.address:
+        yield running_cluster(arguments.address, arguments.http)
+        return
+    for name in arguments.model.split(","):
+        shape = shapes.prepare(name, scratch)
+        if arguments.base_url:
+            yield Target(shape.name, shape.vocab_size, http_address=arguments.base_url)
+            continue
+        with started_cluster(arguments, shape) as target:
+            yield target
+
+
+def cluster_options(arguments: argparse.Namespace, shape: shapes.Shape) -> ClusterOptions:
+    """As `quire up` would start it, but quiet."""
+    options = up.options_from(arguments)
+    settings = {service: {"log_level": QUIET, **options.settings.get(service, {})} for service in SERVICES}
+    if shape.random_weights:
+        settings["worker"].setdefault("load_format", "dummy")
+    return dataclasses.replace(options, model=str(shape.folder or ""), settings=settings)
+
+
+@contextmanager
+def started_cluster(arguments: argparse.Namespace, shape: shapes.Shape) -> Iterator[Target]:
+    with Cluster(cluster_options(arguments, shape)) as cluster:
+        yield Target(
+            shape.name,
+            shape.vocab_size,
+            cluster.grpc_address,
+            cluster.http_address,
+            arguments.frontends,
+            {process.spec.id: process.pid for process in cluster.processes if process.pid},
+            {
+                process.spec.id: process.addresses.get("metrics") or process.addresses["http"]
+                for process in cluster.processes
+            },
+        )
+
+
+def running_cluster(grpc_address: str, http_address: str) -> Target:
+    with Client(grpc_address) as client:
+        model, services = client.models()[0], client.status()
+    frontends = [service for service in services if service.role == admin_pb2.ROLE_FRONTEND]
+    pids = {service.id: service.pid for service in services if _is_here(service.pid)}
+    pages = {frontends[0].id: http_address} if http_address and frontends else {}
+    return Target(model.name, model.vocab_size, grpc_address, http_address, len(frontends) or 1, pids, pages)
+
+
+def _is_here(pid: int) -> bool:
+    """Whether a process of that number on this machine is one of ours."""
+    try:
+        return b"quire" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

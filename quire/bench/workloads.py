@@ -1,0 +1,144 @@
+"""The requests that Quire and its peers are compared on: token ids in, a fixed number of tokens out.
+
+`mixed` is the workload of nano-vllm's published benchmark; the rest each strain one thing. Those named cpu_ are small
+enough for a machine with two cores. Everything is drawn from fixed seeds: the same numbers everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shared.errors import InvalidArgument
+
+LARGEST_ID = 10_000
+CPU_LARGEST_ID = 4_000  # within the bundled model's vocabulary
+SAMPLED = 0.6  # temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    num_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`load` is how its requests come unless something else is asked for: see quire.bench.arrivals."""
+
+    name: str
+    items: tuple[Item, ...]
+    load: str = "burst"
+    temperature: float = SAMPLED
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(item.prompt) for item in self.items)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(item.num_output for item in self.items)
+
+    def within(self, vocab_size: int) -> Workload:
+        """The same for a small vocabulary: ids wrap around."""
+        if vocab_size > LARGEST_ID:
+            return self
+        return replace(
+            self, items=tuple(Item(tuple(i % vocab_size for i in item.prompt), item.num_output) for item in self.items)
+        )
+
+    def sampled_at(self, temperature: float) -> Workload:
+        return replace(self, temperature=temperature)
+
+    def first(self, count: int) -> Workload:
+        """Only so many of its requests; 0: all."""
+        return replace(self, items=self.items[:count]) if count else self
+
+
+def mixed(count: int = 256, low: int = 100, high: int = 1024) -> Workload:
+    """Prompt and output lengths uniform in [low, high]; 133,966 output tokens."""
+    draw = random.Random(0)
+    prompts = [_ids(draw, draw.randint(low, high)) for _ in range(count)]
+    return Workload("mixed", tuple(Item(prompt, draw.randint(low, high)) for prompt in prompts))
+
+
+def single() -> Workload:
+    """One stream: latency."""
+    return Workload("single", (Item(_ids(random.Random(1), 512), 256),), load="1")
+
+
+def shared_prefix() -> Workload:
+    """256 requests behind one long system prompt."""
+    return _behind_prefix("shared_prefix", seed=2, count=256, shared=2048, own=64, num_output=64)
+
+
+def prefill() -> Workload:
+    """Prompt processing alone."""
+    return _equal("prefill", seed=3, count=64, prompt=4096, num_output=1)
+
+
+def decode() -> Workload:
+    """Steady decode at a fixed batch."""
+    return _equal("decode", seed=4, count=256, prompt=128, num_output=512)
+
+
+def cpu_batch() -> Workload:
+    """32 requests at once, prompts of 32 to 128 tokens."""
+    draw = random.Random(5)
+    items = tuple(Item(_ids(draw, draw.randint(32, 128), CPU_LARGEST_ID), 64) for _ in range(32))
+    return Workload("cpu_batch", items, temperature=0.0)
+
+
+def cpu_single() -> Workload:
+    """One stream."""
+    item = Item(_ids(random.Random(6), 128, CPU_LARGEST_ID), 64)
+    return Workload("cpu_single", (item,), load="1", temperature=0.0)
+
+
+def cpu_prefix() -> Workload:
+    """32 requests behind a shared prefix of 512 tokens."""
+    work = _behind_prefix("cpu_prefix", seed=7, count=32, shared=512, own=16, num_output=16, largest=CPU_LARGEST_ID)
+    return replace(work, temperature=0.0)
+
+
+def cpu_stream8() -> Workload:
+    """8 clients, 4 requests each, as many tokens as in cpu_batch."""
+    return replace(cpu_batch(), name="cpu_stream8", load="8")
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    make.__name__: make
+    for make in (mixed, single, shared_prefix, prefill, decode, cpu_batch, cpu_single, cpu_prefix, cpu_stream8)
+}
+GPU_SET = ("single", "decode", "mixed", "shared_prefix", "prefill")
+CPU_SET = ("cpu_batch", "cpu_single", "cpu_prefix", "cpu_stream8")
+
+
+def named(names: str) -> list[Workload]:
+    """`mixed,single`; `gpu` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
+    sets = {"gpu": GPU_SET, "cpu": CPU_SET}
+    wanted = [name for word in names.split(",") for name in sets.get(word, (word,))]
+    for name in wanted:
+        if name not in WORKLOADS:
+            raise InvalidArgument(f"work: {name!r} is none of {', '.join((*WORKLOADS, *sets))}", field="work")
+    return [WORKLOADS[name]() for name in wanted]
+
+
+def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[int, ...]:
+    return tuple(draw.randint(0, largest) for _ in range(count))
+
+
+def _equal(name: str, *, seed: int, count: int, prompt: int, num_output: int) -> Workload:
+    draw = random.Random(seed)
+    return Workload(name, tuple(Item(_ids(draw, prompt), num_output) for _ in range(count)))
+
+
+def _behind_prefix(
+    name: str, *, seed: int, count: int, shared: int, own: int, num_output: int, largest: int = LARGEST_ID
+) -> Workload:
+    draw = random.Random(seed)
+    head = _ids(draw, shared, largest)
+    return Workload(name, tuple(Item(head + _ids(draw, own, largest), num_output) for _ in range(count)))

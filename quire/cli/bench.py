@@ -1,0 +1,28 @@
+"""`quire bench MODE`: measures, prints a table or JSON, and compares with what was measured before."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from quire.bench import report
+
+# name -> (module, what it measures)
+MODES = {
+    "throughput": ("quire.bench.throughput", "all requests at once, answers whole: tokens per second"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    modes = parser.add_subparsers(dest="mode", required=True, metavar="MODE")
+    for name, (module, text) in MODES.items():
+        mode = modes.add_parser(name, help=text, description=text, allow_abbrev=False)
+        importlib.import_module(module).configure(mode)
+        report.configure(mode)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = importlib.import_module(MODES[arguments.mode][0])
+    rows = list(module.measure(arguments))
+    report.deliver(arguments, rows)
+    return 1 if any(row.get("errors") for row in rows) else 0
