@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 
 Work = Callable[[], object]
 
+ROUNDS = 5
+REST = 0.01  # seconds
+
 
 @dataclass(frozen=True)
 class Row:
@@ -36,14 +39,20 @@ class Row:
         return f"{self.section:10} {self.case:44} {times}  {rate:18} {ratio}"
 
 
-def medians(rivals: dict[str, Work], seconds: float = 0.3, most: int = 200) -> dict[str, float]:
-    """Microseconds of each, after one warm-up call; about `seconds` for all of them together."""
-    first = {name: _once(work) for name, work in rivals.items()}
-    rounds = int(min(most, max(5, seconds * 1e6 / sum(min(_once(work), first[name]) for name, work in rivals.items()))))
+def medians(rivals: dict[str, Work], seconds: float = 0.3) -> dict[str, float]:
+    """Microseconds of each; about `seconds` for all of them together.
+
+    Before its turns a rival rests, so that idle threads of the others have stopped looking for work (OpenMP's go on for
+    milliseconds), and makes one call that does not count.
+    """
+    single = {name: min(_once(work), _once(work), _once(work)) for name, work in rivals.items()}
+    turns = {name: int(min(50, max(1, seconds * 1e6 / len(rivals) / ROUNDS / us))) for name, us in single.items()}
     times: dict[str, list[float]] = {name: [] for name in rivals}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, work in rivals.items():
-            times[name].append(_once(work))
+            time.sleep(REST)
+            work()
+            times[name].extend(_once(work) for _ in range(turns[name]))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

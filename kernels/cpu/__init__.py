@@ -11,7 +11,7 @@ from kernels.cpu.functions import (
     sample,
     silu_mul,
 )
-from kernels.cpu.native import num_threads, set_num_threads, unavailable
+from kernels.cpu.native import num_threads, prefer_huge_pages, set_num_threads, unavailable
 
 __all__ = [
     "add_rms_norm",
@@ -19,6 +19,7 @@ __all__ = [
     "linear",
     "num_threads",
     "paged_attention",
+    "prefer_huge_pages",
     "prepare_linear",
     "qk_norm_rope_store",
     "rms_norm",

@@ -10,3 +10,5 @@ namespace quire {
 enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
 
 }  // namespace quire
+
+QUIRE_API void quire_prefer_huge_pages(void* memory, int64_t bytes);

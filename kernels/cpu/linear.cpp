@@ -10,10 +10,6 @@
 #include "parallel.h"
 #include "transpose.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace quire {
 
 void linear_f32(const LinearCall& call);
@@ -64,13 +60,7 @@ QUIRE_API int64_t quire_packed_bytes(int64_t dtype, int64_t out_features, int64_
 // weight: [out_features, in_features]; packed: quire_packed_bytes long, 64-byte aligned.
 QUIRE_API void quire_pack_weight(int64_t dtype, int64_t out_features, int64_t in_features, const void* weight,
                                  void* packed) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr uintptr_t HUGE = 1 << 21;  // fewer TLB misses where the weight is big enough to hold whole huge pages
-  const uintptr_t start = (reinterpret_cast<uintptr_t>(packed) + HUGE - 1) & ~(HUGE - 1);
-  const uintptr_t end =
-      (reinterpret_cast<uintptr_t>(packed) + quire_packed_bytes(dtype, out_features, in_features)) & ~(HUGE - 1);
-  if (start < end) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
-#endif
+  quire_prefer_huge_pages(packed, quire_packed_bytes(dtype, out_features, in_features));
   if (dtype == FLOAT32)
     pack<FloatTile>(out_features, in_features, static_cast<const float*>(weight), static_cast<float*>(packed));
   else

@@ -60,14 +60,14 @@ QUIRE_INLINE void accumulate(const TileInput& in, const typename Tile::Weight* w
                              vf (&sums)[M][NV], const typename Tile::Weight* ahead = nullptr) {
   const char* x = in.x;
   for (int64_t step = 0; step < in.steps; step++) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int p = 0; p < P; p++) __builtin_prefetch(ahead + p * block_stride + step * W, 0, 2);
     typename Tile::Lanes lanes[NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int n = 0; n < NV; n++) lanes[n] = Tile::load_w(w + n * block_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int m = 0; m < M; m++) {
-#pragma GCC unroll 8
+#pragma GCC unroll 32
       for (int n = 0; n < NV; n++) sums[m][n] = Tile::multiply_add(x + m * in.x_stride, lanes[n], sums[m][n]);
     }
     w += W;

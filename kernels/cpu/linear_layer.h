@@ -20,7 +20,7 @@ struct LinearCall {
 // ahead in tall panels takes M = 16 from 250 to 420 GFLOP/s and M = 32 from 320 to 460 (530 is the peak). In a single
 // tile the hardware's own prefetching suffices up to 4 rows (38 GB/s; asking as well costs 10 %); at 8 rows asking 32
 // steps ahead gains 12 %, 16 and 64 steps less.
-constexpr int64_t ROW_BLOCK = 256;       // rows whose sums wait in the cache while k advances
+constexpr int64_t ROW_BLOCK = 128;       // rows whose sums wait in the cache while k advances
 constexpr int64_t WEIGHT_CHUNK = 24576;  // bytes of a panel that stay in L1 while row tiles pass over them
 
 template <class Tile, class T>
@@ -84,7 +84,7 @@ class LinearLayer {
   double estimate() const {
     const double bytes = double(blocks_) * W * steps_ * sizeof(Weight);
     const double products = double(rows_) * blocks_ * W * steps_ * Tile::K_PER_STEP;
-    return std::max(bytes / 60, products / (Tile::K_PER_STEP == 2 ? 200 : 100));
+    return std::max(bytes / 90, products / (Tile::K_PER_STEP == 2 ? 225 : 115));
   }
 
   int panel_blocks() const { return tile_blocks(static_cast<int>(std::min<int64_t>(rows_, MAX_TILE_ROWS))); }
@@ -168,9 +168,10 @@ class LinearLayer {
   template <int M, int NV>
   void chunk_tile(int64_t row, int64_t block, Span span, float* waiting, const Weight* ahead, int64_t wanted) const {
     vf sums[M][NV] = {};
-    if (span.begin > 0)
-      for (int m = 0; m < M; m++)
-        for (int n = 0; n < NV; n++) sums[m][n] = load(waiting + (m * NV + n) * W);
+    if (span.begin > 0) {
+#pragma GCC unroll 32
+      for (int i = 0; i < M * NV; i++) sums[i / NV][i % NV] = load(waiting + i * W);
+    }
     const Weight* w = weights_ + (block * steps_ + span.begin) * W;
     const TileInput in{x_ + row * x_stride_ + span.begin * 4, x_stride_, span.end - span.begin};
     if (wanted <= 0)
@@ -180,16 +181,18 @@ class LinearLayer {
     else
       accumulate<Tile, M, NV, 2>(in, w, steps_ * W, sums, ahead);
     if (span.end == steps_) return finish<M, NV>(row, block, sums);
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < NV; n++) store(waiting + (m * NV + n) * W, sums[m][n]);
+#pragma GCC unroll 32
+    for (int i = 0; i < M * NV; i++) store(waiting + i * W, sums[i / NV][i % NV]);
   }
 
   template <int M, int NV>
   QUIRE_INLINE void finish(int64_t row, int64_t block, vf (&sums)[M][NV]) const {
+#pragma GCC unroll 32
     for (int n = 0; n < NV; n++) {
       const int64_t column = (block + n) * W;
       const int lanes = static_cast<int>(std::min<int64_t>(W, out_features_ - column));
       const vf bias = bias_ ? load_part(bias_ + column, lanes) : vf{};
+#pragma GCC unroll 32
       for (int m = 0; m < M; m++) store_part(y_ + (row + m) * out_features_ + column, sums[m][n] + bias, lanes);
     }
   }

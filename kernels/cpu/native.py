@@ -44,6 +44,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
         declare(library, name, None, *(_TYPES[letter] for letter in signature))
     declare(library, "packed_bytes", integer, integer, integer, integer)
     declare(library, "pack_weight", None, integer, integer, integer, pointer, pointer)
+    declare(library, "prefer_huge_pages", None, pointer, integer)
     declare(library, "set_num_threads", None, integer)
     declare(library, "num_threads", integer)
     declare(library, "tape_new", pointer)
@@ -81,3 +82,10 @@ def set_num_threads(threads: int) -> None:
 
 def num_threads() -> int:
     return LIBRARY.quire_num_threads() if LIBRARY is not None else 1
+
+
+def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
+    """For a KV cache, before anything is written to it: attention over long contexts then misses the TLB less."""
+    if LIBRARY is not None:
+        LIBRARY.quire_prefer_huge_pages(memory.data_ptr(), memory.nbytes)
+    return memory

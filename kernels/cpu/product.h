@@ -20,13 +20,15 @@ template <class Tile, int M, int NV>
 QUIRE_INLINE void product_tile(const Product& p, const typename Tile::Weight* w, int64_t row, int64_t block) {
   vf sums[M][NV] = {};
   float* out = p.out + row * p.out_stride + block * W;
-  if (p.shrink)
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < NV; n++) sums[m][n] = load(out + m * p.out_stride + n * W) * splat(p.shrink[row + m]);
+  if (p.shrink) {
+#pragma GCC unroll 32
+    for (int i = 0; i < M * NV; i++)
+      sums[i / NV][i % NV] = load(out + i / NV * p.out_stride + i % NV * W) * splat(p.shrink[row + i / NV]);
+  }
   accumulate<Tile, M, NV>({p.x + row * p.x_stride, p.x_stride, p.steps}, w + block * p.block_stride, p.block_stride,
                           sums);
-  for (int m = 0; m < M; m++)
-    for (int n = 0; n < NV; n++) store(out + m * p.out_stride + n * W, sums[m][n]);
+#pragma GCC unroll 32
+  for (int i = 0; i < M * NV; i++) store(out + i / NV * p.out_stride + i % NV * W, sums[i / NV][i % NV]);
 }
 
 template <class Tile, int M, int NV = REGISTERS == 32 ? 4 : 2>

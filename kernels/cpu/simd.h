@@ -15,6 +15,7 @@
 #include <arm_neon.h>
 #endif
 
+// (Loops over arrays of vectors are unrolled by pragma throughout: only then are the arrays registers.)
 #define QUIRE_INLINE inline __attribute__((always_inline))
 
 namespace quire {
@@ -50,9 +51,9 @@ struct bf16 {
 };
 
 template <class T>
-constexpr bool is_bf16 = false;
+inline constexpr bool is_bf16 = false;
 template <>
-constexpr bool is_bf16<bf16> = true;
+inline constexpr bool is_bf16<bf16> = true;
 
 template <class To, class From>
 QUIRE_INLINE To bits_as(From from) {

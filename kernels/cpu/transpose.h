@@ -18,7 +18,7 @@ QUIRE_INLINE void exchange(vu& a, vu& b, std::integer_sequence<int, Lane...>) {
 
 template <int S = W / 2>
 QUIRE_INLINE void transpose(vu (&rows)[W]) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < W; i++)
     if (!(i & S)) exchange<S>(rows[i], rows[i + S], std::make_integer_sequence<int, W>());
   if constexpr (S > 1) transpose<S / 2>(rows);
@@ -30,19 +30,19 @@ QUIRE_INLINE void transpose(vu (&rows)[W]) {
 template <>
 QUIRE_INLINE void transpose<W / 2>(vu (&rows)[W]) {
   __m512i a[W], b[W];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < W; i += 2) {
     a[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
     a[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < W; i += 4) {
     b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
     b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
     b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
     b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < 4; i++) {
     const __m512i even = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), odd = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
     const __m512i even2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
@@ -76,14 +76,14 @@ QUIRE_INLINE void put_pairs(const bf16* row, const bf16* other, uint32_t* low, u
 #endif
 
 // rows: W pointers to row_bytes each. to: [ceil(row_bytes / 4)][W], zero where a last word is not full.
-inline void transpose_rows(const char* const* rows, int64_t row_bytes, uint32_t* to) {
+QUIRE_INLINE void transpose_rows(const char* const* rows, int64_t row_bytes, uint32_t* to) {
   int64_t done = 0;
   for (; done + W * 4 <= row_bytes; done += W * 4, to += W * W) {
     vu words[W];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < W; i++) std::memcpy(&words[i], rows[i] + done, W * 4);
     transpose(words);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < W; i++) std::memcpy(to + i * W, &words[i], W * 4);
   }
   if (done == row_bytes) return;

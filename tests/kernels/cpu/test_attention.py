@@ -134,3 +134,9 @@ def test_other_dtypes_go_to_the_reference():
     case = paged([20], 4, 2, 32, 16, torch.float16)
     step = case.step([(0, 5, 20)])
     assert torch.equal(cpu.paged_attention(*step, 0.2, 0), reference.paged_attention(*step, 0.2, 0))
+
+
+def test_a_cache_in_huge_pages_is_a_cache_like_any_other():
+    cache = cpu.prefer_huge_pages(torch.empty(3 << 20))
+    cache[:] = 1
+    assert cache.sum() == 3 << 20
