@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.plan import Admission, Started
-from services.scheduler.core.sequence import Sequence, Status
+from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
 from services.scheduler.core.step import StepDraft
 
 if TYPE_CHECKING:
     from services.scheduler.core.core import Core
+
+TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed")
 
 
 class Admitter:
@@ -25,17 +28,33 @@ class Admitter:
             if sequence.fence > core.last_applied:
                 return  # a token of it is still to come back
             hits = [] if sequence.skip_reading_prefix_cache else core.kv.match(sequence.block_hashes)
+            if self._too_late(sequence, hits, now):
+                core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
+                continue
             if not self._fits(sequence, hits):
                 return
             core.next_waiting()
             self._enter(draft, sequence, hits, now)
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
-        """All known tokens must fit now, so that a prompt is not half computed and then preempted."""
-        core = self._core
-        spare = core.limits.watermark_blocks if len(core.running) else 0
+        """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody
+        is expected to grow to must fit until they end."""
+        core, limits = self._core, self._core.limits
         missing = core.kv.blocks_for(sequence.num_tokens) - len(hits)
-        return missing + spare <= core.kv.num_takeable(hits)
+        if len(core.running) == 0:
+            return missing <= core.kv.num_takeable(hits)
+        if missing + limits.watermark_blocks > core.kv.num_takeable(hits):
+            return False
+        shared = core.kv.pool.num_shared + sum(core.kv.pool.references(block) > 0 for block in hits)
+        usable = limits.usable_blocks - limits.watermark_blocks + shared
+        return core.forecast.fits(core.running, sequence, usable, limits.block_size)
+
+    def _too_late(self, sequence: Sequence, hits: list[int], now: float) -> bool:
+        """Its deadline will have passed before it can have a single token."""
+        if sequence.deadline == math.inf:
+            return False
+        uncached = sequence.num_tokens - len(hits) * self._core.limits.block_size
+        return now + self._core.pace.seconds_for(uncached) >= sequence.deadline
 
     def _enter(self, draft: StepDraft, sequence: Sequence, hits: list[int], now: float) -> None:
         core = self._core
@@ -65,6 +84,7 @@ class Admitter:
         else:
             counts.prompt_tokens += sequence.num_tokens
             counts.cached_tokens += num_cached
+            self._core.waiting.charge_prompt(sequence, max(0, sequence.num_tokens - num_cached))
             sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
             sequence.started = True
             self._core.events.started.append(Started(sequence, now - sequence.arrival))

@@ -14,17 +14,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.scheduler.core import policies
 from services.scheduler.core.admission import Admitter
+from services.scheduler.core.forecast import Forecast
 from services.scheduler.core.growth import Grower
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.outcome import Outcome
+from services.scheduler.core.pace import Pace
 from services.scheduler.core.plan import Events, Finished, StepPlan, StepResult
+from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
 from services.scheduler.core.step import Flight, StepDraft
-from services.scheduler.core.waiting import FcfsQueue, WaitingQueue
 from services.scheduler.kv_cache.block_pool import BlockUse
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+
+ANSWERED = frozenset({Reason.STOP, Reason.LENGTH, Reason.REPETITION})
 
 
 @dataclass(slots=True)
@@ -44,18 +49,21 @@ class Counts:
 class Core:
     """Owns the sequences of one worker and all knowledge of its KV blocks."""
 
-    def __init__(self, limits: Limits, waiting: WaitingQueue | None = None, counts: Counts | None = None) -> None:
+    def __init__(self, limits: Limits, counts: Counts | None = None) -> None:
         self.limits = limits
         self.kv = KVCacheManager(
             limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.enable_prefix_caching
         )
         self.running = Running(limits.max_num_seqs, limits.block_size)
-        self.waiting: WaitingQueue = FcfsQueue() if waiting is None else waiting
+        self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights)
+        self.forecast = Forecast()
+        self.pace = Pace()
         self.num_waiting_tokens = 0
         self.counts = Counts() if counts is None else counts
         self.events = Events()
         self.flights: deque[Flight] = deque()
         self.last_applied = 0
+        self._last_applied_at = -math.inf
         self._sequences: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); ended sequences drop out lazily
         self._released: list[int] = []  # slots the worker has not been told of yet
@@ -99,11 +107,14 @@ class Core:
         draft = self._draft(now)
         while draft.num_tokens == 0 and draft.short_of_blocks and not self.flights:
             draft = self._draft(now)  # each round preempted somebody and freed blocks at once
-        return self._commit(draft) if draft.num_tokens else None
+        return self._commit(draft, now) if draft.num_tokens else None
 
-    def apply(self, result: StepResult) -> None:
+    def apply(self, result: StepResult, now: float) -> None:
         """Takes in the oldest step under way. What came of it is in take_events()."""
         flight = self.flights.popleft()
+        begun = max(flight.planned_at, self._last_applied_at)
+        self.pace.learn(flight.num_tokens, len(flight.slots), now - begun)
+        self._last_applied_at = now
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
@@ -148,6 +159,8 @@ class Core:
         """Gives `sequence` its one terminal event and takes back what it holds."""
         if sequence.status is Status.RUNNING:
             self.take_slot(sequence)
+            if reason in ANSWERED:
+                self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
         else:
             self.waiting.remove(sequence)
             self.num_waiting_tokens -= sequence.num_queued_tokens
@@ -229,10 +242,12 @@ class Core:
                 failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
                 self.end(sequence, Reason.DEADLINE, failure=failure)
 
-    def _commit(self, draft: StepDraft) -> StepPlan:
+    def _commit(self, draft: StepDraft, now: float) -> StepPlan:
         step_id = next(self._step_ids)
         released, self._released = sorted(self._released), []
-        self.flights.append(draft.flight(step_id, self.running))
+        flight = draft.flight(step_id, self.running, now)
+        self.flights.append(flight)
+        self.waiting.charge_output(self.running, flight.slots)
         self.grower.name_filled()
         self.counts.steps += 1
         self.counts.scheduled_tokens += draft.num_tokens

@@ -37,7 +37,6 @@ class Grower:
     def advance_prefills(self, draft: StepDraft) -> None:
         """The next chunk of every prompt that is not computed yet, oldest first."""
         running = self._running
-        # Strictly by age: a victim, always the newest, then never has a chunk in this step already.
         for slot in sorted(running.prefilling, key=lambda s: int(running.order[s])):
             if draft.budget.left == 0:
                 return
@@ -126,10 +125,10 @@ class Grower:
         return np.array([s for s in slots.tolist() if running.live[s] and s not in waits], dtype=np.intp)
 
     def _make_room(self, draft: StepDraft) -> None:
-        """Preempts the newest sequence, which may be the one in need, unless blocks are about to come back anyway."""
+        """Preempts a sequence, which may be the one in need, unless blocks are about to come back anyway."""
         draft.short_of_blocks = True
         if self._kv.num_fenced:
             return
-        victim = self._running.newest()
+        victim = self._core.waiting.victim(self._running)
         self._core.preempt(victim)
         draft.drop(victim)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Limits:
     watermark_blocks: int = 0  # left free at admission while others run
     max_steps_in_flight: int = 2
     enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # under the fair policy; 1 if not named
 
     @property
     def usable_blocks(self) -> int:

@@ -48,6 +48,19 @@ class Outcome:
         entries = None if logprobs is None else LogprobColumns(owners[asked], streams[asked], logprobs)
         self._core.events.tokens.append(TokenColumns(owners, streams, tokens, entries))
         self._end_finished(slots, tokens)
+        if running.watched.any():
+            self._end_repeating(slots)
+
+    def _end_repeating(self, slots: Slots) -> None:
+        """After the stop rules, which win."""
+        running = self._running
+        for slot in slots[running.watched[slots] & running.live[slots]].tolist():
+            sequence = running.sequence(slot)
+            rule = sequence.repetition
+            assert rule is not None
+            num_output_tokens = int(running.num_known[slot]) - sequence.num_prompt_tokens
+            if num_output_tokens >= sequence.min_output_tokens and rule.repeats(running.last_output(slot, rule.window)):
+                self._core.end(sequence, Reason.REPETITION)
 
     def _end_finished(self, slots: Slots, tokens: I32) -> None:
         running = self._running

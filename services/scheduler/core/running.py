@@ -33,11 +33,14 @@ class Running:
         self.streams = np.zeros(num_slots, dtype=np.uint32)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.tenants = np.zeros(num_slots, dtype=np.int32)
+        self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_known = np.zeros(num_slots, dtype=np.int32)  # tokens whose value has come back
         self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
         self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks whose content is on record
         self.asks_logprobs = np.zeros(num_slots, dtype=bool)
+        self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
         self._free = list(range(num_slots))
@@ -60,12 +63,15 @@ class Running:
         self.order[slot] = sequence.order
         self.owners[slot] = sequence.owner
         self.streams[slot] = sequence.stream
+        self.tenants[slot] = sequence.tenant_index
+        self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
         self.num_tokens[slot] = self.num_known[slot] = num_tokens
         self.num_computed[slot] = num_computed
         self.limit[slot] = sequence.max_total_tokens
         self.capacity[slot] = 0
         self.num_named[slot] = 0
         self.asks_logprobs[slot] = sequence.asks_logprobs
+        self.watched[slot] = sequence.repetition is not None
         self._enter_stops(slot, sequence)
         self._enter_tail(slot, sequence)
         if num_computed < num_tokens - 1:
@@ -96,9 +102,14 @@ class Running:
         ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
         return ready
 
-    def newest(self) -> int:
-        """The slot of the sequence that arrived last."""
-        return int(self.order.argmax())
+    def last_output(self, slot: int, count: int) -> list[int]:
+        """The last known output tokens of `slot`, at most `count`."""
+        sequence = self.sequence(slot)
+        count = min(count, int(self.num_known[slot]) - sequence.num_prompt_tokens)
+        tail = self._tail[slot, : int(self.num_known[slot]) - sequence.num_tokens].tolist()
+        before = max(0, count - len(tail))
+        whole = bytes(sequence.tokens[len(sequence.tokens) - before * TOKEN_BYTES :])
+        return [*np.frombuffer(whole, dtype=np.int32).tolist(), *tail][-count:] if count else []
 
     def append(self, slots: Slots, tokens: I32) -> Slots:
         """Sampled tokens came back, one for each slot; returns the slots whose last block is now fully known."""

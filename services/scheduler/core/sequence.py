@@ -8,6 +8,8 @@ from enum import Enum
 
 import numpy as np
 
+from services.scheduler.core.repetition import RepetitionRule
+
 TOKEN_BYTES = 4
 
 
@@ -28,6 +30,7 @@ class Reason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     ERROR = "error"
+    REPETITION = "repetition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of all full blocks of `tokens`
     skip_reading_prefix_cache: bool = False
     asks_logprobs: bool = False
+    repetition: RepetitionRule | None = None
+    min_output_tokens: int = 0  # no repetition is seen before
     payload: object = None  # what the worker needs beside the tokens; not looked at here
     request_id: str = ""
     priority: int = 0
@@ -65,6 +70,7 @@ class Sequence:
     status: Status = Status.WAITING
     slot: int = -1
     order: int = -1  # arrival rank within a core
+    tenant_index: int = 0  # of its tenant within a policy
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
     num_queued_tokens: int = 0  # num_tokens when it was last put into the queue

@@ -22,6 +22,8 @@ class Flight:
     slots: Slots
     keys: npt.NDArray[np.int64]
     asked: npt.NDArray[np.bool_]  # which of them asked for log-probabilities
+    num_tokens: int
+    planned_at: float
 
 
 class StepDraft:
@@ -32,7 +34,8 @@ class StepDraft:
         self.num_tokens = 0
         self.short_of_blocks = False  # somebody had to wait or to go: nobody new comes in
         self.ready = NO_SLOTS  # advance by one token, unnamed
-        self._finishing: list[int] = []  # prompts that end in this step, and so sample
+        self._chunks: dict[int, int] = {}  # tokens of the prompts computed in this step
+        self._finishing: set[int] = set()  # prompts that end in this step, and so sample
         self._counted: dict[int, int] = {}
         self._gains: list[tuple[int, list[int]]] = []
         self._admitted: list[Admission] = []
@@ -49,10 +52,11 @@ class StepDraft:
     def chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool) -> None:
         """`slot` computes part of its prompt."""
         self.num_tokens += num_tokens
+        self._chunks[slot] = num_tokens
         if not implied:
             self._counted[slot] = num_tokens
         if samples:
-            self._finishing.append(slot)
+            self._finishing.add(slot)
 
     def gain(self, slot: int, blocks: list[int]) -> None:
         if blocks:
@@ -63,17 +67,21 @@ class StepDraft:
 
     def drop(self, slot: int) -> None:
         """`slot` was preempted: nothing of it is left in this step."""
+        taken = self._chunks.pop(slot, 0)
         if slot in self.ready:
             self.ready = self.ready[self.ready != slot]
-            self.num_tokens -= 1
+            taken = 1
+        self.num_tokens -= taken
+        self.budget.left += taken
+        self._finishing.discard(slot)
         self._counted.pop(slot, None)
         self._gains = [gain for gain in self._gains if gain[0] != slot]
 
-    def flight(self, step_id: int, running: Running) -> Flight:
+    def flight(self, step_id: int, running: Running, now: float) -> Flight:
         slots = self.ready
         if self._finishing:
-            slots = np.sort(np.concatenate([slots, np.array(self._finishing, dtype=np.intp)]))
-        return Flight(step_id, slots, running.keys[slots], running.asks_logprobs[slots])
+            slots = np.sort(np.concatenate([slots, np.array(list(self._finishing), dtype=np.intp)]))
+        return Flight(step_id, slots, running.keys[slots], running.asks_logprobs[slots], self.num_tokens, now)
 
     def plan(self, step_id: int, released: list[int]) -> StepPlan:
         counted = sorted(self._counted)

@@ -35,6 +35,7 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._num_cached_free = 0
+        self.num_shared = 0  # references beyond the first: blocks that sharing saves
 
     @property
     def num_free(self) -> int:
@@ -76,6 +77,8 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free.remove(block)
                 self._num_cached_free -= self._hash_of[block] is not None
+            else:
+                self.num_shared += 1
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -84,6 +87,7 @@ class BlockPool:
         for block in blocks:
             self._references[block] -= 1
             if self._references[block]:
+                self.num_shared -= 1
                 continue
             if self._hash_of[block] is None:
                 self._free.prepend(block)

@@ -102,7 +102,7 @@ class Replica:
         now = self._clock()
         started = perf_counter()
         before = self.core.counts.generated_tokens
-        self.core.apply(decode_result(wire))
+        self.core.apply(decode_result(wire), now)
         self._metrics.apply.observe(perf_counter() - started)
         self._metrics.step.labels(self.id).observe(now - self._sent_at.popleft())
         self.last_step_at = now

@@ -14,7 +14,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Reason, Sequence
-from tests.services.scheduler.conftest import make_limits, make_sequence
+from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
 
 
@@ -36,6 +36,8 @@ class Cluster:
         self.random = random.Random(seed)
         self.limits = limits
         self.core = Core(limits)
+        if seed % 2:
+            self.core.forecast = Optimist()  # blocks run out all the time
         self.worker = PaperWorker(limits)
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
@@ -47,7 +49,16 @@ class Cluster:
         head = self.random.choice(self._shared)[: self.random.randrange(60)]
         prompt = head + [self.random.randrange(40) for _ in range(self.random.randrange(1, 30))]
         eos, max_tokens = self.random.random() < 0.5, self.random.randrange(1, 40)
-        sequence = make_sequence(key, prompt, max_tokens, self.limits.block_size, eos_token_ids=(EOS,) if eos else ())
+        sequence = make_sequence(
+            key,
+            prompt,
+            max_tokens,
+            self.limits.block_size,
+            eos_token_ids=(EOS,) if eos else (),
+            tenant=self.random.choice("abc"),
+            priority=self.random.randrange(3),
+            arrival=self.now,
+        )
         self.clients[key] = Client(prompt, min(len(prompt) + max_tokens, self.limits.max_model_len), eos)
         self.core.add(sequence)
 
@@ -71,7 +82,7 @@ class Cluster:
     def result(self) -> bool:
         if not self.results:
             return False
-        self.core.apply(self.results.popleft())
+        self.core.apply(self.results.popleft(), self.now)
         return True
 
     def collect(self) -> None:
@@ -137,11 +148,20 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_random_operations_lose_nothing_and_match_the_oracle(case: int, in_flight: int, caching: bool) -> None:
-    limits = make_limits(**CASES[case], max_model_len=120, max_steps_in_flight=in_flight, enable_prefix_caching=caching)
+def test_random_operations_lose_nothing_and_match_the_oracle(
+    case: int, in_flight: int, caching: bool, policy: str
+) -> None:
+    limits = make_limits(
+        **CASES[case],
+        max_model_len=120,
+        max_steps_in_flight=in_flight,
+        enable_prefix_caching=caching,
+        scheduling_policy=policy,
+    )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
     for _ in range(600):

@@ -13,7 +13,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.plan import Logprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Failure, Reason
-from tests.services.scheduler.conftest import make_sequence
+from tests.services.scheduler.conftest import Optimist, make_sequence
 
 EOS = 50256
 NewCore = Callable[..., Core]
@@ -35,7 +35,7 @@ def tokens_of(core: Core, plan: StepPlan | None) -> dict[int, int]:
 
 def returned(core: Core, *tokens: int) -> None:
     """The oldest step returns these tokens."""
-    core.apply(StepResult(core.flights[0].step_id, np.array(tokens, dtype=np.int32)))
+    core.apply(StepResult(core.flights[0].step_id, np.array(tokens, dtype=np.int32)), now=0)
 
 
 def add(core: Core, *lengths: int, first: int = 0, **fields: object) -> None:
@@ -146,7 +146,7 @@ def test_s23_hits_are_counted_once_at_the_first_admission(core: NewCore) -> None
     c.schedule(0)
     assert (c.counts.prompt_tokens, c.counts.cached_tokens) == (96, 32)
     returned(c, 5)
-    c.preempt(c.running.newest())
+    c.preempt(int(c.running.order.argmax()))
     c.schedule(0)
     assert (c.counts.prompt_tokens, c.counts.cached_tokens) == (96, 32)
     assert c.counts.resumed_tokens == 49
@@ -192,6 +192,7 @@ def test_s24_a_reset_with_running_sequences_needs_their_preemption(core: NewCore
 
 def test_the_newest_goes_first_when_blocks_run_out_and_comes_back_first(core: NewCore) -> None:
     c = core(num_blocks=5, max_model_len=64)
+    c.forecast = Optimist()
     add(c, 16, 16, max_tokens=40)
     c.schedule(0)
     returned(c, 5, 5)
@@ -275,7 +276,7 @@ def test_a_slot_the_worker_gave_up_ends_alone(core: NewCore) -> None:
     add(c, 10, 10)
     c.schedule(0)
     failure = Failure("INTERNAL", "not a number")
-    c.apply(StepResult(1, np.array([-1, 5], dtype=np.int32), failures=[(0, failure)]))
+    c.apply(StepResult(1, np.array([-1, 5], dtype=np.int32), failures=[(0, failure)]), now=0)
     events = c.take_events()
     assert [(f.sequence.key, f.failure) for f in events.finished] == [(0, failure)]
     assert events.tokens[0].streams.tolist() == [1]
@@ -293,7 +294,7 @@ def test_logprobs_go_to_those_who_asked_and_still_run(core: NewCore) -> None:
         np.array([-1, -2, -3, -4, -5], dtype=np.float32),
         np.array([1, 9], dtype=np.uint32),
     )
-    c.apply(StepResult(1, np.array([1, 2, 3], dtype=np.int32), logprobs=entries))
+    c.apply(StepResult(1, np.array([1, 2, 3], dtype=np.int32), logprobs=entries), now=0)
     columns = c.take_events().tokens[0].logprobs
     assert columns is not None
     assert columns.streams.tolist() == [2]
@@ -312,7 +313,7 @@ def test_a_late_token_brings_its_logprobs(core: NewCore) -> None:
         np.array([-1], dtype=np.float32),
         np.array([1], dtype=np.uint32),
     )
-    c.apply(StepResult(1, np.array([7], dtype=np.int32), logprobs=entries))
+    c.apply(StepResult(1, np.array([7], dtype=np.int32), logprobs=entries), now=0)
     columns = c.take_events().tokens[0].logprobs
     assert columns is not None
     assert columns.entries.token_ids.tolist() == [7]

@@ -1,36 +1,19 @@
-"""Sequences that wait for a slot, in the order they will get one."""
+"""First come, first served. The victim is whoever loses the least work by being preempted."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
 
+import numpy as np
+
+from services.scheduler.core.policies.policy import least_work_lost
+from services.scheduler.core.running import Running, Slots
 from services.scheduler.core.sequence import Sequence
 
 
-class WaitingQueue(Protocol):
-    """A policy's order."""
-
-    def push(self, sequence: Sequence) -> None:
-        """A new sequence."""
-
-    def push_back(self, sequence: Sequence) -> None:
-        """One that was preempted."""
-
-    def peek(self) -> Sequence: ...
-
-    def pop(self) -> Sequence: ...
-
-    def remove(self, sequence: Sequence) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Sequence]: ...
-
-
-class FcfsQueue:
-    """First come, first served; a preempted sequence returns to the head."""
+class Fcfs:
+    """A queue; preempted sequences return to its head."""
 
     def __init__(self) -> None:
         self._queue: OrderedDict[int, Sequence] = OrderedDict()
@@ -56,3 +39,12 @@ class FcfsQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._queue.values())
+
+    def victim(self, running: Running) -> int:
+        return least_work_lost(running, np.flatnonzero(running.live))
+
+    def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
+        pass
+
+    def charge_output(self, running: Running, slots: Slots) -> None:
+        pass

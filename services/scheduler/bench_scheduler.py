@@ -1,0 +1,141 @@
+"""What planning a step costs: the core and its codec driven without workers. `quire bench scheduler` prints it.
+
+Two steps are under way at a time, as in service. steady: everybody decodes. churn: each sequence lives 64 steps, so that
+a 64th of them ends with every step and as many new ones come.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import StepPlan
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.submissions import Payload
+from shared import block_hash
+from shared.columns import i32_bytes
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+BLOCK_SIZE = 16
+PROMPT = 64  # tokens, and up to a block more, so that not all need a new block in the same step
+LIFE = 64  # steps of a sequence in churn
+WARMUP = LIFE + 16  # steps
+STEP_S = 0.01  # of the simulated clock
+EPOCH = 1
+EOS = 1
+MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Seconds, and the size of the plan on the wire."""
+
+    decode: float
+    apply: float
+    schedule: float
+    encode: float
+    plan_bytes: int
+
+
+def measure(running: int, mode: str, steps: int) -> dict[str, float | int | str]:
+    """Medians over `steps` steps at `running` sequences, microseconds."""
+    drive = _Drive(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
+    for _ in range(WARMUP):
+        drive.step()
+    taken = [drive.step() for _ in range(steps)]
+    row = {f"{verb}_us": _median_us(taken, verb) for verb in ("schedule", "apply", "encode", "decode")}
+    total_us = statistics.median(step.schedule + step.apply for step in taken) * MICROSECONDS
+    plan_bytes = round(statistics.median(step.plan_bytes for step in taken))
+    return {"running": running, "mode": mode, **row, "total_us": total_us, "plan_bytes": plan_bytes}
+
+
+def _median_us(steps: list[Step], verb: str) -> float:
+    return statistics.median(getattr(step, verb) for step in steps) * MICROSECONDS
+
+
+class _Drive:
+    """A core that is kept at `running` sequences, and a worker made of random tokens."""
+
+    def __init__(self, running: int, life: int) -> None:
+        self._core = Core(_limits(running, life))
+        self._life = life
+        self._now = 0.0
+        self._random = np.random.default_rng(0)
+        self._sequences = self._endless()
+        for i in range(running):
+            first_life = life if life > LIFE else 1 + i % LIFE
+            self._core.add(self._sequence(i, first_life))
+        while self._core.schedule(self._now) is not None:
+            pass
+
+    def step(self) -> Step:
+        """A result comes in, and the next plan goes out."""
+        core, wire = self._core, self._result()
+        self._now += STEP_S
+        begin = perf_counter()
+        result = decode_result(pb.AttachRequest.FromString(wire).result)
+        decoded = perf_counter()
+        core.apply(result, self._now)
+        events = core.take_events()
+        applied = perf_counter()
+        for _ in events.finished:
+            core.add(next(self._sequences))
+        added = perf_counter()
+        plan = core.schedule(self._now)
+        scheduled = perf_counter()
+        size = self._encoded_size(plan)
+        return Step(decoded - begin, applied - decoded, scheduled - added, perf_counter() - scheduled, size)
+
+    def _encoded_size(self, plan: StepPlan | None) -> int:
+        assert plan is not None, "there is always work"
+        return len(encode_plan(plan, EPOCH).SerializeToString())
+
+    def _result(self) -> bytes:
+        flight = self._core.flights[0]
+        tokens = self._random.integers(100, 1000, len(flight.slots), dtype=np.int32)
+        result = pb.StepResult(epoch=EPOCH, step_id=flight.step_id, token_ids=tokens.tobytes())
+        return pb.AttachRequest(result=result).SerializeToString()
+
+    def _endless(self) -> Iterator[Sequence]:
+        key = self._core.limits.max_num_seqs
+        while True:
+            yield self._sequence(key, self._life)
+            key += 1
+
+    def _sequence(self, key: int, num_output: int) -> Sequence:
+        num_prompt = PROMPT + key % BLOCK_SIZE
+        tokens = i32_bytes([key, *range(num_prompt - 1)])
+        root = block_hash.root_hash()
+        sampling = sampling_pb2.SamplingParams(temperature=0.6, max_tokens=num_output, seed=key)
+        return Sequence(
+            key=key,
+            owner=0,
+            stream=key,
+            tokens=bytearray(tokens),
+            num_prompt_tokens=num_prompt,
+            max_total_tokens=num_prompt + num_output,
+            eos_token_ids=(EOS,),
+            root_hash=root,
+            block_hashes=block_hash.chain(root, tokens, BLOCK_SIZE),
+            payload=Payload(sampling, i32_bytes([EOS]), ()),
+        )
+
+
+def _limits(running: int, life: int) -> Limits:
+    """Nothing is short: neither slots nor tokens nor blocks."""
+    longest = PROMPT + BLOCK_SIZE + life
+    return Limits(
+        num_blocks=2 * running * -(-longest // BLOCK_SIZE) + 1,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=running,
+        max_num_batched_tokens=running * (PROMPT + BLOCK_SIZE),
+        max_model_len=longest + 1,
+    )

@@ -1,0 +1,24 @@
+"""How long a prompt takes on this worker, learned from the steps that computed prompts."""
+
+from __future__ import annotations
+
+PROMPT_STEP_TOKENS = 64  # a step with so many tokens per sampling slot was about prompts
+SMOOTHING = 0.2
+
+
+class Pace:
+    """Seconds per prompt token, smoothed; None until a step has told."""
+
+    def __init__(self) -> None:
+        self._seconds_per_token: float | None = None
+
+    def learn(self, num_tokens: int, num_sampled: int, seconds: float) -> None:
+        if num_tokens < PROMPT_STEP_TOKENS * max(1, num_sampled):
+            return
+        measured = seconds / num_tokens
+        known = self._seconds_per_token
+        self._seconds_per_token = measured if known is None else known + SMOOTHING * (measured - known)
+
+    def seconds_for(self, num_tokens: int) -> float:
+        """At least so long until the first token of a prompt with `num_tokens` to compute; 0 while nothing is known."""
+        return 0.0 if self._seconds_per_token is None else num_tokens * self._seconds_per_token

@@ -1,0 +1,50 @@
+"""What every policy decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.sequence import Sequence
+
+
+class Policy(Protocol):
+    """The waiting sequences in their order, the choice of victims, and the account of what was served."""
+
+    def push(self, sequence: Sequence) -> None:
+        """A new sequence."""
+
+    def push_back(self, sequence: Sequence) -> None:
+        """One that was preempted: next among its equals."""
+
+    def peek(self) -> Sequence:
+        """The next one; only while there are some."""
+
+    def pop(self) -> Sequence: ...
+
+    def remove(self, sequence: Sequence) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]: ...
+
+    def victim(self, running: Running) -> int:
+        """The slot to take blocks from; only while something runs."""
+
+    def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
+        """`sequence` is admitted for the first time."""
+
+    def charge_output(self, running: Running, slots: Slots) -> None:
+        """Each of `slots` samples a token."""
+
+
+def least_work_lost(running: Running, candidates: Slots) -> int:
+    """Of the candidates, the slot with the fewest computed tokens, the newest of equals; the sequence that arrived
+    first is spared while there is another, so that somebody always gets done."""
+    if len(candidates) > 1:
+        candidates = candidates[running.order[candidates] != running.order[running.live].min()]
+    by_work = np.lexsort((-running.order[candidates], running.num_computed[candidates]))
+    return int(candidates[by_work[0]])

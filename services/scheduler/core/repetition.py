@@ -1,0 +1,29 @@
+"""Ends a sequence that only repeats itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionRule:
+    """min_count copies of a pattern of min_pattern_size to max_pattern_size tokens at the end of the output."""
+
+    min_pattern_size: int
+    max_pattern_size: int
+    min_count: int
+
+    @property
+    def window(self) -> int:
+        """Most output tokens that need to be looked at."""
+        return self.max_pattern_size * self.min_count
+
+    def repeats(self, output: list[int]) -> bool:
+        for size in range(self.min_pattern_size, self.max_pattern_size + 1):
+            span = size * self.min_count
+            if span > len(output):
+                return False
+            tail = output[-span:]
+            if tail == tail[-size:] * self.min_count:
+                return True
+        return False

@@ -1,0 +1,222 @@
+"""Who comes first, who goes first, and that tenants get their share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from services.scheduler.core import policies
+from services.scheduler.core.core import Core
+from services.scheduler.core.plan import StepResult
+from services.scheduler.core.policies import fair
+from services.scheduler.core.repetition import RepetitionRule
+from services.scheduler.core.sequence import Reason
+from tests.services.scheduler.conftest import Optimist, make_sequence
+
+NewCore = Callable[..., Core]
+
+
+def step(core: Core, now: float = 0.0, token: int = 5) -> None:
+    """One step there and back."""
+    assert core.schedule(now) is not None
+    flight = core.flights[0]
+    core.apply(StepResult(flight.step_id, np.full(len(flight.slots), token, dtype=np.int32)), now)
+
+
+def waiting(core: Core) -> list[int]:
+    return [sequence.key for sequence in core.waiting]
+
+
+def running(core: Core) -> set[int]:
+    return {sequence.key for sequence in core.running.sequences if sequence is not None}
+
+
+@pytest.mark.parametrize(
+    ("priorities", "arrivals", "order"),
+    [
+        ([2, 0, 1], [1, 2, 3], [1, 2, 0]),
+        ([1, 1, 1], [3, 1, 2], [1, 2, 0]),
+        ([2, 1, 1, 0], [1, 3, 2, 4], [3, 2, 1, 0]),
+        ([1, 1, 1, 1], [4, 1, 3, 2], [1, 3, 2, 0]),
+    ],
+)
+def test_s14_priority_then_arrival(core: NewCore, priorities: list[int], arrivals: list[int], order: list[int]) -> None:
+    c = core(scheduling_policy="priority")
+    for key, (priority, arrival) in enumerate(zip(priorities, arrivals, strict=True)):
+        c.add(make_sequence(key, [1] * 10, priority=priority, arrival=float(arrival)))
+    assert waiting(c) == order
+    plan = c.schedule(0)
+    assert plan is not None
+    assert [admission.sequence.key for admission in plan.admitted] == order
+
+
+@pytest.mark.parametrize(
+    ("slots", "priorities", "runs", "waits"), [(1, [3, 2, 0], {2}, [1, 0]), (2, [3, 1, 2, 0], {3, 1}, [2, 0])]
+)
+def test_s14_the_most_urgent_get_the_slots(
+    core: NewCore, slots: int, priorities: list[int], runs: set[int], waits: list[int]
+) -> None:
+    c = core(scheduling_policy="priority", max_num_seqs=slots)
+    for key, priority in enumerate(priorities):
+        c.add(make_sequence(key, [1] * 10, priority=priority))
+    c.schedule(0)
+    assert running(c) == runs
+    assert waiting(c) == waits
+
+
+def test_under_priority_the_least_urgent_goes_even_if_it_is_old(core: NewCore) -> None:
+    c = core(scheduling_policy="priority", num_blocks=5, max_model_len=64)
+    c.forecast = Optimist()
+    c.add(make_sequence(0, [1] * 16, 40, priority=5))
+    c.add(make_sequence(1, [2] * 16, 40, priority=1))
+    for _ in range(17):
+        step(c)
+    assert c.use.free == 0
+    step(c)
+    assert running(c) == {1}
+    assert waiting(c) == [0]
+
+
+def test_a_cancelled_sequence_leaves_the_priority_queue(core: NewCore) -> None:
+    c = core(scheduling_policy="priority", max_num_seqs=1)
+    for key in range(3):
+        c.add(make_sequence(key, [1] * 10, priority=key))
+    c.cancel(0)
+    c.schedule(0)
+    assert running(c) == {1}
+
+
+def served(core: Core, weights: dict[str, float]) -> dict[str, float]:
+    return {tenant: core.waiting.counter(tenant) for tenant in weights}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("weights", [{"big": 1.0, "small": 1.0}, {"big": 2.0, "small": 1.0}])
+def test_tenants_that_both_wait_get_equal_shares_within_the_bound(core: NewCore, weights: dict[str, float]) -> None:
+    """One floods the cluster with long prompts and answers before the other comes with short ones."""
+    limits = {"num_blocks": 65, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 400}
+    c = core(scheduling_policy="fair", tenant_weights=weights, **limits)
+    sizes = {"big": (200, 60), "small": (20, 10)}
+    for key in range(400):
+        tenant = "big" if key < 60 else "small"
+        prompt, answer = sizes[tenant]
+        c.add(make_sequence(key, [key] * prompt, answer, tenant=tenant))
+    bound = 2 * max(200, 64 * 16) / min(weights.values())
+    steps = 0
+    while all(any(s.tenant == tenant for s in c.waiting) for tenant in weights):
+        step(c)
+        steps += 1
+        counters = served(c, weights)
+        assert abs(counters["big"] - counters["small"]) <= bound
+    assert steps > 100, "both were backlogged for long enough to tell"
+    got = {tenant: value * weights[tenant] for tenant, value in served(c, weights).items()}
+    assert got["big"] / got["small"] == pytest.approx(weights["big"] / weights["small"], rel=0.15)
+
+
+def test_a_tenant_that_was_away_has_saved_up_nothing(core: NewCore) -> None:
+    c = core(scheduling_policy="fair", max_num_seqs=1)
+    for key in range(20):
+        c.add(make_sequence(key, [key] * 50, 10, tenant="busy"))
+    for _ in range(60):
+        step(c)
+    for key in range(20, 40):
+        c.add(make_sequence(key, [key] * 50, 10, tenant="late"))
+    admitted: Counter[str] = Counter()
+    for _ in range(120):
+        plan = c.schedule(0)
+        assert plan is not None
+        admitted.update(admission.sequence.tenant for admission in plan.admitted)
+        flight = c.flights[0]
+        c.apply(StepResult(flight.step_id, np.full(len(flight.slots), 5, dtype=np.int32)), 0)
+    assert abs(admitted["busy"] - admitted["late"]) <= 2
+
+
+def test_cached_prompts_cost_nothing(core: NewCore) -> None:
+    c = core(scheduling_policy="fair", enable_prefix_caching=True)
+    c.add(make_sequence(0, list(range(64)), 1, tenant="a"))
+    step(c)
+    c.add(make_sequence(1, list(range(64)), 1, tenant="b"))
+    step(c)
+    counters = served(c, {"a": 1, "b": 1})
+    assert counters["a"] == 65
+    assert counters["b"] == 65 + 1, "lifted to what was served last, then one output token"
+
+
+def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
+    c = core(scheduling_policy="fair", num_blocks=9, max_model_len=128)
+    c.forecast = Optimist()
+    c.add(make_sequence(0, [0] * 32, 60, tenant="modest"))
+    c.add(make_sequence(1, [1] * 32, 60, tenant="greedy"))
+    c.add(make_sequence(2, [2] * 32, 60, tenant="greedy"))
+    while c.counts.preemptions == 0:
+        step(c)
+    assert 0 in running(c)
+    assert {s.tenant for s in c.waiting} == {"greedy"}
+
+
+def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 3)
+    c = core(scheduling_policy="fair")
+    for key in range(10):
+        c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
+        step(c)
+    while c.has_work:
+        step(c)
+    assert len(c.waiting._tenants) <= 4  # type: ignore[attr-defined]
+
+
+def test_an_unknown_policy_is_refused_with_the_list() -> None:
+    with pytest.raises(KeyError, match="no policy 'lottery'; there are fcfs, priority, fair"):
+        policies.make("lottery", {})
+
+
+def test_work_that_cannot_make_its_deadline_is_refused_before_it_costs_anything(core: NewCore) -> None:
+    c = core(max_num_seqs=2)
+    c.add(make_sequence(0, [0] * 1000, 2))
+    c.schedule(0.0)
+    c.apply(StepResult(1, np.array([5], dtype=np.int32)), 1.0)  # 1 ms a token
+    c.add(make_sequence(1, [1] * 1000, 2, deadline=1.5))
+    c.add(make_sequence(2, [2] * 1000, 2, deadline=2.5))
+    plan = c.schedule(1.0)
+    assert plan is not None
+    assert [admission.sequence.key for admission in plan.admitted] == [2]
+    finished = c.take_events().finished
+    assert [(f.sequence.key, f.reason) for f in finished] == [(1, Reason.DEADLINE)]
+    assert finished[0].failure is not None
+    assert "nothing was computed" in finished[0].failure.message
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rule", "repeats"),
+    [
+        ([1, 2, 3] * 3, (2, 3, 3), True),
+        ([1, 2, 3] * 2, (2, 3, 3), False),
+        ([1, 2] * 4, (2, 5, 4), True),
+        ([7] * 4, (1, 1, 4), True),
+        ([7, 7, 8, 7], (1, 2, 3), False),
+    ],
+)
+def test_s27_repetition(outputs: list[int], rule: tuple[int, int, int], repeats: bool) -> None:
+    assert RepetitionRule(*rule).repeats(outputs) is repeats
+
+
+@pytest.mark.parametrize(("minimum", "ended_after"), [(0, 6), (9, 9)])
+def test_s27_a_loop_ends_the_sequence_but_not_before_min_tokens(core: NewCore, minimum: int, ended_after: int) -> None:
+    c = core(block_size=4)
+    rule = RepetitionRule(2, 3, 3)
+    c.add(make_sequence(0, [9] * 10, 50, block_size=4, repetition=rule, min_output_tokens=minimum, eos_token_ids=(1,)))
+    tokens = 0
+    while c.has_work:
+        step(c, token=5 + tokens % 2)
+        tokens += 1
+    assert tokens == ended_after
+    assert [f.reason for f in c.take_events().finished] == [Reason.REPETITION]
+
+
+def test_s27_the_end_of_sequence_wins_over_repetition(core: NewCore) -> None:
+    c = core()
+    c.add(make_sequence(0, [9] * 10, 50, repetition=RepetitionRule(1, 1, 2), eos_token_ids=(5,)))
+    step(c, token=5)
+    assert [f.reason for f in c.take_events().finished] == [Reason.STOP]
