@@ -109,8 +109,8 @@ def _number(rng: Random) -> str:
     return v.digits(rng, rng.randint(4, 6))
 
 
-# Subjects are told apart by words, not by numbers. Numbered boxes were tried: finding a subject by its digits alone was
-# what a model of this size got wrong (19 of 20 mistakes), and an instrument must not have doubts of its own.
+# Subjects are told apart by words, not by numbers. Numbered boxes were tried: of 16 mistakes in recall, 15 were about
+# them, and an instrument must not have doubts of its own.
 RELATIONS: tuple[Relation, ...] = (
     Relation(
         "code",
