@@ -40,6 +40,9 @@ def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, de
     elif get_origin(annotation) is tuple:
         options["type"] = _words
         options["metavar"] = "A,B,..."
+    elif get_origin(annotation) is dict:
+        options["type"] = _mapping
+        options["metavar"] = "NAME=VALUE,..."
     else:
         options["type"] = human_int if annotation is int else annotation
         options["metavar"] = name.rsplit("_", 1)[-1].upper()
@@ -50,6 +53,10 @@ def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_o
     for name, field in model.model_fields.items():
         if name not in leave_out:
             add_setting(parser, name, field)
+
+
+def _mapping(text: str) -> dict[str, str]:
+    return dict(part.split("=", 1) if "=" in part else (part, "") for part in _words(text))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -52,7 +52,13 @@ class ServiceSpec:
             if isinstance(value, bool):
                 yield flag if value else f"--no-{flag[2:]}"
             else:
-                yield from (flag, ",".join(value) if isinstance(value, tuple) else str(value))
+                yield from (flag, _as_text(value))
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={item}" for name, item in value.items())
+    return ",".join(value) if isinstance(value, tuple | list) else str(value)
 
 
 def plan(options: ClusterOptions) -> list[ServiceSpec]:

@@ -25,6 +25,10 @@ class BrokenSession(Exception):
     """The attachment cannot go on; another one can."""
 
 
+class Redirected(Exception):
+    """The scheduler wants this worker to attach to another, whose address this names."""
+
+
 class Attachment:
     """Receives the engine's results for as long as it lasts."""
 
@@ -40,7 +44,7 @@ class Attachment:
         self.num_results = 0
 
     async def run(self, hello: pb.WorkerHello, welcomed: Welcomed) -> None:
-        """Returns when a drain is over; raises BrokenSession, Unavailable or what gRPC raises."""
+        """Returns when a drain is over; raises BrokenSession, Redirected, Unavailable or what gRPC raises."""
         held = await self._engine.rest(self)
         hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
         self._session.send(pb.AttachRequest(hello=hello))
@@ -62,6 +66,8 @@ class Attachment:
     async def _work(self, welcomed: Welcomed) -> None:
         message = await self._session.receive()
         kind = message.WhichOneof("message")
+        if kind == "redirect":
+            raise Redirected(message.redirect.address)
         if kind != "welcome":
             raise BrokenSession(f"the scheduler opened with {kind}, not with welcome")
         self.epoch = message.welcome.epoch
@@ -76,6 +82,8 @@ class Attachment:
                     self._take(message.plan)
                 case "cache_reset":
                     self._engine.forget_cache()
+                case "redirect":
+                    raise Redirected(message.redirect.address)
                 case "welcome":
                     raise BrokenSession("the scheduler sent a second welcome")
         if not self._shutdown.requested:

@@ -8,8 +8,9 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from services.worker.attachment import Attachment, BrokenSession
+from services.worker.attachment import Attachment, BrokenSession, Redirected
 from services.worker.engine import Engine
+from services.worker.route import Route
 from shared import lifecycle
 from shared.errors import FailedPrecondition, QuireError
 from shared.lifecycle import Shutdown
@@ -46,7 +47,7 @@ class Session:
         shutdown: Shutdown,
     ) -> None:
         """`hello`: what is the same in every attachment."""
-        self._scheduler = settings.scheduler
+        self._route = Route(settings.schedulers)
         self._drain_timeout_s = settings.drain_timeout_s
         self._engine = engine
         self._hello = hello
@@ -61,18 +62,20 @@ class Session:
             reason = await self._attach_once()
             if self._shutdown.requested:
                 return
-            self._tell(reason)
-            await self._pause()
+            if reason:
+                self._tell(reason)
+                self._route.failed()
+                await self._pause()
 
     def _tell(self, reason: str) -> None:
         """Once, not at every try."""
         tell = log.debug if reason == self._last_reason else log.warning
-        tell("not attached", scheduler=self._scheduler, reason=reason)
+        tell("not attached", scheduler=self._route.address, reason=reason)
         self._last_reason = reason
 
     async def _attach_once(self) -> str:
-        """Returns why it is over."""
-        async with connect(self._scheduler) as channel:
+        """Returns why it is over; nothing if it was sent elsewhere."""
+        async with connect(self._route.address) as channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s)
             broken = False
@@ -81,6 +84,10 @@ class Session:
                 if not self._shutdown.requested:
                     await attachment.run(self._next_hello(), self._welcomed)
                 return "drained"
+            except Redirected as elsewhere:
+                log.info("sent on", scheduler=self._route.address, to=elsewhere)
+                self._route.redirect(str(elsewhere))
+                return ""
             except BrokenSession as reason:
                 broken = True
                 log.error("session broken", epoch=attachment.epoch, reason=reason)
@@ -96,10 +103,12 @@ class Session:
     def _next_hello(self) -> pb.WorkerHello:
         hello = pb.WorkerHello()
         hello.CopyFrom(self._hello)
+        hello.redirected = self._route.redirected
         return hello
 
     async def _welcomed(self, welcome: pb.SchedulerWelcome) -> None:
         self._hello.last_epoch = welcome.epoch
+        self._route.welcomed(welcome.peers)
         self._last_reason = ""
         log.info("attached", scheduler=welcome.scheduler_id, epoch=welcome.epoch)
         await self._observer.attached(welcome)

@@ -117,7 +117,9 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Setti
 
 
 def _parse(text: str, annotation: Any) -> Any:
-    """Lists are written with commas; pydantic reads the rest from text."""
-    if getattr(annotation, "__origin__", None) in (list, tuple):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    return text
+    """Lists are written with commas, mappings as NAME=VALUE with commas; pydantic reads the rest from text."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    origin = getattr(annotation, "__origin__", None)
+    if origin is dict:
+        return dict(part.split("=", 1) if "=" in part else (part, "") for part in parts)
+    return parts if origin in (list, tuple) else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from shared.settings.base import Settings
 
@@ -14,7 +14,23 @@ class SchedulerSettings(Settings):
 
     grpc_port: int = Field(50052, ge=0, le=65535, description="port that frontends and workers dial; 0: any free one")
     metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0: any free one")
-    scheduling_policy: Literal["fcfs"] = Field("fcfs", description="order of waiting sequences")
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = Field(
+        "fcfs", description="order of waiting sequences: arrival, priority, or fairness between tenants by tokens"
+    )
+    tenant_weights: dict[str, PositiveFloat] = Field(
+        default_factory=dict, description="shares of tenants under the fair policy, NAME=WEIGHT,...; 1 if not named"
+    )
+    redis: str = Field(
+        "none", description="URL of the prefix index and registry (redis://, rediss://, unix://); or none"
+    )
+    redis_namespace: str = Field("quire", min_length=1, description="keeps clusters that share one Redis apart")
+    placement: Literal["prefix", "least_loaded", "round_robin"] = Field(
+        "prefix",
+        description="which worker a sequence goes to: least left to compute with its cached prefix, or simpler",
+    )
+    max_worker_losses: int = Field(
+        3, ge=1, description="a sequence that was on so many workers when they were lost is ended, not tried again"
+    )
     enable_prefix_caching: bool = Field(True, description="reuse the KV of equal prefixes")
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: the worker's own limit")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time on a worker; 0: the worker's own limit")

@@ -14,7 +14,7 @@ class WorkerSettings(Settings):
 
     model: str = Field(..., description="Hugging Face folder with config.json and *.safetensors")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
-    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to; several with commas")
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and admin; 0: any free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
@@ -35,3 +35,8 @@ class WorkerSettings(Settings):
     max_logprobs: int = Field(20, ge=0, description="most log-probabilities per token that a request may ask for")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     seed: int = Field(0, ge=0, description="seed of dummy weights")
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """Addresses, the first to be tried first."""
+        return tuple(part.strip() for part in self.scheduler.split(",") if part.strip())
