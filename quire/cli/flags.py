@@ -56,7 +56,7 @@ def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_o
 
 
 def _mapping(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) if "=" in part else (part, "") for part in _words(text))
+    return {name: value for name, _, value in (part.partition("=") for part in _words(text))}
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ REASONS = {
     Reason.CANCELLED: finish_pb2.FINISH_REASON_CANCELLED,
     Reason.DEADLINE: finish_pb2.FINISH_REASON_DEADLINE,
     Reason.ERROR: finish_pb2.FINISH_REASON_ERROR,
+    Reason.REPETITION: finish_pb2.FINISH_REASON_REPETITION,
 }
 FROM_WIRE = {wire: reason for reason, wire in REASONS.items()}
 

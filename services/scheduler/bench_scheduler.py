@@ -1,7 +1,7 @@
 """What planning a step costs: the core and its codec driven without workers. `quire bench scheduler` prints it.
 
-Two steps are under way at a time, as in service. steady: everybody decodes. churn: each sequence lives 64 steps, so that
-a 64th of them ends with every step and as many new ones come.
+Two steps are under way at a time, as in service. steady: everybody decodes. churn: each sequence lives 64 steps, so
+that a 64th of them ends with every step and as many new ones come.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(running: int, mode: str, steps: int) -> dict[str, float | int | str]
 
 
 def _median_us(steps: list[Step], verb: str) -> float:
-    return statistics.median(getattr(step, verb) for step in steps) * MICROSECONDS
+    return float(statistics.median(getattr(step, verb) for step in steps)) * MICROSECONDS
 
 
 class _Drive:

@@ -9,13 +9,14 @@ from services.scheduler.core.core import Counts
 from services.scheduler.core.plan import Events, Finished
 from services.scheduler.core.sequence import Failure, Reason, Sequence
 from services.scheduler.lobby import Lobby
-from services.scheduler.placement import place
+from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.submissions import SequenceFactory, complete, refusal
 from services.scheduler.terms import Terms
 from shared.logs import logger
 from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.settings import SchedulerSettings
 
 log = logger("cluster")
 
@@ -25,13 +26,14 @@ Send = Callable[[pb.SessionResponse], None]
 class Cluster:
     """One event loop's state; nothing in it waits."""
 
-    def __init__(self, clock: Clock, metrics: SchedulerMetrics, max_waiting: int) -> None:
+    def __init__(self, settings: SchedulerSettings, clock: Clock, metrics: SchedulerMetrics) -> None:
         self.terms = Terms()
         self.replicas: dict[str, Replica] = {}
         self.frontends: dict[int, Send] = {}
         self.lobby = Lobby()
         self.draining = False
-        self._max_waiting = max_waiting
+        self._settings = settings
+        self._placement = Placement(settings.placement)
         self._clock = clock
         self._metrics = metrics
         self._factory = SequenceFactory()
@@ -84,23 +86,26 @@ class Cluster:
             self.lobby.remove(sequence.key)
             self._place(sequence)
 
-    def detach(self, replica: Replica) -> None:
-        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was replaced already."""
+    def detach(self, replica: Replica, *, lost: bool) -> None:
+        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was replaced already.
+
+        `lost`: not of its own will.
+        """
         if self.replicas.get(replica.id) is not replica:
             return
         del self.replicas[replica.id]
         replica.pause()
         replica.flush()
-        moved = replica.core.evacuate()
-        self._move(moved)
-        log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=len(moved))
+        moved = replica.core.evacuate(lost=lost)
+        self._move(moved, replica.last_step_at)
+        log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=len(moved), lost=lost)
 
     def let_leave(self, replica: Replica) -> None:
         """A worker wants to go: what runs moves to another worker; if there is none it ends here."""
         replica.leaving = True
         if any(not other.leaving for other in self.replicas.values()):
             replica.pause()
-        self._move(replica.core.evacuate_waiting())
+        self._move(replica.core.evacuate_waiting(), replica.last_step_at)
 
     def has_left(self, replica: Replica) -> bool:
         """Whether a leaving worker may go now."""
@@ -145,6 +150,7 @@ class Cluster:
             num_running=self.num_running,
             num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in taking),
             draining=self.draining,
+            scheduling_policy=self._settings.scheduling_policy,
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
         )
 
@@ -177,8 +183,8 @@ class Cluster:
         failure, reason = refusal(submission), "malformed"
         if failure is None and self.draining:
             failure, reason = Failure("UNAVAILABLE", "the scheduler is draining"), "draining"
-        elif failure is None and self.num_waiting + submission.num_sequences > self._max_waiting:
-            text = f"{self.num_waiting} sequences wait; the limit is {self._max_waiting}"
+        elif failure is None and self.num_waiting + submission.num_sequences > self._settings.max_waiting:
+            text = f"{self.num_waiting} sequences wait; the limit is {self._settings.max_waiting}"
             failure, reason = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000), "max_waiting"
         if failure is not None:
             self._metrics.refused.labels(reason).inc()
@@ -187,7 +193,7 @@ class Cluster:
     def _place(self, sequence: Sequence) -> None:
         if self.terms.layout is not None:
             complete(sequence, self.terms.layout.block_size)
-        replica = place(sequence, self.replicas.values())
+        replica = self._placement.place(sequence, list(self.replicas.values()))
         if replica is None:
             replica = next((r for r in self.replicas.values() if not r.leaving), None)  # it words the refusal
         if replica is None:
@@ -196,11 +202,17 @@ class Cluster:
         self._replica_of[sequence.key] = replica
         replica.add(sequence)
 
-    def _move(self, sequences: list[Sequence]) -> None:
+    def _move(self, sequences: list[Sequence], last_step_at: float | None) -> None:
         self._metrics.sequences_moved.inc(len(sequences))
         for sequence in sequences:
             del self._replica_of[sequence.key]
-            self._place(sequence)
+            if sequence.started:
+                sequence.moved_at = self._clock() if last_step_at is None else last_step_at
+            if sequence.num_losses < self._settings.max_worker_losses:
+                self._place(sequence)
+            else:
+                text = f"{sequence.num_losses} workers in a row were lost while this ran on them, the last time alone"
+                self.deliver(Events(finished=[Finished(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))]))
 
     def _end_in_lobby(self, sequence: Sequence, reason: Reason) -> None:
         self.lobby.remove(sequence.key)

@@ -9,12 +9,15 @@ from prometheus_client import CollectorRegistry
 
 from services.scheduler.admin_service import AdminService
 from services.scheduler.cluster import Cluster
+from services.scheduler.drain import drain
 from services.scheduler.frontend_service import FrontendService
+from services.scheduler.prefix_directory.directory import PrefixDirectory
+from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.status import Status
 from services.scheduler.worker_service import WorkerService
-from shared import lifecycle, logs
+from shared import lifecycle, logs, prefix_index
 from shared.metrics import base
-from shared.metrics.scheduler import ClusterCollector, SchedulerMetrics
+from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
@@ -23,38 +26,77 @@ from shared.settings import SchedulerSettings
 
 SERVICES = ("quire.scheduler.v1.SchedulerService", "quire.worker.v1.WorkerService", "quire.admin.v1.AdminService")
 HEALTH_INTERVAL_S = 0.5
-DRAIN_POLL_S = 0.05
-
-log = logs.logger("scheduler")
 
 
 async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> None:
     """Runs a scheduler until `shutdown`, then drains it."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     registry = CollectorRegistry()
-    metrics = SchedulerMetrics(registry)
-    cluster = Cluster(time.monotonic, metrics, settings.max_waiting)
-    frontends = FrontendService(settings, cluster)
-    status = Status(settings, cluster, frontends)
-    registry.register(ClusterCollector(lambda: cluster.terms.model_name, status.workers, cluster.gauges))
-
-    server = Server(settings.host, settings.grpc_port, SERVICES)
-    workers = WorkerService(settings, cluster, metrics, frontends.publish)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(workers, server.grpc)
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(frontends, server.grpc)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(cluster, status, shutdown), server.grpc)
     base.add_process_collectors(registry)
+    scheduler = Scheduler(settings, registry, shutdown)
     page = base.Page(settings.host, settings.metrics_port, registry)
-    await server.start()
-    await server.set_serving(True)
-    status.address = settings.reachable(server.port)
-    lifecycle.announce("scheduler", settings.name, grpc=status.address, metrics=settings.reachable(page.port))
     try:
-        await lifecycle.first(shutdown.wait(), frontends.publish_views(), _report_health(server, status))
-        await _drain(settings, cluster, frontends)
+        await scheduler.run(settings.reachable(page.port))
     finally:
-        await server.stop(grace_s=0.2)
+        await scheduler.stop()
         page.close()
+
+
+class Scheduler:
+    """Names the concrete parts and runs them."""
+
+    def __init__(self, settings: SchedulerSettings, registry: CollectorRegistry, shutdown: lifecycle.Shutdown) -> None:
+        self._settings = settings
+        self._shutdown = shutdown
+        metrics = SchedulerMetrics(registry)
+        self.cluster = Cluster(settings, time.monotonic, metrics)
+        self.frontends = FrontendService(settings, self.cluster)
+        self.status = Status(settings, self.cluster, self.frontends)
+        registry.register(
+            ClusterCollector(lambda: self.cluster.terms.model_name, self.status.workers, self.cluster.gauges)
+        )
+        self.directory = self._directory(DirectoryMetrics(registry))
+        self.workers = WorkerService(
+            settings, self.cluster, metrics, on_change=self.frontends.publish, directory=self.directory
+        )
+        self.server = Server(settings.host, settings.grpc_port, SERVICES)
+        self.status.address = settings.reachable(self.server.port)
+        self.status.directory = self.directory
+        admin = AdminService(self.cluster, self.status, shutdown)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.grpc)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.frontends, self.server.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self.server.grpc)
+
+    async def run(self, metrics_address: str) -> None:
+        """Until shutdown; then drains."""
+        settings, shutdown = self._settings, self._shutdown
+        await self.server.start()
+        await self.server.set_serving(True)
+        lifecycle.announce("scheduler", settings.name, grpc=self.status.address, metrics=metrics_address)
+        serving = [shutdown.wait(), self.frontends.publish_views(), _report_health(self.server, self.status)]
+        publishing = asyncio.ensure_future(self.directory.run()) if self.directory is not None else None
+        try:
+            await lifecycle.first(*serving)
+            await drain(settings, self.cluster, self.frontends, self.workers.spread)
+        finally:
+            if publishing is not None:
+                publishing.cancel()
+                await asyncio.gather(publishing, return_exceptions=True)
+
+    async def stop(self) -> None:
+        await self.server.stop(grace_s=0.2)
+
+    def _directory(self, metrics: DirectoryMetrics) -> PrefixDirectory | None:
+        settings = self._settings
+        if settings.redis == "none":
+            return None
+        redis = prefix_index.connect(settings.redis)
+        registry = Registry(redis, prefix_index.RegistryKeys(settings.redis_namespace), self._entry)
+        return PrefixDirectory(redis, registry, settings.name, metrics)
+
+    def _entry(self) -> prefix_index.SchedulerEntry:
+        num_workers = sum(not replica.leaving for replica in self.cluster.replicas.values())
+        return prefix_index.SchedulerEntry(self._settings.name, self.status.address, self.frontends.epoch, num_workers)
 
 
 async def _report_health(server: Server, status: Status) -> None:
@@ -62,14 +104,3 @@ async def _report_health(server: Server, status: Status) -> None:
     while True:
         await asyncio.sleep(HEALTH_INTERVAL_S)
         await server.set_serving(not status.stalled)
-
-
-async def _drain(settings: SchedulerSettings, cluster: Cluster, frontends: FrontendService) -> None:
-    """Takes nothing new and finishes what is here; what is left at the end goes on where the frontends resubmit it."""
-    cluster.draining = True
-    frontends.publish()
-    deadline = time.monotonic() + settings.drain_timeout_s
-    while not cluster.idle and time.monotonic() < deadline:
-        cluster.tick()
-        await asyncio.sleep(DRAIN_POLL_S)
-    log.info("drained", finished=cluster.idle)

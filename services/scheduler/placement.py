@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.replicas.replica import Replica
 
+Pick = Callable[[Sequence, Seq[Replica]], Replica]
 
-def place(sequence: Sequence, replicas: Iterable[Replica]) -> Replica | None:
-    """The replica with the least to compute before this sequence has its first token; None if none can take it."""
-    fitting = [r for r in replicas if not r.leaving and r.core.limits.refusal(sequence.num_tokens) is None]
-    return min(fitting, key=lambda replica: cost(sequence, replica), default=None)
+
+class Placement:
+    """One policy over all workers of this scheduler, who knows exactly what each holds and has to do."""
+
+    def __init__(self, policy: str) -> None:
+        policies: dict[str, Pick] = {
+            "prefix": _least_left_to_compute,
+            "least_loaded": _least_loaded,
+            "round_robin": self._next_in_turn,
+        }
+        self._pick = policies[policy]
+        self._turn = 0
+
+    def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
+        """None if nobody can take it."""
+        fitting = [r for r in replicas if not r.leaving and r.core.limits.refusal(sequence.num_tokens) is None]
+        return self._pick(sequence, fitting) if fitting else None
+
+    def _next_in_turn(self, _sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+        self._turn += 1
+        return replicas[self._turn % len(replicas)]
+
+
+def _least_loaded(_sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+    return min(replicas, key=lambda replica: (replica.core.num_pending_tokens, replica.core.num_sequences))
+
+
+def _least_left_to_compute(sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+    return min(replicas, key=lambda replica: cost(sequence, replica))
 
 
 def cost(sequence: Sequence, replica: Replica) -> tuple[int, int]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Counts
 from services.scheduler.frontend_service import FrontendService
+from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.settings import SchedulerSettings
@@ -24,10 +26,11 @@ class Status:
         self._cluster = cluster
         self._frontends = frontends
         self.address = ""  # known once the port is
+        self.directory: PrefixDirectory | None = None
 
     def services(self) -> list[pb.ServiceStatus]:
-        """Itself, its workers, its frontends."""
-        return [self.scheduler(), *self.workers(), *self._frontend_entries()]
+        """Itself, its workers, its frontends, its Redis."""
+        return [self.scheduler(), *self.workers(), *self._frontend_entries(), *self._redis()]
 
     def workers(self) -> Iterable[pb.ServiceStatus]:
         return [_worker(replica) for replica in self._cluster.replicas.values()]
@@ -60,6 +63,14 @@ class Status:
     def stalled(self) -> bool:
         """Work is there, a worker is there, and steps do not advance."""
         return any(worker.state == pb.STATE_STALLED for worker in self.workers())
+
+    def _redis(self) -> list[pb.ServiceStatus]:
+        if self.directory is None:
+            return []
+        state = {True: pb.STATE_READY, False: pb.STATE_DOWN, None: pb.STATE_STARTING}[self.directory.up]
+        address = urlsplit(self._settings.redis)
+        where = f"{address.hostname}:{address.port or 6379}" if address.hostname else address.path
+        return [pb.ServiceStatus(role=pb.ROLE_REDIS, id="redis", address=where, state=state)]
 
     def _frontend_entries(self) -> list[pb.ServiceStatus]:
         return [

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Failure, Sequence
 from shared import block_hash
 from shared.columns import u32
@@ -50,6 +51,8 @@ class SequenceFactory:
                 block_hashes=list(hashes),
                 skip_reading_prefix_cache=submission.sampling.skip_reading_prefix_cache,
                 asks_logprobs=submission.sampling.HasField("logprobs"),
+                repetition=_repetition(submission.sampling),
+                min_output_tokens=submission.sampling.min_tokens,
                 payload=payload,
                 request_id=submission.request_id,
                 priority=submission.priority,
@@ -57,6 +60,13 @@ class SequenceFactory:
                 arrival=arrival,
                 deadline=deadline,
             )
+
+
+def _repetition(sampling: sampling_pb2.SamplingParams) -> RepetitionRule | None:
+    if not sampling.HasField("repetition_detection"):
+        return None
+    rule = sampling.repetition_detection
+    return RepetitionRule(rule.min_pattern_size, rule.max_pattern_size, rule.min_count)
 
 
 def _payload(submission: pb.Submission, index: int) -> Payload:

@@ -11,7 +11,10 @@ import grpc.aio
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
+from services.scheduler.prefix_directory.changes import BlockChanges
+from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
+from services.scheduler.spread import Spread
 from services.scheduler.terms import check_sizes
 from shared import block_hash, lifecycle
 from shared.columns import u32
@@ -20,6 +23,7 @@ from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
+from shared.prefix_index import BlockKeys
 from shared.rpc.duplex import Duplex
 from shared.settings import SchedulerSettings
 from shared.version import VERSION
@@ -34,12 +38,20 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """One Attach call for each worker."""
 
     def __init__(
-        self, settings: SchedulerSettings, cluster: Cluster, metrics: SchedulerMetrics, on_change: Callable[[], None]
+        self,
+        settings: SchedulerSettings,
+        cluster: Cluster,
+        metrics: SchedulerMetrics,
+        *,
+        on_change: Callable[[], None],
+        directory: PrefixDirectory | None,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._metrics = metrics
         self._on_change = on_change
+        self._directory = directory
+        self.spread = Spread(lambda: [] if directory is None else directory.peers)
         self._sessions: dict[str, asyncio.Task[None]] = {}
 
     async def Attach(
@@ -50,6 +62,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         session: WorkerSession = Duplex(context, heartbeat, interval_s)
         try:
             hello = await self._hello(session)
+            elsewhere = None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))
+            if elsewhere is not None:
+                await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
+                return
             await self._supersede(hello.worker_id)
             await self._work(session, hello)
         except QuireError as error:
@@ -95,9 +111,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             version=VERSION,
             max_steps_in_flight=self._settings.max_steps_in_flight,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+            peers=self.spread.addresses,
         )
         session.send(pb.AttachResponse(welcome=welcome))
         self._cluster.attach(replica)
+        self._publish(replica)
         self._on_change()
         log.info(
             "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
@@ -108,11 +126,20 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
         finally:
-            self._cluster.detach(replica)
+            if self._directory is not None:
+                self._directory.untrack(replica)
+            self._cluster.detach(replica, lost=not replica.leaving)
             self._on_change()
 
+    def _publish(self, replica: Replica) -> None:
+        terms = self._cluster.terms
+        if self._directory is not None and terms.model is not None and terms.layout is not None:
+            self._directory.track(replica, BlockKeys.of(self._settings.redis_namespace, terms.model, terms.layout))
+
     async def _replica(self, session: WorkerSession, hello: pb.WorkerHello) -> Replica:
-        core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id))
+        changes = BlockChanges()
+        observer = changes if self._directory is not None else None
+        core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id), observer=observer)
         await _adopt(core, hello)
         loop = asyncio.get_running_loop()
         return Replica(
@@ -124,6 +151,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             clock=time.monotonic,
             call_soon=loop.call_soon,
             metrics=self._metrics,
+            changes=changes,
         )
 
     def _limits(self, hello: pb.WorkerHello) -> Limits:
@@ -141,6 +169,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
             enable_prefix_caching=settings.enable_prefix_caching,
+            scheduling_policy=settings.scheduling_policy,
+            tenant_weights=settings.tenant_weights,
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.metrics.base import ITERATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
+from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")
@@ -50,6 +50,12 @@ class SchedulerMetrics:
         self.workers_lost = Counter(
             "quire_scheduler_workers_lost", "Workers given up, by reason", ["reason"], registry=registry
         )
+        self.migration = Histogram(
+            "quire_scheduler_migration_seconds",
+            "From a sequence's last token on a worker it had to leave to its first on another",
+            buckets=MIGRATION_BUCKETS,
+            registry=registry,
+        )
         self.sequences_moved = Counter(
             "quire_scheduler_sequences_moved", "Sequences taken from a lost or leaving worker", registry=registry
         )
@@ -58,6 +64,21 @@ class SchedulerMetrics:
             self.workers_lost.labels(reason)
         for reason in REFUSAL_REASONS:
             self.refused.labels(reason)
+
+
+class DirectoryMetrics:
+    """The prefix index in Redis; all at rest where there is none."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.errors = Counter("quire_scheduler_redis_errors", "Failures to reach Redis", registry=registry)
+        self.republished = Counter(
+            "quire_scheduler_index_republished", "Whole caches of workers published (again)", registry=registry
+        )
+        self.up = Gauge("quire_scheduler_redis_up", "Whether Redis serves; 0 where none is used", registry=registry)
+        self.entries = Gauge("quire_scheduler_index_entries", "Blocks published in the prefix index", registry=registry)
+        self.lag = Gauge(
+            "quire_scheduler_index_lag_seconds", "Age of the oldest change not in the index", registry=registry
+        )
 
 
 class ClusterCollector(Collector):

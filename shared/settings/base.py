@@ -121,5 +121,5 @@ def _parse(text: str, annotation: Any) -> Any:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     origin = getattr(annotation, "__origin__", None)
     if origin is dict:
-        return dict(part.split("=", 1) if "=" in part else (part, "") for part in parts)
+        return {name: value for name, _, value in (part.partition("=") for part in parts)}
     return parts if origin in (list, tuple) else text

@@ -14,7 +14,7 @@ class WorkerSettings(Settings):
 
     model: str = Field(..., description="Hugging Face folder with config.json and *.safetensors")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
-    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to; several with commas")
+    scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and admin; 0: any free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")

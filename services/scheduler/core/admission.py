@@ -31,7 +31,7 @@ class Admitter:
             if self._too_late(sequence, hits, now):
                 core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
                 continue
-            if not self._fits(sequence, hits):
+            if not self._fits(sequence, hits) or (sequence.suspect and core.suspects):
                 return
             core.next_waiting()
             self._enter(draft, sequence, hits, now)
@@ -63,6 +63,8 @@ class Admitter:
         self._count(sequence, num_cached, now)
         num_tokens, token_ids = sequence.num_tokens, bytes(sequence.tokens)
         slot = core.running.enter(sequence, num_computed)
+        if sequence.suspect:
+            core.suspects.add(slot)
         core.kv.admit(slot, hits)
         core.running.num_named[slot] = len(hits)
         chunk = core.grower.chunk_size(draft, num_tokens - num_computed)

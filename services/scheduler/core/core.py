@@ -26,7 +26,7 @@ from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
 from services.scheduler.core.step import Flight, StepDraft
-from services.scheduler.kv_cache.block_pool import BlockUse
+from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
 ANSWERED = frozenset({Reason.STOP, Reason.LENGTH, Reason.REPETITION})
@@ -49,10 +49,10 @@ class Counts:
 class Core:
     """Owns the sequences of one worker and all knowledge of its KV blocks."""
 
-    def __init__(self, limits: Limits, counts: Counts | None = None) -> None:
+    def __init__(self, limits: Limits, counts: Counts | None = None, observer: Observer | None = None) -> None:
         self.limits = limits
         self.kv = KVCacheManager(
-            limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.enable_prefix_caching
+            limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.enable_prefix_caching, observer
         )
         self.running = Running(limits.max_num_seqs, limits.block_size)
         self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights)
@@ -62,6 +62,7 @@ class Core:
         self.counts = Counts() if counts is None else counts
         self.events = Events()
         self.flights: deque[Flight] = deque()
+        self.suspects: set[int] = set()  # slots of suspect sequences that have no token yet
         self.last_applied = 0
         self._last_applied_at = -math.inf
         self._sequences: dict[int, Sequence] = {}
@@ -188,15 +189,21 @@ class Core:
         """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
         slot = sequence.slot
         fence = self.flights[-1].step_id if self.flights else None
+        self.suspects.discard(slot)
         self.running.leave(slot)
         self.kv.release(slot, fence)
         self._released.append(slot)
         return fence
 
-    def evacuate(self) -> list[Sequence]:
-        """The worker is gone: every unfinished sequence, as it was last known, in order of arrival."""
+    def evacuate(self, *, lost: bool = False) -> list[Sequence]:
+        """The worker is gone: every unfinished sequence, as it was last known, in order of arrival. `lost`: it did not
+        leave of its own will, and what ran may be the cause."""
         for slot in np.flatnonzero(self.running.live).tolist():
-            self.waiting.push(self.running.leave(slot))
+            progressed = self.running.has_progressed(self.running.sequence(slot))
+            sequence = self.running.leave(slot)
+            if lost:
+                sequence.num_losses = 1 if progressed else sequence.num_losses + 1
+            self.waiting.push(sequence)
         self.flights.clear()
         return self.evacuate_waiting()
 

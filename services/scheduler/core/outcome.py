@@ -47,9 +47,15 @@ class Outcome:
         owners, streams = running.owners[slots], running.streams[slots]
         entries = None if logprobs is None else LogprobColumns(owners[asked], streams[asked], logprobs)
         self._core.events.tokens.append(TokenColumns(owners, streams, tokens, entries))
+        self._clear_suspects(slots)
         self._end_finished(slots, tokens)
         if running.watched.any():
             self._end_repeating(slots)
+
+    def _clear_suspects(self, slots: Slots) -> None:
+        """Whoever got a token did not kill the worker."""
+        if self._core.suspects:
+            self._core.suspects.difference_update(slots.tolist())
 
     def _end_repeating(self, slots: Slots) -> None:
         """After the stop rules, which win."""

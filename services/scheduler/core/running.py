@@ -36,6 +36,7 @@ class Running:
         self.tenants = np.zeros(num_slots, dtype=np.int32)
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_known = np.zeros(num_slots, dtype=np.int32)  # tokens whose value has come back
+        self.num_at_entry = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
         self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
         self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks whose content is on record
@@ -65,7 +66,7 @@ class Running:
         self.streams[slot] = sequence.stream
         self.tenants[slot] = sequence.tenant_index
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
-        self.num_tokens[slot] = self.num_known[slot] = num_tokens
+        self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
         self.num_computed[slot] = num_computed
         self.limit[slot] = sequence.max_total_tokens
         self.capacity[slot] = 0
@@ -96,6 +97,11 @@ class Running:
         sequence = self.sequences[slot]
         assert sequence is not None, f"slot {slot} is free"
         return sequence
+
+    def has_progressed(self, sequence: Sequence) -> bool:
+        """Whether it got a token since it got its slot."""
+        slot = sequence.slot
+        return slot >= 0 and bool(self.num_known[slot] > self.num_at_entry[slot])
 
     def ready(self) -> Mask:
         """Slots with exactly one token to compute: those that advance without being named."""

@@ -73,9 +73,16 @@ class Sequence:
     tenant_index: int = 0  # of its tenant within a policy
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
+    num_losses: int = 0  # workers lost in a row while it ran, without a token in between
+    moved_at: float | None = None  # its last token on a worker that it had to leave; None once it goes on
     num_queued_tokens: int = 0  # num_tokens when it was last put into the queue
     num_cached_tokens: int = 0  # at its first admission
     started: bool = False
+
+    @property
+    def suspect(self) -> bool:
+        """It may be what kills workers: let it show that alone."""
+        return self.num_losses > 1
 
     @property
     def num_tokens(self) -> int:

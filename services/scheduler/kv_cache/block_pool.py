@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.scheduler.kv_cache.free_list import FreeList
 
@@ -24,16 +25,25 @@ class BlockUse:
     used: int
 
 
+class Observer(Protocol):
+    """Told what the cache holds, hash by hash."""
+
+    def store(self, block_hash: bytes) -> None: ...
+
+    def remove(self, block_hash: bytes) -> None: ...
+
+
 class BlockPool:
     """Owns every block id of a worker. A block is free when nobody refers to it."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, observer: Observer | None = None) -> None:
         assert num_blocks >= 2, "one block beside the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))
         self._references = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self._observer = observer
         self._num_cached_free = 0
         self.num_shared = 0  # references beyond the first: blocks that sharing saves
 
@@ -99,15 +109,13 @@ class BlockPool:
         """Records what an owned block holds. If another block holds the same, that one stays the one to be found."""
         assert self._references[block] > 0, "a free block cannot gain content"
         if block_hash not in self._block_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+            self._learn(block, block_hash)
 
     def adopt(self, block: int, block_hash: bytes) -> None:
         """Records what a free block holds: the content that a worker kept while the scheduler was away."""
         assert self._references[block] == 0, "adopted before anything runs"
         if block_hash not in self._block_of and self._hash_of[block] is None:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+            self._learn(block, block_hash)
             self._free.remove(block)
             self._free.append(block)
             self._num_cached_free += 1
@@ -121,8 +129,21 @@ class BlockPool:
         self._num_cached_free = 0
         return count
 
+    @property
+    def cached_hashes(self) -> Iterable[bytes]:
+        """Of everything that can be hit now."""
+        return self._block_of.keys()
+
+    def _learn(self, block: int, block_hash: bytes) -> None:
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+        if self._observer is not None:
+            self._observer.store(block_hash)
+
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of[block]
         assert block_hash is not None
         self._hash_of[block] = None
         del self._block_of[block_hash]
+        if self._observer is not None:
+            self._observer.remove(block_hash)

@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse
+from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse, Observer
 
 
 class KVCacheManager:
     """The only one that allocates. free + cached + used == total at all times; fenced blocks are used."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, enable_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        enable_caching: bool = True,
+        observer: Observer | None = None,
+    ) -> None:
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, observer)
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
         self._num_named = [0] * num_slots  # blocks at the head of each table whose content is on record
         self._fenced: deque[tuple[int, list[int]]] = deque()  # (step id, blocks), step ids ascending

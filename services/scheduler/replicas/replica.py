@@ -9,6 +9,7 @@ from time import perf_counter
 from services.scheduler.core.core import Core
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Reason, Sequence
+from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.codec import decode_result, encode_plan
 from services.scheduler.throughput import Throughput
 from shared.errors import FailedPrecondition
@@ -32,10 +33,12 @@ class Replica:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
         metrics: SchedulerMetrics,
+        changes: BlockChanges,
     ) -> None:
         self.hello = hello
         self.epoch = epoch
         self.core = core
+        self.changes = changes
         self.leaving = False
         self.last_step_at: float | None = None
         self.attached_at = clock()
@@ -47,6 +50,7 @@ class Replica:
         self._awake = False
         self.paused = False
         self._metrics = metrics
+        self._moved: set[int] = set()  # keys of sequences from elsewhere that have no token here yet
         self._sent_at: deque[float] = deque()  # of the steps under way
         self._freeing: deque[tuple[int, float]] = deque()  # (step whose return frees the blocks, cancelled at)
 
@@ -60,6 +64,8 @@ class Replica:
 
     def add(self, sequence: Sequence) -> None:
         self.core.add(sequence)
+        if sequence.moved_at is not None:
+            self._moved.add(sequence.key)
         self.wake()
 
     def cancel(self, key: int, reason: Reason) -> None:
@@ -109,7 +115,20 @@ class Replica:
         self.throughput.add(self.core.counts.generated_tokens - before, now)
         while self._freeing and self._freeing[0][0] <= wire.step_id:
             self._metrics.cancel_to_free.observe(now - self._freeing.popleft()[1])
+        if self._moved:
+            self._measure_moves(now)
         self.pump()
+
+    def _measure_moves(self, now: float) -> None:
+        """Observes the pause of every moved sequence that has its first token here."""
+        for key in list(self._moved):
+            sequence = self.core.find(key)
+            if sequence is None:
+                self._moved.discard(key)
+            elif sequence.moved_at is not None and self.core.running.has_progressed(sequence):
+                self._metrics.migration.observe(now - sequence.moved_at)
+                sequence.moved_at = None
+                self._moved.discard(key)
 
     def flush(self) -> None:
         events = self.core.take_events()

@@ -1,0 +1,48 @@
+"""How a scheduler leaves: to its peers if there are any, else when everything is done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from services.scheduler.cluster import Cluster
+from services.scheduler.frontend_service import FrontendService
+from services.scheduler.spread import Spread
+from shared.logs import logger
+from shared.pb.worker.v1 import worker_pb2
+from shared.settings import SchedulerSettings
+
+log = logger("drain")
+
+POLL_S = 0.02
+
+
+async def drain(settings: SchedulerSettings, cluster: Cluster, frontends: FrontendService, spread: Spread) -> None:
+    """Takes nothing new. What is left after drain_timeout_s goes on where the frontends submit it again."""
+    cluster.draining = True
+    frontends.publish()
+    deadline = time.monotonic() + settings.drain_timeout_s
+    if spread.addresses:
+        await _hand_over(cluster, spread, deadline)
+        frontends.publish()
+    while not cluster.idle and time.monotonic() < deadline:
+        cluster.tick()
+        frontends.publish()
+        await asyncio.sleep(POLL_S)
+    log.info("drained", finished=cluster.idle)
+
+
+async def _hand_over(cluster: Cluster, spread: Spread, deadline: float) -> None:
+    """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences."""
+    for replica in cluster.replicas.values():
+        replica.leaving = True
+        replica.pause()
+    waiting = list(cluster.replicas.values())
+    while waiting and time.monotonic() < deadline:
+        for replica in [r for r in waiting if not r.busy]:
+            waiting.remove(replica)
+            heir = spread.heir()
+            if heir is not None:
+                log.info("worker handed over", worker=replica.id, to=heir)
+                replica.send(worker_pb2.AttachResponse(redirect=worker_pb2.Redirect(address=heir)))
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,1 @@
+"""What this scheduler tells the others through Redis, off the step path."""

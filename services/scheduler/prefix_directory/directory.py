@@ -1,0 +1,120 @@
+"""Publishes this scheduler and the prefix caches of its workers, in batches behind the steps.
+
+Everything here may fail: serving does not depend on it. After any failure the whole index of every worker is published
+again, because a Redis that comes back may be empty, or older than it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from redis import RedisError
+
+from services.scheduler.prefix_directory.registry import Registry
+from services.scheduler.prefix_directory.worker_index import WorkerIndex
+from services.scheduler.replicas.replica import Replica
+from shared.logs import logger
+from shared.metrics.scheduler import DirectoryMetrics
+from shared.prefix_index import BlockKeys, SchedulerEntry
+
+log = logger("prefix_directory")
+
+PUBLISH_INTERVAL_S = 0.05
+RENEW_INTERVAL_S = 1.0
+LEASE_MS = 5_000
+RETRY_INTERVAL_S = 0.5
+
+
+class PrefixDirectory:
+    """`run()` it in a task of its own; track() and untrack() never wait."""
+
+    def __init__(self, redis: Any, registry: Registry, scheduler_id: str, metrics: DirectoryMetrics) -> None:
+        self._redis = redis
+        self._registry = registry
+        self._scheduler_id = scheduler_id
+        self._metrics = metrics
+        self._workers: dict[str, WorkerIndex] = {}
+        self._gone: list[WorkerIndex] = []
+        self._renewed_at = 0.0
+        self.up: bool | None = None  # not known yet
+        metrics.up.set_function(lambda: bool(self.up))
+        metrics.entries.set_function(lambda: self.num_entries)
+        metrics.lag.set_function(lambda: self.lag_s)
+
+    @property
+    def peers(self) -> list[SchedulerEntry]:
+        """Other schedulers, as of the last renewal."""
+        return self._registry.peers
+
+    @property
+    def num_entries(self) -> int:
+        return sum(index.num_published for index in self._workers.values())
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest change that is not published."""
+        now = time.monotonic()
+        return max((now - index.changed_at for index in self._workers.values() if index.changed_at), default=0.0)
+
+    def track(self, replica: Replica, keys: BlockKeys) -> None:
+        self._workers[replica.id] = WorkerIndex(replica, keys, self._scheduler_id)
+
+    def untrack(self, replica: Replica) -> None:
+        index = self._workers.get(replica.id)
+        if index is not None and index.replica is replica:
+            del self._workers[replica.id]
+            self._gone.append(index)
+
+    async def run(self) -> None:
+        """Until cancelled; then takes this scheduler out of the registry."""
+        try:
+            while True:
+                await asyncio.sleep(await self._round())
+        finally:
+            await self._leave()
+
+    async def _round(self) -> float:
+        """Publishes what there is; returns when to come again."""
+        try:
+            await self._publish()
+        except (RedisError, OSError) as error:
+            self._fail(error)
+            return RETRY_INTERVAL_S
+        if not self.up:
+            log.info("redis serves", republished=len(self._workers))
+        self.up = True
+        return PUBLISH_INTERVAL_S
+
+    async def _publish(self) -> None:
+        renew = time.monotonic() - self._renewed_at >= RENEW_INTERVAL_S
+        if renew:
+            await self._registry.renew(LEASE_MS)
+        while self._gone:
+            await self._gone[-1].withdraw(self._redis)
+            self._gone.pop()
+        for index in list(self._workers.values()):
+            if await index.publish(self._redis, LEASE_MS, renew=renew):
+                self._metrics.republished.inc()
+        if renew:
+            self._renewed_at = time.monotonic()
+
+    def _fail(self, error: Exception) -> None:
+        tell = log.warning if self.up is not False else log.debug
+        tell("redis does not serve; going on with what is known here", error=str(error) or repr(error))
+        self.up = False
+        self._renewed_at = 0.0
+        self._metrics.errors.inc()
+        for index in self._workers.values():
+            index.forget_published()
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(1):
+                await self._registry.leave()
+                for index in [*self._gone, *self._workers.values()]:
+                    await index.withdraw(self._redis)
+                await self._redis.aclose()
+        except (RedisError, OSError, TimeoutError):
+            pass  # the leases end by themselves

@@ -1,0 +1,37 @@
+"""This scheduler's entry among the others, and theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from shared.prefix_index import RegistryKeys, RegistryReader, SchedulerEntry
+
+
+class Registry:
+    """A lease that says: this scheduler lives, here, with so many workers."""
+
+    def __init__(self, redis: Any, keys: RegistryKeys, entry: Callable[[], SchedulerEntry]) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._entry = entry
+        self._reader = RegistryReader(redis, keys)
+        self.peers: list[SchedulerEntry] = []
+
+    async def renew(self, lease_ms: int) -> None:
+        """Writes the entry and reads the others'."""
+        mine = self._entry()
+        value = json.dumps({"address": mine.address, "epoch": mine.epoch, "num_workers": mine.num_workers})
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.set(self._keys.scheduler(mine.id), value, px=lease_ms)
+        pipeline.sadd(self._keys.schedulers, mine.id)
+        await pipeline.execute()
+        self.peers = [entry for entry in await self._reader.schedulers() if entry.id != mine.id]
+
+    async def leave(self) -> None:
+        mine = self._entry()
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.unlink(self._keys.scheduler(mine.id))
+        pipeline.srem(self._keys.schedulers, mine.id)
+        await pipeline.execute()

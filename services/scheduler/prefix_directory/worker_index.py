@@ -1,0 +1,87 @@
+"""The published prefix cache of one worker in one epoch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from typing import Any
+
+from services.scheduler.replicas.replica import Replica
+from shared.prefix_index import BlockKeys
+from shared.prefix_index.keys import member
+
+MEMBERS_PER_COMMAND = 1_000  # about a millisecond of Redis, and of the event loop
+
+
+class WorkerIndex:
+    """Knows what Redis holds of a worker, and brings it up to date."""
+
+    def __init__(self, replica: Replica, keys: BlockKeys, scheduler_id: str) -> None:
+        self.replica = replica
+        self._keys = keys
+        self._entry = json.dumps({"epoch": replica.epoch, "scheduler": scheduler_id})
+        self._blocks = keys.blocks(replica.id, replica.epoch)
+        self._whole = False  # what Redis holds is all there was at the last publication
+        self.num_published = 0
+        self.changed_at: float | None = None
+
+    def forget_published(self) -> None:
+        """Redis may hold anything."""
+        self._whole = False
+        self.num_published = 0
+        self.changed_at = self.changed_at or time.monotonic()
+
+    async def publish(self, redis: Any, lease_ms: int, *, renew: bool) -> bool:
+        """Whether everything had to be published again."""
+        again = not self._whole
+        if again:
+            await self._publish_all(redis)
+        else:
+            await self._publish_changes(redis)
+        if (again or renew) and not await self._renew(redis, lease_ms):
+            self.forget_published()
+        return again
+
+    async def withdraw(self, redis: Any) -> None:
+        """One UNLINK for all its entries. The worker's own entry stays if another epoch has written it."""
+        await redis.unlink(self._blocks)
+        if await redis.get(self._keys.worker(self.replica.id)) == self._entry.encode():
+            await redis.unlink(self._keys.worker(self.replica.id))
+
+    async def _publish_all(self, redis: Any) -> None:
+        self.replica.changes.take()
+        hashes = list(self.replica.core.kv.pool.cached_hashes)
+        await redis.unlink(self._blocks)
+        for start in range(0, len(hashes), MEMBERS_PER_COMMAND):
+            await redis.sadd(self._blocks, *map(member, hashes[start : start + MEMBERS_PER_COMMAND]))
+        self.num_published = len(hashes)
+        self._whole, self.changed_at = True, None
+
+    async def _publish_changes(self, redis: Any) -> None:
+        if not len(self.replica.changes):
+            return
+        self.changed_at = time.monotonic()
+        stored, removed = self.replica.changes.take()
+        pipeline = redis.pipeline(transaction=False)
+        _in_parts(pipeline.sadd, self._blocks, stored)
+        _in_parts(pipeline.srem, self._blocks, removed)
+        await pipeline.execute()
+        self.num_published += len(stored) - len(removed)
+        self.changed_at = None
+
+    async def _renew(self, redis: Any, lease_ms: int) -> bool:
+        """Renews the lease; False if Redis does not hold what was published, because it lost or regained something."""
+        pipeline = redis.pipeline(transaction=False)
+        pipeline.set(self._keys.worker(self.replica.id), self._entry, px=lease_ms)
+        pipeline.sadd(self._keys.workers, self.replica.id)
+        pipeline.pexpire(self._blocks, lease_ms)
+        pipeline.scard(self._blocks)
+        *_, held = await pipeline.execute()
+        return bool(held == self.num_published)
+
+
+def _in_parts(command: Any, key: str, members: Collection[bytes]) -> None:
+    everything = list(members)
+    for start in range(0, len(everything), MEMBERS_PER_COMMAND):
+        command(key, *everything[start : start + MEMBERS_PER_COMMAND])
