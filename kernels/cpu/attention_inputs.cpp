@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-constexpr double ROPE_NS = 0.25;  // an element: norm, rotation and store
+constexpr double ROPE_NS = 0.15;  // an element: norm, rotation and store
 
 struct Inputs {
   int64_t rows, q_heads, kv_heads, head_dim;
@@ -19,39 +19,42 @@ struct Inputs {
   void *k_cache, *v_cache, *q_out;
 };
 
-// One head: norm (where there is a weight) to T, rotation in float32, rounded once. `wide` has room for head_dim
-// floats.
+// Elements [i, i + n) of both halves of a head: norm (where there is a weight) to T, rotation in float32, rounded once.
 template <class T>
-void norm_and_rotate(const T* from, const T* weight, const float* cos, int64_t head_dim, float eps, float* wide,
-                     T* to) {
-  const int64_t half = head_dim / 2;
+QUIRE_INLINE void rotate(const T* from, const T* weight, vf scale, const float* cos, int64_t half, int64_t i, int n,
+                         T* to) {
   const float* sin = cos + half;
-  const vf scale = weight ? splat(rms_scale(from, head_dim, eps)) : vf{};
-  for (int64_t i = 0; i < head_dim; i += W) {
-    const int n = static_cast<int>(std::min<int64_t>(W, head_dim - i));
-    const vf x = load_part(from + i, n);
-    store_part(wide + i, weight ? rounded_to<T>(scaled<T>(x, scale, load_part(weight + i, n))) : x, n);
+  vf left = load_part(from + i, n), right = load_part(from + half + i, n);
+  if (weight) {
+    left = rounded_to<T>(scaled<T>(left, scale, load_part(weight + i, n)));
+    right = rounded_to<T>(scaled<T>(right, scale, load_part(weight + half + i, n)));
   }
-  for (int64_t i = 0; i < half; i += W) {
-    const int n = static_cast<int>(std::min<int64_t>(W, half - i));
-    const vf c = load_part(cos + i, n), s = load_part(sin + i, n);
-    const vf left = load_part(wide + i, n), right = load_part(wide + half + i, n);
-    store_part(to + i, left * c - right * s, n);
-    store_part(to + half + i, right * c + left * s, n);
-  }
+  const vf c = load_part(cos + i, n), s = load_part(sin + i, n);
+  store_part(to + i, left * c - right * s, n);
+  store_part(to + half + i, right * c + left * s, n);
 }
 
 template <class T>
-void token(const Inputs& in, int64_t row, float* wide) {
+QUIRE_INLINE void norm_and_rotate(const T* from, const T* weight, const float* cos, int64_t head_dim, float eps,
+                                  T* to) {
+  const int64_t half = head_dim / 2;
+  const vf scale = weight ? splat(rms_scale(from, head_dim, eps)) : vf{};
+  int64_t i = 0;
+  for (; i + W <= half; i += W) rotate(from, weight, scale, cos, half, i, W, to);
+  if (i < half) rotate(from, weight, scale, cos, half, i, static_cast<int>(half - i), to);
+}
+
+template <class T>
+void token(const Inputs& in, int64_t row) {
   const int64_t d = in.head_dim;
   const T* from = (const T*)in.qkv + row * (in.q_heads + 2 * in.kv_heads) * d;
   const float* cos_sin = in.cos_sin + in.positions[row] * d;
   T* q = (T*)in.q_out + row * in.q_heads * d;
   for (int64_t h = 0; h < in.q_heads; h++, from += d)
-    norm_and_rotate(from, (const T*)in.q_weight, cos_sin, d, in.eps, wide, q + h * d);
+    norm_and_rotate(from, (const T*)in.q_weight, cos_sin, d, in.eps, q + h * d);
   const int64_t place = in.slots[row] * in.kv_heads * d;
   for (int64_t h = 0; h < in.kv_heads; h++, from += d)
-    norm_and_rotate(from, (const T*)in.k_weight, cos_sin, d, in.eps, wide, (T*)in.k_cache + place + h * d);
+    norm_and_rotate(from, (const T*)in.k_weight, cos_sin, d, in.eps, (T*)in.k_cache + place + h * d);
   std::memcpy((T*)in.v_cache + place, from, in.kv_heads * d * sizeof(T));
 }
 
@@ -59,8 +62,7 @@ template <class T>
 void tokens(const Inputs& in) {
   const double nanoseconds = ROPE_NS * in.rows * (in.q_heads + 2 * in.kv_heads) * in.head_dim;
   parallel_for(in.rows, grain_for(in.rows, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
-    float* wide = static_cast<float*>(scratch(0, in.head_dim * sizeof(float)));
-    for (int64_t row = begin; row < end; row++) token<T>(in, row, wide);
+    for (int64_t row = begin; row < end; row++) token<T>(in, row);
   });
 }
 

@@ -14,7 +14,6 @@ from kernels.cpu.native import DTYPES, LIBRARY, calls
 from kernels.reference.linear import LinearWeight
 
 Tensor = torch.Tensor
-MAX_HEAD_DIM = 1024
 ALIGNMENT = 64
 
 
@@ -59,7 +58,7 @@ def linear(x: Tensor, weight: PackedWeight | LinearWeight) -> Tensor:
     assert x.dtype is weight.dtype
     assert in_features == weight.in_features
     assert x.is_contiguous()
-    out = calls.empty((rows, weight.out_features), dtype=weight.dtype)
+    out = calls.empty(rows, weight.out_features, dtype=weight.dtype)
     calls.linear(
         weight.code,
         rows,
@@ -78,7 +77,7 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
         ids = ids.int()
     assert dense(ids, table)
     rows, size = ids.size(0), table.size(1)
-    out = calls.empty((rows, size), dtype=table.dtype)
+    out = calls.empty(rows, size, dtype=table.dtype)
     calls.embed(rows, size * table.element_size(), ids.data_ptr(), table.data_ptr(), out.data_ptr())
     return out
 
@@ -89,7 +88,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.rms_norm(x, weight, eps)
     assert x.is_contiguous()
     size = weight.size(0)
-    out = calls.empty(x.shape, dtype=x.dtype)
+    out = calls.empty_like(x)
     calls.rms_norm(code, x.numel() // size, size, eps, x.data_ptr(), None, weight.data_ptr(), out.data_ptr())
     return out
 
@@ -101,7 +100,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     rows, size = x.shape
     assert residual.shape == x.shape
     assert dense(x, residual)
-    out = calls.empty((rows, size), dtype=x.dtype)
+    out = calls.empty_like(x)
     calls.rms_norm(code, rows, size, eps, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
     return out
 
@@ -112,7 +111,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return reference.silu_mul(gate_up)
     assert gate_up.is_contiguous()
     rows, size = gate_up.size(0), gate_up.size(1) // 2
-    out = calls.empty((rows, size), dtype=gate_up.dtype)
+    out = calls.empty(rows, size, dtype=gate_up.dtype)
     calls.silu_mul(code, rows, size, gate_up.data_ptr(), out.data_ptr())
     return out
 
@@ -141,7 +140,7 @@ def qk_norm_rope_store(  # noqa: PLR0917
     assert cos_sin.dtype is torch.float32
     assert dense(qkv, cos_sin, positions, slot_mapping, k_cache, v_cache)
     rows, head_dim = qkv.size(0), k_cache.size(3)
-    out = calls.empty((rows, num_q_heads, head_dim), dtype=qkv.dtype)
+    out = calls.empty(rows, num_q_heads, head_dim, dtype=qkv.dtype)
     calls.qk_norm_rope_store(
         code,
         rows,
@@ -173,7 +172,7 @@ def paged_attention(  # noqa: PLR0917
     sliding_window: int,
 ) -> Tensor:
     code = DTYPES.get(q.dtype)
-    if code is None or k_cache.dtype is not q.dtype or q.size(2) > MAX_HEAD_DIM:
+    if code is None or k_cache.dtype is not q.dtype:
         return reference.paged_attention(
             q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window
         )
@@ -181,7 +180,7 @@ def paged_attention(  # noqa: PLR0917
     assert block_tables.stride(1) == 1
     assert dense(q, k_cache, v_cache, query_start, seq_lens)
     num_q_heads, head_dim = q.size(1), q.size(2)
-    out = calls.empty(q.shape, dtype=q.dtype)
+    out = calls.empty_like(q)
     calls.paged_attention(
         code,
         block_tables.size(0),
@@ -218,7 +217,7 @@ def sample(  # noqa: PLR0917
     assert seeds.dtype is torch.int64
     assert positions.dtype is torch.int32
     assert dense(logits, seeds, positions)
-    out = calls.empty((rows,), dtype=torch.int32)
+    out = calls.empty(rows, dtype=torch.int32)
     calls.sample(
         rows,
         size,

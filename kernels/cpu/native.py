@@ -62,7 +62,7 @@ def declare(library: ctypes.CDLL, name: str, result: type | None, *arguments: ty
 LIBRARY, UNAVAILABLE = load()
 
 # What the functions call: the entry points and the allocation of results. A tape puts its own here while it records.
-calls = SimpleNamespace(empty=torch.empty)
+calls = SimpleNamespace(empty=torch.empty, empty_like=torch.empty_like)
 if LIBRARY is not None:
     LIBRARY.quire_set_num_threads(processor.usable_cores())
     for _name in SIGNATURES:

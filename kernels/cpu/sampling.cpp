@@ -16,8 +16,8 @@ namespace {
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr int GROUP = 4 * W;        // logits whose best is found together
 constexpr int BINS = 2048;          // of probability mass by distance from the likeliest, for top-p
-constexpr double GREEDY_NS = 0.08;  // a logit in L2
-constexpr double NOISY_NS = 0.6;
+constexpr double GREEDY_NS = 0.05;  // a logit in L2
+constexpr double NOISY_NS = 0.25;
 
 vf lanes_or_none(const float* row, int64_t at, int64_t size) {
   if (at + W <= size) return load(row + at);

@@ -55,7 +55,11 @@ class Tape:
         """
         assert self.num_calls == 0, "a tape records once"
         before = dict(vars(calls))
-        vars(calls).update({name: self._recorder(name) for name in SIGNATURES}, empty=self._arena.empty)
+        vars(calls).update(
+            {name: self._recorder(name) for name in SIGNATURES},
+            empty=self._arena.empty,
+            empty_like=self._arena.empty_like,
+        )
         try:
             with OnlyViews():
                 yield
@@ -103,7 +107,10 @@ class Arena:
         self.num_bytes = 0
         self._free: list[ctypes.Array] = []
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.empty(*tensor.shape, dtype=tensor.dtype)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(shape)
         memory = self._take(max(count * dtype.itemsize, 1))
         start = -ctypes.addressof(memory) % ALIGNMENT
