@@ -23,5 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
     flags = vars(arguments)
     role = flags.pop("command")
     settings = load(SERVICES[role], SERVICES, flags)
-    serve = importlib.import_module(f"services.{role}.main").serve
+    serve = importlib.import_module(settings.main_module).serve
     return lifecycle.run(functools.partial(serve, settings))

@@ -15,7 +15,7 @@ from shared.settings import SERVICES, Settings
 # Decided by the launcher.
 MANAGED = {
     "id", "host", "advertise", "model", "served_model_name", "grpc_port", "http_port", "metrics_port", "share_ports",
-    "scheduler", "schedulers",
+    "scheduler", "schedulers", "redis",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
 OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--http-port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
     parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
-    parser.add_argument("--redis", default="none", metavar="URL|embedded|none", help="prefix index and registry")
+    parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
         add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
 

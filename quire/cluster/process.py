@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from quire.cluster.options import ServiceSpec
+from quire.cluster.options import LOOPBACK, RedisSpec, Spec
 from shared.lifecycle import PARENT_PIPE_VARIABLE
 
 FIRST_BACKOFF_S = 0.2
@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 class ServiceProcess:
     """Its stdin is a pipe that this process holds: when we die, however we die, the child sees the end and leaves."""
 
-    def __init__(self, spec: ServiceSpec, report: Report, log: IO[Any] | None) -> None:
+    def __init__(self, spec: Spec, report: Report, log: IO[Any] | None) -> None:
         self.spec = spec
         self.addresses: dict[str, str] = {}
         self.ready = threading.Event()
@@ -53,7 +53,7 @@ class ServiceProcess:
         self.ready.clear()
         environment = {**os.environ, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "quire", *self.spec.arguments()],
+            self.spec.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -62,7 +62,8 @@ class ServiceProcess:
             start_new_session=True,  # Ctrl-C is for us to pass on, once
         )
         self._started_at = time.monotonic()
-        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        hear = self._await_port if isinstance(self.spec, RedisSpec) else self._listen
+        threading.Thread(target=hear, args=(self._process,), daemon=True).start()
 
     def watch(self, now: float) -> None:
         """Restarts it if it died; called again and again."""
@@ -112,6 +113,17 @@ class ServiceProcess:
             if words[:2] == [f"quire-{self.spec.role}", "ready"]:
                 self.addresses = dict(word.split("=", 1) for word in words[2:])
                 self.ready.set()
+
+    def _await_port(self, process: subprocess.Popen[str]) -> None:
+        """Redis announces nothing: it is ready when it can be reached."""
+        assert isinstance(self.spec, RedisSpec)
+        while process.poll() is None:
+            with socket.socket() as probe:
+                if probe.connect_ex((LOOPBACK, self.spec.port)) == 0:
+                    self.addresses = {"redis": f"{LOOPBACK}:{self.spec.port}"}
+                    self.ready.set()
+                    return
+            time.sleep(0.02)
 
 
 def _python_path() -> str:

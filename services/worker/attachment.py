@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from services.worker.engine import Engine
+from services.worker.held_blocks import HeldReport
 from shared import columns, lifecycle
 from shared.errors import Unavailable
 from shared.lifecycle import Shutdown
@@ -21,6 +22,17 @@ SchedulerSession = Duplex[pb.AttachResponse, pb.AttachRequest]
 Welcomed = Callable[[pb.SchedulerWelcome], Awaitable[None]]
 
 
+class Executor(Protocol):
+    """What runs the plans: the engine of a device, or a simulation."""
+
+    async def rest(self, receiver: Attachment) -> HeldReport:
+        """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
+
+    def submit(self, receiver: Attachment, plan: pb.StepPlan) -> None: ...
+
+    def forget_cache(self) -> None: ...
+
+
 class BrokenSession(Exception):
     """The attachment cannot go on; another one can."""
 
@@ -32,7 +44,7 @@ class Redirected(Exception):
 class Attachment:
     """Receives the engine's results for as long as it lasts."""
 
-    def __init__(self, stream: Stream, engine: Engine, shutdown: Shutdown, drain_timeout_s: float) -> None:
+    def __init__(self, stream: Stream, engine: Executor, shutdown: Shutdown, drain_timeout_s: float) -> None:
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
         self._session: SchedulerSession = Duplex(stream, heartbeat, FIRST_INTERVAL_S)
         self._engine = engine

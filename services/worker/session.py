@@ -8,8 +8,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from services.worker.attachment import Attachment, BrokenSession, Redirected
-from services.worker.engine import Engine
+from services.worker.attachment import Attachment, BrokenSession, Executor, Redirected
 from services.worker.route import Route
 from shared import lifecycle
 from shared.errors import FailedPrecondition, QuireError
@@ -41,7 +40,7 @@ class Session:
     def __init__(
         self,
         settings: WorkerSettings,
-        engine: Engine,
+        engine: Executor,
         hello: pb.WorkerHello,
         observer: SessionObserver,
         shutdown: Shutdown,

@@ -40,6 +40,11 @@ class Settings(BaseModel):
         return type(self).__name__.removesuffix("Settings").lower()
 
     @property
+    def main_module(self) -> str:
+        """The composition root: a module with serve(settings, shutdown)."""
+        return f"services.{self.role}.main"
+
+    @property
     def name(self) -> str:
         return self.id or f"{self.role}-{socket.gethostname()}"
 

@@ -21,6 +21,17 @@ class WorkerSettings(Settings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="type of weights, activations and KV; auto: the checkpoint's, if the device is fast at it"
     )
+    engine: Literal["device", "simulated"] = Field(
+        "device", description="simulated: no model, made-up tokens after the time that a device would take"
+    )
+    simulated_workers: int = Field(1, ge=1, description="simulated workers in this process, named ID-0, ID-1, ...")
+    simulated_step_ms: float = Field(
+        10.0, gt=0, description="simulated: time of a step besides its tokens, milliseconds"
+    )
+    simulated_prompt_tokens_per_s: float = Field(
+        20_000, gt=0, description="simulated: prompt tokens computed per second"
+    )
+    simulated_sequence_us: float = Field(20.0, ge=0, description="simulated: time of a decoding sequence, microseconds")
     load_format: Literal["auto", "dummy"] = Field("auto", description="auto: safetensors; dummy: random weights")
     max_model_len: int = Field(0, ge=0, description="longest sequence, tokens; 0: what the model and the memory allow")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time; 0: by device")
@@ -40,3 +51,7 @@ class WorkerSettings(Settings):
     def schedulers(self) -> tuple[str, ...]:
         """Addresses, the first to be tried first."""
         return tuple(part.strip() for part in self.scheduler.split(",") if part.strip())
+
+    @property
+    def main_module(self) -> str:
+        return "services.worker.simulated.main" if self.engine == "simulated" else super().main_module

@@ -1,0 +1,94 @@
+"""Executes plans in real time without computing anything. Runs on the event loop; no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.attachment import Attachment
+from services.worker.held_blocks import HeldReport
+from services.worker.limits import Limits
+from services.worker.simulated.timing import Timing
+from services.worker.slots import PlanViolation, SlotTable, Step
+from services.worker.step_inputs import StepInputs, assemble
+from shared import columns
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+Plans = asyncio.Queue[tuple[Attachment, pb.StepPlan]]
+U64 = npt.NDArray[np.uint64]
+
+
+class SimulatedEngine:
+    """One step after the other, each for as long as `timing` says. A token is a function of (seed, position)."""
+
+    def __init__(self, limits: Limits, vocab_size: int, timing: Timing) -> None:
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._timing = timing
+        self._plans: Plans = asyncio.Queue()
+        self._receiver: Attachment | None = None
+        self._table = SlotTable(limits)
+        self._seeds = np.zeros(limits.max_num_seqs, dtype=np.uint64)
+        self._free_at = 0.0  # when the device is done with what it has, time.monotonic()
+
+    async def rest(self, receiver: Attachment) -> HeldReport:
+        """Begins afresh for `receiver`. There is no KV memory that could hold anything."""
+        self._receiver = receiver
+        self._plans = asyncio.Queue()
+        self._table.clear()
+        return HeldReport([], b"")
+
+    def submit(self, receiver: Attachment, plan: pb.StepPlan) -> None:
+        self._plans.put_nowait((receiver, plan))
+
+    def forget_cache(self) -> None:
+        pass
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            plans = self._plans
+            try:
+                async with asyncio.timeout(0.1):  # rest() may have put another queue in place
+                    receiver, plan = await plans.get()
+            except TimeoutError:
+                continue
+            if receiver is self._receiver:
+                await self._execute(receiver, plan)
+
+    async def _execute(self, receiver: Attachment, plan: pb.StepPlan) -> None:
+        try:
+            step = self._table.apply(plan)
+        except PlanViolation as violation:
+            receiver.break_off(f"step {plan.step_id} breaks the session: {violation}")
+            return
+        for admission in step.admitted:
+            self._seeds[admission.slot] = admission.sampling.seed % 2**64
+        inputs = assemble(step, self._table)
+        await self._take_time(step, inputs)
+        if receiver is self._receiver:
+            token_ids = columns.i32_bytes(self._tokens(inputs))
+            receiver.deliver(pb.StepResult(epoch=plan.epoch, step_id=plan.step_id, token_ids=token_ids))
+
+    async def _take_time(self, step: Step, inputs: StepInputs) -> None:
+        """Steps follow each other without a gap, as on a device, whatever the timer's grain."""
+        num_decoding = int(np.count_nonzero(step.counts == 1))
+        duration = self._timing.seconds(inputs.num_tokens, num_decoding)
+        self._free_at = max(self._free_at, time.monotonic()) + duration
+        await asyncio.sleep(self._free_at - time.monotonic())
+
+    def _tokens(self, inputs: StepInputs) -> npt.NDArray[np.int32]:
+        mixed = _mix(self._seeds[inputs.sampling_slots] ^ _mix(inputs.sample_positions.astype(np.uint64)))
+        tokens: npt.NDArray[np.int32] = (mixed % np.uint64(self._vocab_size)).astype(np.int32)
+        return tokens
+
+
+def _mix(words: U64) -> U64:
+    """splitmix64's finalizer."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,89 @@
+"""Composition root of simulated workers: any number of them in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from services.worker import limits as worker_limits
+from services.worker.session import Session
+from services.worker.simulated.engine import SimulatedEngine
+from services.worker.simulated.timing import Timing
+from shared import block_hash, lifecycle, logs, model_identity
+from shared.pb.common.v1 import model_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.rpc.server import Server
+from shared.settings import WorkerSettings
+from shared.version import VERSION
+
+DEFAULT_BLOCKS = 4096
+
+log = logs.logger("worker.simulated")
+
+
+async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
+    """Runs `simulated_workers` workers until `shutdown`, then lets their scheduler move the work elsewhere."""
+    logs.configure(settings.name, settings.log_level, settings.log_format)
+    server = Server(settings.host, settings.grpc_port, ())
+    address = settings.reachable(server.port)
+    await server.start()
+    names = [settings.name]
+    if settings.simulated_workers > 1:
+        names = [f"{settings.name}-{i}" for i in range(settings.simulated_workers)]
+    workers = [SimulatedWorker(settings, name, address, shutdown) for name in names]
+    attached = asyncio.ensure_future(_announce(settings, server, workers, address))
+    try:
+        await asyncio.gather(*(worker.run() for worker in workers))
+    finally:
+        attached.cancel()
+        await server.stop(grace_s=0.2)
+
+
+async def _announce(settings: WorkerSettings, server: Server, workers: list[SimulatedWorker], address: str) -> None:
+    for worker in workers:
+        await worker.is_attached.wait()
+    await server.set_serving(True)
+    lifecycle.announce("worker", settings.name, grpc=address)
+
+
+class SimulatedWorker:
+    """A session and the engine behind it."""
+
+    def __init__(self, settings: WorkerSettings, name: str, address: str, shutdown: lifecycle.Shutdown) -> None:
+        config = model_identity.read_config(Path(settings.model))
+        limits = worker_limits.from_settings(settings, config["max_position_embeddings"])
+        limits = worker_limits.fit(limits, settings.num_blocks or DEFAULT_BLOCKS, explicit=bool(settings.max_model_len))
+        timing = Timing(
+            settings.simulated_step_ms / 1e3,
+            1 / settings.simulated_prompt_tokens_per_s,
+            settings.simulated_sequence_us / 1e6,
+        )
+        self.is_attached = asyncio.Event()
+        self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
+        self._session = Session(settings, self._engine, _hello(settings, name, address, limits), self, shutdown)
+
+    async def run(self) -> None:
+        await lifecycle.first(self._session.run(), self._engine.run())
+
+    async def attached(self, _welcome: pb.SchedulerWelcome) -> None:
+        self.is_attached.set()
+
+    def detached(self, *, broken: bool) -> None:
+        pass
+
+
+def _hello(settings: WorkerSettings, name: str, address: str, limits: worker_limits.Limits) -> pb.WorkerHello:
+    return pb.WorkerHello(
+        worker_id=name,
+        pid=os.getpid(),
+        address=address,
+        version=VERSION,
+        model=model_identity.identity(Path(settings.model), settings.served_model_name),
+        layout=model_pb2.BlockLayout(block_size=limits.block_size, hash_scheme=block_hash.SCHEME),
+        num_blocks=limits.num_blocks,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        device="simulated",
+    )

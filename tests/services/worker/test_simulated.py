@@ -1,0 +1,111 @@
+"""Simulated workers: real protocol, real time, made-up tokens, no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from services.worker.limits import Limits
+from services.worker.simulated.engine import SimulatedEngine
+from services.worker.simulated.timing import Timing
+from shared import columns
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+LIMITS = Limits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
+
+
+class Receiver:
+    """Where results go."""
+
+    def __init__(self) -> None:
+        self.results: asyncio.Queue[pb.StepResult] = asyncio.Queue()
+        self.reasons: list[str] = []
+
+    def deliver(self, result: pb.StepResult) -> None:
+        self.results.put_nowait(result)
+
+    def break_off(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def admit(step_id: int, prompt: int, seed: int, blocks: list[int]) -> pb.StepPlan:
+    admission = pb.Admission(
+        slot=0,
+        token_ids=columns.i32_bytes([1] * prompt),
+        num_prompt_tokens=prompt,
+        sampling=sampling_pb2.SamplingParams(seed=seed, max_tokens=9),
+        root_hash=bytes(32),
+    )
+    return pb.StepPlan(
+        epoch=1,
+        step_id=step_id,
+        admitted=[admission],
+        counted_slots=columns.u32_bytes([0]),
+        token_counts=columns.u32_bytes([prompt]),
+        new_block_ids=columns.u32_bytes(blocks),
+    )
+
+
+async def tokens_of(engine: SimulatedEngine, prompt: int, seed: int, steps: int) -> list[int]:
+    receiver = Receiver()
+    await engine.rest(receiver)  # type: ignore[arg-type]
+    engine.submit(receiver, admit(1, prompt, seed, list(range(1, -(-prompt // 4) + 1))))  # type: ignore[arg-type]
+    tokens = []
+    for step_id in range(2, steps + 2):
+        result = await receiver.results.get()
+        tokens += columns.i32(result.token_ids).tolist()
+        needs_block = (prompt + step_id - 2) % 4 == 0
+        blocks = columns.u32_bytes([30 + step_id] if needs_block else [])
+        engine.submit(receiver, pb.StepPlan(epoch=1, step_id=step_id, new_block_ids=blocks))  # type: ignore[arg-type]
+    assert not receiver.reasons
+    return tokens
+
+
+async def test_a_sequence_that_moves_goes_on_with_the_same_tokens() -> None:
+    engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
+    running = asyncio.ensure_future(engine.run())
+    whole = await tokens_of(engine, 6, seed=7, steps=5)
+    moved = await tokens_of(engine, 8, seed=7, steps=3)
+    other = await tokens_of(engine, 6, seed=8, steps=5)
+    running.cancel()
+    assert moved == whole[2:]
+    assert other != whole
+    assert all(0 <= token < 100 for token in whole)
+
+
+async def test_steps_take_the_time_that_the_model_says() -> None:
+    engine = SimulatedEngine(LIMITS, 100, Timing(0.02, 0.001, 0))
+    running = asyncio.ensure_future(engine.run())
+    begin = time.monotonic()
+    await tokens_of(engine, 10, seed=1, steps=4)
+    running.cancel()
+    assert 4 * 0.02 + 0.01 <= time.monotonic() - begin < 0.5
+
+
+async def test_a_plan_that_breaks_the_rules_breaks_the_session() -> None:
+    engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
+    running = asyncio.ensure_future(engine.run())
+    receiver = Receiver()
+    await engine.rest(receiver)  # type: ignore[arg-type]
+    engine.submit(receiver, admit(1, 8, 1, [1, 2, 3]))  # type: ignore[arg-type]
+    while not receiver.reasons:
+        await asyncio.sleep(0.005)
+    running.cancel()
+    assert "step 1 breaks the session" in receiver.reasons[0]
+
+
+@pytest.mark.parametrize("module", ["services.worker.simulated.main"])
+def test_no_torch_is_needed(module: str) -> None:
+    program = f"import sys; sys.modules['torch'] = None; import {module}"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_step_costs_a_constant_its_prompts_and_its_sequences() -> None:
+    timing = Timing(0.01, 0.001, 0.0001)
+    assert np.isclose(timing.seconds(num_tokens=110, num_decoding=10), 0.01 + 0.1 + 0.001)
