@@ -1,0 +1,276 @@
+"""The prefix index in a real Redis: published, believed by epoch, whole again after every kind of trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+from prometheus_client import CollectorRegistry
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.plan import StepResult
+from services.scheduler.prefix_directory.changes import BlockChanges
+from services.scheduler.prefix_directory.directory import PrefixDirectory
+from services.scheduler.prefix_directory.registry import Registry
+from services.scheduler.replicas.replica import Replica
+from services.scheduler.spread import Spread
+from shared import block_hash
+from shared.columns import i32_bytes
+from shared.metrics.scheduler import DirectoryMetrics, SchedulerMetrics
+from shared.pb.worker.v1 import worker_pb2
+from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect
+from shared.prefix_index.reader import probe_depths
+from tests.redis_server import RedisServer
+from tests.services.scheduler.conftest import make_limits, make_sequence
+from tests.services.scheduler.paper_worker import PaperWorker
+from tests.services.scheduler.scripted_peers import MODEL, layout
+
+KEYS = BlockKeys.of("quire", MODEL, layout())
+LIMITS = make_limits(num_blocks=40, block_size=4, enable_prefix_caching=True)
+PROMPT = list(range(24))
+HASHES = block_hash.chain(block_hash.root_hash(), i32_bytes(PROMPT), 4)
+
+
+class Worker:
+    """A core whose cache is published, and a worker on paper that fills it."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        changes = BlockChanges()
+        self.core = Core(LIMITS, observer=changes)
+        self.paper = PaperWorker(LIMITS)
+        self.replica = Replica(
+            worker_pb2.WorkerHello(worker_id=name),
+            epoch,
+            self.core,
+            send=lambda _: None,
+            deliver=lambda _: None,
+            clock=time.monotonic,
+            call_soon=lambda _: None,
+            metrics=SchedulerMetrics(CollectorRegistry()),
+            changes=changes,
+        )
+        self._keys = iter(range(10_000))
+
+    def compute(self, prompt: list[int]) -> None:
+        self.core.add(make_sequence(next(self._keys), prompt, 1, block_size=4))
+        while (plan := self.core.schedule(0)) is not None:
+            result: StepResult = self.paper.execute(plan)
+            self.core.apply(result, 0)
+
+
+class Directory:
+    """A running directory and a reader beside it."""
+
+    def __init__(self, url: str, scheduler: str = "s0") -> None:
+        self.metrics = DirectoryMetrics(CollectorRegistry())
+        client = connect(url)
+        entry = SchedulerEntry(scheduler, f"{scheduler}:1", 1, 0)
+        registry = Registry(client, RegistryKeys("quire"), lambda: entry)
+        self.directory = PrefixDirectory(client, registry, scheduler, self.metrics)
+        self.task = asyncio.ensure_future(self.directory.run())
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+Open = Callable[..., Directory]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    running = RedisServer(tmp_path)
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest_asyncio.fixture
+async def opened(server: RedisServer) -> AsyncIterator[Open]:
+    directories: list[Directory] = []
+
+    def begin(scheduler: str = "s0") -> Directory:
+        directories.append(Directory(server.url, scheduler))
+        return directories[-1]
+
+    yield begin
+    for directory in directories:
+        await directory.close()
+
+
+@pytest_asyncio.fixture
+async def reader(server: RedisServer) -> AsyncIterator[PrefixReader]:
+    client = connect(server.url)
+    yield PrefixReader(client, KEYS)
+    await client.aclose()
+
+
+async def until(holds: Callable[[], object], timeout_s: float = 6.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def matched(reader: PrefixReader) -> dict[str, int]:
+    """Blocks of PROMPT at each live worker; nothing is known while Redis is away."""
+    try:
+        matches = await reader.match(HASHES, await reader.workers())
+    except redis.RedisError:
+        return {"redis": -1}
+    return {match.worker.id: match.num_blocks for match in matches}
+
+
+async def becomes(reader: PrefixReader, expected: dict[str, int], timeout_s: float = 6.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while await matched(reader) != expected:
+            await asyncio.sleep(0.02)
+
+
+async def test_what_workers_hold_is_found_by_everybody(opened: Open, reader: PrefixReader) -> None:
+    first, second = Worker("w0", 10), Worker("w1", 11)
+    directory = opened().directory
+    directory.track(first.replica, KEYS)
+    directory.track(second.replica, KEYS)
+    first.compute(PROMPT)
+    second.compute(PROMPT[:9])
+    await becomes(reader, {"w0": 6, "w1": 2})
+    workers = await reader.workers()
+    assert [(w.id, w.epoch, w.scheduler) for w in workers] == [("w0", 10, "s0"), ("w1", 11, "s0")]
+    for i in range(30):  # other prompts take all blocks of w0
+        first.compute([1000 + i] * 8)
+    await becomes(reader, {"w1": 2})
+    await until(lambda: directory.num_entries == first.core.use.cached + second.core.use.cached)
+
+
+async def test_a_worker_that_goes_takes_its_entries_along(
+    server: RedisServer, opened: Open, reader: PrefixReader
+) -> None:
+    worker = Worker("w0", 10)
+    directory = opened().directory
+    directory.track(worker.replica, KEYS)
+    worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6})
+    directory.untrack(worker.replica)
+    await becomes(reader, {})
+    client = redis.asyncio.Redis.from_url(server.url)
+    async with asyncio.timeout(5):
+        while await client.keys("*blocks*"):
+            await asyncio.sleep(0.02)
+    await client.aclose()
+
+
+async def test_only_the_present_epoch_is_believed(opened: Open, reader: PrefixReader) -> None:
+    old, new = Worker("w0", 10), Worker("w0", 11)
+    directory = opened().directory
+    directory.track(old.replica, KEYS)
+    old.compute(PROMPT)
+    await becomes(reader, {"w0": 6})
+    directory.untrack(old.replica)
+    directory.track(new.replica, KEYS)
+    new.compute(PROMPT[:4])
+    await becomes(reader, {"w0": 1})
+    assert [w.epoch for w in await reader.workers()] == [11]
+
+
+async def test_a_scheduler_that_dies_leaves_nothing_behind(
+    server: RedisServer, opened: Open, reader: PrefixReader
+) -> None:
+    worker = Worker("w0", 10)
+    opening = opened()
+    opening.directory.track(worker.replica, KEYS)
+    worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6})
+    client = redis.asyncio.Redis.from_url(server.url)
+    leases = [
+        await client.pttl(key) for key in await client.keys("*") if b"workers" not in key and b"schedulers" not in key
+    ]
+    await client.aclose()
+    assert len(leases) == 3
+    assert all(0 < lease <= 5000 for lease in leases), "all but the two name lists end by themselves"
+
+
+@pytest.mark.parametrize("trouble", ["stopped", "hanging", "restarted empty", "restored from an old dump"])
+async def test_the_index_is_whole_again_within_five_seconds(
+    server: RedisServer, opened: Open, reader: PrefixReader, trouble: str
+) -> None:
+    worker = Worker("w0", 10)
+    opening = opened()
+    directory = opening.directory
+    directory.track(worker.replica, KEYS)
+    worker.compute([5] * 12)
+    await until(lambda: directory.num_entries == 3)
+    dump = server.save()
+    worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6})
+    if trouble == "hanging":
+        server.hang()
+        await until(lambda: directory.up is False)
+        worker.compute([77] * 8)
+        server.resume()
+    else:
+        server.stop()
+        await until(lambda: directory.up is False)
+        worker.compute([77] * 8)
+        if trouble == "restored from an old dump":
+            server.restore(dump)
+        server.start()
+    begin = time.monotonic()
+    await until(lambda: directory.up)
+    await becomes(reader, {"w0": 6})
+    await until(lambda: directory.num_entries == worker.core.use.cached)
+    assert time.monotonic() - begin < 5
+    assert directory.lag_s < 1
+
+
+async def test_a_redis_that_silently_lost_entries_is_noticed(
+    server: RedisServer, opened: Open, reader: PrefixReader
+) -> None:
+    worker = Worker("w0", 10)
+    directory = opened().directory
+    directory.track(worker.replica, KEYS)
+    worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6})
+    client = redis.asyncio.Redis.from_url(server.url)
+    await client.flushall()
+    await client.aclose()
+    await becomes(reader, {"w0": 6})
+
+
+async def test_schedulers_find_each_other(opened: Open) -> None:
+    first, second = opened("s0").directory, opened("s1").directory
+    await until(lambda: [p.id for p in first.peers] == ["s1"] and [p.id for p in second.peers] == ["s0"])
+
+
+def test_workers_are_spread_evenly() -> None:
+    peers = [SchedulerEntry("s1", "s1:1", 1, 0), SchedulerEntry("s2", "s2:1", 1, 3)]
+    spread = Spread(lambda: peers)
+    assert spread.better_for_newcomer(0) is None
+    assert [spread.better_for_newcomer(3) for _ in range(4)] == ["s1:1", "s1:1", "s1:1", None]
+    peers = [SchedulerEntry("s1", "s1:1", 1, 3), SchedulerEntry("s2", "s2:1", 1, 3)]
+    assert spread.better_for_newcomer(3) is None, "the registry has caught up"
+    assert [spread.heir() for _ in range(3)] == ["s1:1", "s2:1", "s1:1"]
+    assert Spread(lambda: []).heir() is None
+
+
+def test_probes_reach_from_the_first_block_to_the_last() -> None:
+    assert probe_depths(0) == []
+    assert probe_depths(5) == [1, 2, 3, 4, 5]
+    depths = probe_depths(128)
+    assert (len(depths), depths[0], depths[-1]) == (32, 1, 128)
+    assert depths == sorted(set(depths))
+
+
+def test_changes_tell_the_net_effect() -> None:
+    changes = BlockChanges()
+    changes.store(b"a" * 32)
+    changes.store(b"b" * 32)
+    changes.remove(b"a" * 32)
+    changes.remove(b"c" * 32)
+    changes.store(b"c" * 32)
+    assert changes.take() == ({b"b" * 8}, set())
+    assert len(changes) == 0
