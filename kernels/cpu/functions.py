@@ -116,7 +116,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def qk_norm_rope_store(  # noqa: PLR0917
+def qk_norm_rope_store(
     qkv: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
@@ -161,7 +161,7 @@ def qk_norm_rope_store(  # noqa: PLR0917
     return out
 
 
-def paged_attention(  # noqa: PLR0917
+def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -202,7 +202,7 @@ def paged_attention(  # noqa: PLR0917
     return out
 
 
-def sample(  # noqa: PLR0917
+def sample(
     logits: Tensor,
     temperature: Tensor | None,
     top_k: Tensor | None,
