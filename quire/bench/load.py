@@ -7,16 +7,18 @@ import functools
 import math
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from quire.bench import arrivals, clients, service_cpu, workloads
+from quire.bench import arrivals, clients, service_cpu, step_times, workloads
 from quire.bench.clients import Caller, Clients
 from quire.bench.grpc_calls import GrpcCaller
 from quire.bench.http_calls import HttpCaller, served_model
-from quire.bench.report import Row, progress
-from quire.bench.target import Target
+from quire.bench.report import progress
+from quire.bench.target import Target, targets
 from quire.bench.timing import Outcome
 from quire.bench.workloads import Workload
 from quire.cli.flags import human_int
@@ -35,6 +37,7 @@ class Effort:
     requests: int  # 0: all
     reset: bool  # forget cached prefixes before each run
     temperature: float | None
+    steps: bool  # read the services' histograms too
 
     def trimmed(self, work: Workload, vocab_size: int) -> Workload:
         work = work.within(vocab_size).first(self.requests)
@@ -56,6 +59,7 @@ def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> Non
         default=reset,
         help=f"forget cached prefixes before each run (default: {'yes' if reset else 'no'})",
     )
+    parser.add_argument("--steps", action="store_true", help="also where a step's time goes (us_...)")
 
 
 def effort_of(arguments: argparse.Namespace) -> Effort:
@@ -66,7 +70,16 @@ def effort_of(arguments: argparse.Namespace) -> Effort:
         arguments.requests,
         arguments.reset_prefix_cache,
         arguments.temperature,
+        arguments.steps,
     )
+
+
+def served(arguments: argparse.Namespace, effort: Effort) -> Iterator[tuple[Target, Workload]]:
+    """Every workload asked for on every target asked for."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for target in targets(arguments, Path(scratch)):
+            for work in workloads.named(arguments.work):
+                yield target, effort.trimmed(work, target.vocab_size)
 
 
 def grpc_caller(target: Target, work: Workload, count: int, *, final_only: bool) -> Callable[[], Caller]:
@@ -98,13 +111,29 @@ def measure(
             if effort.reset:
                 target.reset_prefix_cache()
             title = f"{target.name} {work.name} {arrival}, " + (f"run {number + 1}" if number >= 0 else "warm-up")
-            before = service_cpu.seconds(target.pids)
+            watch = Watch(target, effort.steps)
             outcome = processes.run(work, comes, _bar(title))
-            cpu = service_cpu.per_token(before, service_cpu.seconds(target.pids), outcome.num_tokens)
             _tell(title, outcome)
             if number >= 0:
-                measured.append({**read(outcome), **cpu})
+                measured.append({**read(outcome), **watch.stop(outcome.num_tokens)})
     return medians(measured)
+
+
+class Watch:
+    """What the services did from here to stop()."""
+
+    def __init__(self, target: Target, steps: bool) -> None:
+        self._pids = target.pids
+        self._pages = target.metrics if steps else {}
+        self._sums = step_times.read(self._pages)
+        self._cpu_s = service_cpu.seconds(self._pids)
+
+    def stop(self, num_tokens: int) -> dict[str, float]:
+        cpu_s = service_cpu.seconds(self._pids)
+        return {
+            **service_cpu.per_token(self._cpu_s, cpu_s, num_tokens),
+            **step_times.means_us(self._sums, step_times.read(self._pages)),
+        }
 
 
 def medians(runs: list[Mapping[str, float]]) -> dict[str, float]:
@@ -114,10 +143,6 @@ def medians(runs: list[Mapping[str, float]]) -> dict[str, float]:
         **{name: statistics.median(run[name] for run in runs if name in run) for name in names},
         "runs": len(runs),
     }
-
-
-def about(target: Target, work: Workload) -> Row:
-    return {"shape": target.name, "work": work.name}
 
 
 def _bar(title: str) -> Callable[[int, int], None] | None:

@@ -13,9 +13,10 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(1, math.ceil(share * len(ordered))) - 1]
 
 
-def spread_ms(name: str, seconds: Sequence[float], shares: Sequence[float] = (0.5, 0.9, 0.99)) -> dict[str, float]:
-    """{name}_p50_ms, {name}_p90_ms, ...; empty if nothing was measured."""
+def spread_ms(name: str, seconds: Sequence[float], shares: Sequence[float]) -> dict[str, float]:
+    """{name}_p50_ms, {name}_p99.9_ms, {name}_max_ms (share 1), ...; empty if nothing was measured."""
     ordered = sorted(seconds)
     if not ordered:
         return {}
-    return {f"{name}_p{share * 100:g}_ms": percentile(ordered, share) * 1e3 for share in shares}
+    ranks = {share: "max" if share == 1 else f"p{share * 100:g}" for share in shares}
+    return {f"{name}_{rank}_ms": percentile(ordered, share) * 1e3 for share, rank in ranks.items()}

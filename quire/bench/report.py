@@ -16,6 +16,7 @@ from shared.errors import InvalidArgument
 
 Value = float | int | str
 Row = Mapping[str, Value]
+WIDEST = 160  # characters of a table
 DIGITS = 5  # that a result is stored with; no measurement here is better than that
 OWN_FLAGS = ("--out", "--compare")  # where results go is not how they were got
 
@@ -68,37 +69,45 @@ def stored_rows(path: str) -> list[Row]:
 
 def comparison(rows: Sequence[Row], stored: Sequence[Row]) -> str:
     """A table of measured / stored for each number of the rows that both have."""
-    before = {identity(row): row for row in stored}
-    ratios = [ratio(row, before[identity(row)]) for row in rows if identity(row) in before]
+    before = {frozenset(about(row).items()): row for row in stored}
+    pairs = [(row, before.get(frozenset(about(row).items()))) for row in rows]
+    ratios = [ratio(row, old) for row, old in pairs if old is not None]
     return table(ratios) if ratios else "no row in common"
 
 
-def identity(row: Row) -> tuple[tuple[str, Value], ...]:
+def about(row: Row) -> Row:
     """What a row is about: its words, and how many ran."""
-    return tuple(sorted((name, value) for name, value in row.items() if isinstance(value, str) or name == "running"))
+    return {name: value for name, value in row.items() if isinstance(value, str) or name == "running"}
 
 
 def ratio(row: Row, before: Row) -> Row:
-    about = dict(identity(row))
+    ratios = dict(about(row))
     for name, value in row.items():
         old = before.get(name)
-        if name not in about and not isinstance(value, str) and isinstance(old, (int, float)) and old:
-            about[name] = f"{value / old:.2f}x"
-    return about
+        if name not in ratios and not isinstance(value, str) and isinstance(old, (int, float)) and old:
+            ratios[name] = f"{value / old:.2f}x"
+    return ratios
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Columns in the order in which they first appear; a column that nobody has is left out."""
+    """A line for each row, or a column for each where lines would be too long. Only what a row has is in it."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names, *([_cell(row.get(name, "")) for name in names] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-    words = {name for row in rows for name, value in row.items() if isinstance(value, str) and not value.endswith("x")}
+    words = [all(isinstance(row.get(name, ""), str) for row in rows) for name in names]
+    text = _aligned(cells, words)
+    return text if len(text.partition("\n")[0]) <= WIDEST else _aligned([*zip(*cells, strict=True)], [True])
+
+
+def _aligned(lines: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
+    """Words to the left, numbers to the right; the last of `words` holds for all columns behind it too."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    is_word = [words[i] if i < len(words) else not words[0] for i in range(len(widths))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if name in words else cell.rjust(width)
-            for name, cell, width in zip(names, line, widths, strict=True)
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(line, widths, is_word, strict=True)
         ).rstrip()
-        for line in cells
+        for line in lines
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +73,7 @@ def cluster_options(arguments: argparse.Namespace, shape: shapes.Shape) -> Clust
 @contextmanager
 def started_cluster(arguments: argparse.Namespace, shape: shapes.Shape) -> Iterator[Target]:
     with Cluster(cluster_options(arguments, shape)) as cluster:
+        pages = {process.spec.id: _page(process.addresses) for process in cluster.processes}
         yield Target(
             shape.name,
             shape.vocab_size,
@@ -80,11 +81,13 @@ def started_cluster(arguments: argparse.Namespace, shape: shapes.Shape) -> Itera
             cluster.http_address,
             arguments.frontends,
             {process.spec.id: process.pid for process in cluster.processes if process.pid},
-            {
-                process.spec.id: process.addresses.get("metrics") or process.addresses["http"]
-                for process in cluster.processes
-            },
+            {service: address for service, address in pages.items() if address},
         )
+
+
+def _page(addresses: Mapping[str, str]) -> str:
+    """Where a service's metrics are; empty if it has none."""
+    return addresses.get("metrics") or addresses.get("http", "")
 
 
 def running_cluster(grpc_address: str, http_address: str) -> Target:

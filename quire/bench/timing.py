@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from quire.bench.percentiles import spread_ms
 
+RANKS = (0.5, 0.9, 0.99)
+
 Received = list[tuple[float, bytes]]  # what came, and when
 
 
@@ -20,6 +22,14 @@ class Timing:
     num_tokens: int = 0
     ended: float = 0.0
     error: str = ""
+
+    @property
+    def ttft(self) -> float:
+        return self.arrivals[0] - self.sent
+
+    @property
+    def e2e(self) -> float:
+        return self.ended - self.sent
 
     @property
     def gaps(self) -> list[float]:
@@ -71,9 +81,9 @@ class Outcome:
         means = [(t.arrivals[-1] - t.arrivals[0]) / (t.num_tokens - 1) for t in several]
         messages = sum(len(timing.arrivals) for timing in streams)
         return {
-            **spread_ms("ttft", [timing.arrivals[0] - timing.sent for timing in streams]),
-            **spread_ms("itl", [gap for timing in streams for gap in timing.gaps]),
-            **spread_ms("tpot", means),
-            **spread_ms("e2e", [timing.ended - timing.sent for timing in streams]),
+            **spread_ms("ttft", [timing.ttft for timing in streams], RANKS),
+            **spread_ms("itl", [gap for timing in streams for gap in timing.gaps], RANKS),
+            **spread_ms("tpot", means, RANKS),
+            **spread_ms("e2e", [timing.e2e for timing in streams], RANKS),
             "tok_per_message": self.num_tokens / max(1, messages),
         }

@@ -10,6 +10,11 @@ from quire.bench import report
 # name -> (module, what it measures)
 MODES = {
     "throughput": ("quire.bench.throughput", "all requests at once, answers whole: tokens per second"),
+    "serve": ("quire.bench.serve", "streams over gRPC and the OpenAI API: latencies and tokens per second"),
+    "latency": ("quire.bench.latency", "one stream: latency by token, and where the time of a step goes"),
+    "startup": ("quire.bench.startup", "from the command to the ready line and to the first token"),
+    "scheduler": ("quire.bench.scheduler", "microseconds of planning a step, without workers"),
+    "kernels": ("quire.bench.kernels", "the benches beside the kernels"),
 }
 
 

@@ -1,0 +1,62 @@
+"""`quire bench kernels`: runs the benches that live beside the kernels, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.bench.report import Row, progress
+from quire.cluster.process import ROOT
+from shared.errors import Unavailable
+
+FOLDER = ROOT / "kernels" / "bench"
+STDERR = 2  # its tables are progress here
+RUNNABLE = 'if __name__ == "__main__":'
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(programs())
+    parser.add_argument("--programs", default="", metavar="A,B,...", help=f"of kernels.bench: {names} (default: all)")
+    parser.add_argument("sections", nargs="*", help="what to run of them (default: all)")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    rows = []
+    for program in arguments.programs.split(",") if arguments.programs else programs():
+        rows += [flat(program, row) for row in run(program, arguments.sections)]
+    if not rows:
+        raise Unavailable("no kernel bench ran to its end")
+    yield from rows
+
+
+def programs() -> list[str]:
+    """The modules of kernels.bench that are programs."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if RUNNABLE in path.read_text())
+
+
+def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
+    """Its rows; none where it cannot run, which it says itself: one machine rarely has all devices."""
+    progress(f"kernels.bench.{program}")
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "rows.json"
+        command = [sys.executable, "-m", f"kernels.bench.{program}", *sections, "--json", str(target)]
+        done = subprocess.run(command, cwd=ROOT, stdout=STDERR, check=False)
+        if done.returncode or not target.is_file():
+            progress(f"kernels.bench.{program} ended with status {done.returncode}")
+            return []
+        rows: list[dict[str, Any]] = json.loads(target.read_text())
+        return rows
+
+
+def flat(program: str, row: Mapping[str, Any]) -> Row:
+    """Ours first, then its rivals, each with its microseconds."""
+    times = {f"us_{name}": value for name, value in row["microseconds"].items()}
+    rate = {f"rate_{row['unit']}": row["rate"]} if row.get("unit") else {}
+    ratio = {"ratio": row["ratio"]} if len(times) > 1 else {}
+    return {"program": program, "section": row["section"], "case": row["case"], **times, **rate, **ratio}

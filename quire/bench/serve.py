@@ -1,0 +1,62 @@
+"""`quire bench serve`: streams over gRPC and over the OpenAI API, of ours or of any other server."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+from quire.bench import load, target
+from quire.bench.clients import Caller
+from quire.bench.report import Row
+from quire.bench.target import Target
+from quire.bench.timing import Outcome
+from quire.bench.workloads import Workload
+from shared.errors import InvalidArgument
+
+PROTOCOLS = ("grpc", "http")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    load.configure(parser, work="mixed", reset=False)
+    add_protocol(parser)
+    parser.add_argument(
+        "--load",
+        default="",
+        metavar="A,B,...",
+        help="burst (all at once), N (in flight), N/s (Poisson arrivals); default: the workload's own",
+    )
+
+
+def add_protocol(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--protocol", default="", metavar="A,B", help="grpc, http (default: all that the server has)")
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    effort = load.effort_of(arguments)
+    for served, work in load.served(arguments, effort):
+        for arrival in (arguments.load or work.load).split(","):
+            for protocol in protocols(arguments.protocol, served):
+                caller = streaming(protocol, served, work, effort.clients)
+                measured = load.measure(served, work, arrival=arrival, effort=effort, new_caller=caller, read=_read)
+                yield {"shape": served.name, "work": work.name, "protocol": protocol, "load": arrival, **measured}
+
+
+def protocols(wanted: str, served: Target) -> list[str]:
+    """Those asked for, or all that the target has."""
+    has = {"grpc": served.grpc_address, "http": served.http_address}
+    names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
+    for name in names:
+        if not has.get(name):
+            raise InvalidArgument(f"protocol: {name!r}: no such way to {served.name} is known", field="protocol")
+    return names
+
+
+def streaming(protocol: str, served: Target, work: Workload, clients: int) -> Callable[[], Caller]:
+    if protocol == "http":
+        return load.http_caller(served, work)
+    return load.grpc_caller(served, work, clients, final_only=False)
+
+
+def _read(outcome: Outcome) -> dict[str, float]:
+    return outcome.rates() | outcome.latencies()
