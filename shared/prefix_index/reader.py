@@ -9,7 +9,20 @@ from typing import Any
 
 from shared.prefix_index.keys import BlockKeys, RegistryKeys, member
 
-PROBES = 32  # hashes of a prompt asked for, evenly spaced: a 2,048-token prompt of 16-token blocks is known to 4 blocks
+# Blocks are evicted tail first, so what a worker holds of a prompt is a prefix, and its length is found by bisection: 7
+# memberships for 128 blocks. In Redis, because asking for them from here would take a reply for each.
+DEPTHS = """
+local depths = {}
+for i, key in ipairs(KEYS) do
+    local low, high = 0, #ARGV
+    while low < high do
+        local middle = math.ceil((low + high) / 2)
+        if redis.call('SISMEMBER', key, ARGV[middle]) == 1 then low = middle else high = middle - 1 end
+    end
+    depths[i] = low
+end
+return depths
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +70,19 @@ class PrefixReader:
     def __init__(self, redis: Any, keys: BlockKeys) -> None:
         self._redis = redis
         self._keys = keys
+        self._depths = redis.register_script(DEPTHS)
 
     async def workers(self) -> list[WorkerEntry]:
         entries = await _entries(self._redis, self._keys.workers, self._keys.worker)
         return [WorkerEntry(name, e["epoch"], e["scheduler"]) for name, e in entries]
 
     async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[Match]:
-        """One pipelined round trip for all workers."""
-        depths = probe_depths(len(block_hashes))
-        if not depths or not workers:
+        """One round trip for all workers."""
+        if not block_hashes or not workers:
             return []
-        members = [member(block_hashes[depth - 1]) for depth in depths]
-        pipeline = self._redis.pipeline(transaction=False)
-        for worker in workers:
-            pipeline.smismember(self._keys.blocks(worker.id, worker.epoch), members)
-        answers = await pipeline.execute()
-        return [
-            Match(worker, _depth_held(depths, held)) for worker, held in zip(workers, answers, strict=True) if held[0]
-        ]
+        keys = [self._keys.blocks(worker.id, worker.epoch) for worker in workers]
+        depths = await self._depths(keys=keys, args=[member(block_hash) for block_hash in block_hashes])
+        return [Match(worker, depth) for worker, depth in zip(workers, depths, strict=True) if depth]
 
 
 async def _entries(redis: Any, index: str, key: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:
@@ -84,20 +92,3 @@ async def _entries(redis: Any, index: str, key: Callable[[str], str]) -> list[tu
         return []
     values = await redis.mget([key(name) for name in names])
     return [(name, json.loads(value)) for name, value in zip(names, values, strict=True) if value is not None]
-
-
-def probe_depths(num_blocks: int) -> list[int]:
-    """Prefix lengths to ask for, in blocks, ascending; the first and the whole are among them."""
-    if num_blocks <= PROBES:
-        return list(range(1, num_blocks + 1))
-    return [max(1, round(num_blocks * i / (PROBES - 1))) for i in range(PROBES)]
-
-
-def _depth_held(depths: Sequence[int], held: Sequence[int]) -> int:
-    """Blocks are evicted tail first, so what is held is a prefix; the first gap ends it."""
-    longest = 0
-    for depth, there in zip(depths, held, strict=True):
-        if not there:
-            break
-        longest = depth
-    return longest

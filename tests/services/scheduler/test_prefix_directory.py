@@ -24,7 +24,6 @@ from shared.columns import i32_bytes
 from shared.metrics.scheduler import DirectoryMetrics, SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2
 from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect
-from shared.prefix_index.reader import probe_depths
 from tests.redis_server import RedisServer
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
@@ -255,14 +254,6 @@ def test_workers_are_spread_evenly() -> None:
     assert spread.better_for_newcomer(3) is None, "the registry has caught up"
     assert [spread.heir() for _ in range(3)] == ["s1:1", "s2:1", "s1:1"]
     assert Spread(lambda: []).heir() is None
-
-
-def test_probes_reach_from_the_first_block_to_the_last() -> None:
-    assert probe_depths(0) == []
-    assert probe_depths(5) == [1, 2, 3, 4, 5]
-    depths = probe_depths(128)
-    assert (len(depths), depths[0], depths[-1]) == (32, 1, 128)
-    assert depths == sorted(set(depths))
 
 
 def test_changes_tell_the_net_effect() -> None:
