@@ -10,12 +10,13 @@ import time
 from types import TracebackType
 from typing import IO, Any
 
-from quire.cluster.options import ClusterOptions, plan
+from quire.cluster.options import ClusterOptions, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
 from shared.errors import Unavailable
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0
+DRAIN_TIMEOUT_S = 40.0
 STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # clients first: who drains may still need those behind
 
 
@@ -25,7 +26,9 @@ class Cluster:
     def __init__(self, options: ClusterOptions, log: IO[Any] | None = None, report: Report | None = None) -> None:
         self.options = options
         self._report = report or (lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
-        self.processes = [ServiceProcess(spec, self._report, log) for spec in plan(options)]
+        self._log = log
+        self.specs = plan(options)
+        self.processes = [ServiceProcess(spec, self._report, log) for spec in self.specs]
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -49,7 +52,7 @@ class Cluster:
             raise
         self._watcher.start()
 
-    def stop(self, drain_timeout_s: float = 40.0) -> None:
+    def stop(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Drains: frontends finish what is in flight, then workers and schedulers leave. Nothing stays behind."""
         if self._stopping.is_set():
             return
@@ -65,6 +68,27 @@ class Cluster:
                 if not process.wait(max(0.1, deadline - time.monotonic())):
                     self._report(f"{process.spec.id} does not drain; killing it")
                 process.close()
+
+    def scale_workers(self, count: int) -> None:
+        """Starts workers, or lets the last ones leave, until there are `count`; returns when that is so."""
+        workers = self._of("worker")
+        for process in workers[count:]:
+            self.processes.remove(process)  # not watched any more
+            process.signal(signal.SIGTERM)
+        for process in workers[count:]:
+            process.wait(DRAIN_TIMEOUT_S)
+            process.close()
+        added = [
+            ServiceProcess(spec, self._report, self._log) for spec in more_workers(self.specs, len(workers), count)
+        ]
+        for process in added:
+            process.start()
+        self.processes += added
+        self._await_ready(time.monotonic() + START_TIMEOUT_S)
+
+    def process(self, name: str) -> ServiceProcess:
+        """By the service's id."""
+        return next(process for process in self.processes if process.spec.id == name)
 
     def kill(self) -> None:
         """Ends everything at once."""
@@ -94,5 +118,5 @@ class Cluster:
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_INTERVAL_S):
-            for process in self.processes:
+            for process in list(self.processes):
                 process.watch(time.monotonic())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,15 @@ def plan(options: ClusterOptions) -> list[Spec]:
     ports = {"http_port": options.http_port or free_port(), "grpc_port": options.grpc_port or free_port()}
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
     return specs
+
+
+def more_workers(specs: Sequence[Spec], have: int, want: int) -> list[ServiceSpec]:
+    """Like those of `specs`, with the numbers from `have` to `want`; a cluster is planned with at least one."""
+    model = next(spec for spec in specs if isinstance(spec, ServiceSpec) and spec.role == "worker")
+    return [
+        replace(model, id=f"worker-{index}", flags={**model.flags, "id": f"worker-{index}"})
+        for index in range(have, want)
+    ]
 
 
 def _redis(options: ClusterOptions) -> tuple[str, list[Spec]]:

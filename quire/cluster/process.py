@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -78,6 +79,7 @@ class ServiceProcess:
             self._restart_at = 0.0
             self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
             self.restarts += 1
+            self._close_pipes()
             self.start()
 
     def signal(self, number: int) -> None:
@@ -101,6 +103,10 @@ class ServiceProcess:
         if self.running:
             self._process.kill()
         self._process.wait()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        assert self._process is not None
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -108,11 +114,12 @@ class ServiceProcess:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Reads what it announces: `quire-<role> ready id=... kind=HOST:PORT ...`."""
         assert process.stdout is not None
-        for line in process.stdout:
-            words = line.split()
-            if words[:2] == [f"quire-{self.spec.role}", "ready"]:
-                self.addresses = dict(word.split("=", 1) for word in words[2:])
-                self.ready.set()
+        with contextlib.suppress(ValueError):  # close() came first
+            for line in process.stdout:
+                words = line.split()
+                if words[:2] == [f"quire-{self.spec.role}", "ready"]:
+                    self.addresses = dict(word.split("=", 1) for word in words[2:])
+                    self.ready.set()
 
     def _await_port(self, process: subprocess.Popen[str]) -> None:
         """Redis announces nothing: it is ready when it can be reached."""

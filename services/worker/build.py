@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def build_replica(settings: WorkerSettings) -> Replica:
     device = open_device(settings.device, settings.threads)
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = kernels.load(device.kind)
+    if device.is_synchronous:
+        kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     place = Placement(ops, dtype, device.torch_device)
     model = _load_model(settings, config, wanted, place)

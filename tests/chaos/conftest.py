@@ -1,0 +1,67 @@
+"""What undisturbed runs say, and the clusters that are disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quire.client import Client
+from quire.cluster import Cluster
+from shared.pb.admin.v1 import admin_pb2
+from tests.chaos.streams import Crowd, everything, greedy
+from tests.e2e.conftest import running_cluster
+
+Said = list[tuple[object, ...]]
+
+# Fast enough to notice within a test, slow enough for a busy machine that two workers share.
+WORKER = {"num_blocks": 1500, "threads": 1}
+SCHEDULER = {"heartbeat_interval_ms": 200, "step_deadline_s": 2.0}
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> dict[str, Said]:
+    """What every stream says when nothing happens."""
+
+    async def listen(cluster: Cluster) -> dict[str, Said]:
+        said = {}
+        for name, params in (("greedy", greedy), ("everything", everything)):
+            crowd = Crowd(cluster.grpc_address, params)
+            await crowd.finished()
+            assert not crowd.errors
+            said[name] = [stream.said for stream in crowd.streams]
+        return said
+
+    with running_cluster(worker=WORKER, scheduler=SCHEDULER) as cluster:
+        return asyncio.run(listen(cluster))
+
+
+@pytest.fixture
+def one_worker() -> Iterator[Cluster]:
+    with running_cluster(workers=1, worker=WORKER, scheduler=SCHEDULER) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_workers() -> Iterator[Cluster]:
+    with running_cluster(workers=2, worker=WORKER, scheduler=SCHEDULER) as cluster:
+        yield cluster
+
+
+def services(address: str) -> dict[str, admin_pb2.ServiceStatus]:
+    with Client(address) as client:
+        return {service.id: service for service in client.status()}
+
+
+def leaves_nothing_behind(address: str) -> None:
+    """Soon no worker owns a block and nobody runs or waits."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = services(address).values()
+        workers = [service for service in found if service.role == admin_pb2.ROLE_WORKER]
+        if not any(worker.blocks.used or worker.running or worker.waiting for worker in workers):
+            return
+        assert time.monotonic() < deadline, workers
+        time.sleep(0.05)

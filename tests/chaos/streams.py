@@ -1,0 +1,99 @@
+"""Many live streams, watched token by token: what they say, when, and whether anybody saw an error."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quire.client import AsyncClient
+from quire.params import SamplingParams
+from quire.tiny.skills import held_back_items
+from quire.tiny.train.chat import prompt
+
+NUM_STREAMS = 32
+MAX_TOKENS = 400
+
+
+def prompts() -> list[str]:
+    """Questions with long answers: counting on and on."""
+    items = [item for item in held_back_items(per_size=40, names=("counting",)) if item.max_tokens >= MAX_TOKENS]
+    chosen = items[:NUM_STREAMS]
+    assert len(chosen) == NUM_STREAMS
+    return [prompt(item.messages, item.tools) for item in chosen]
+
+
+@dataclass
+class Stream:
+    """One stream as its client saw it."""
+
+    prompt: str
+    params: SamplingParams
+    token_ids: dict[int, list[int]] = field(default_factory=dict)  # by sample
+    text: dict[int, str] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
+    arrivals: list[float] = field(default_factory=list)
+    error: BaseException | None = None
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        return self.token_ids, self.text, self.finish
+
+    async def run(self, client: AsyncClient) -> None:
+        try:
+            async for delta in client.stream(self.prompt, self.params):
+                self.arrivals.append(time.monotonic())
+                self.token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+                self.text[delta.index] = self.text.get(delta.index, "") + delta.text
+                if delta.finish_reason:
+                    self.finish[delta.index] = delta.finish_reason
+        except Exception as error:
+            self.error = error
+
+
+class Crowd:
+    """All streams of a test."""
+
+    def __init__(self, address: str, params: Callable[[int], SamplingParams], count: int = NUM_STREAMS) -> None:
+        self.streams = [Stream(text, params(i)) for i, text in enumerate(prompts()[:count])]
+        self._client = AsyncClient(address)
+        self._tasks = [asyncio.ensure_future(stream.run(self._client)) for stream in self.streams]
+
+    async def talking(self, tokens: int = 20) -> None:
+        """Until every stream has so many tokens."""
+        async with asyncio.timeout(60):
+            while not all(
+                stream.error or sum(map(len, stream.token_ids.values())) >= tokens for stream in self.streams
+            ):
+                await asyncio.sleep(0.005)
+
+    async def finished(self, timeout_s: float = 90) -> None:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*self._tasks)
+        await self._client.close()
+
+    @property
+    def errors(self) -> list[BaseException]:
+        return [stream.error for stream in self.streams if stream.error is not None]
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max(stream.longest_gap_s for stream in self.streams)
+
+
+def greedy(_index: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+
+
+def everything(index: int) -> SamplingParams:
+    """Samples, seeds and log-probabilities."""
+    return SamplingParams(n=2, temperature=0.8, top_p=0.9, seed=1000 + index, logprobs=2, max_tokens=120)
+
+
+def same(crowd: Crowd, undisturbed: Sequence[tuple[object, ...]]) -> bool:
+    return [stream.said for stream in crowd.streams] == list(undisturbed)

@@ -1,0 +1,91 @@
+"""Workers that die, hang, leave and multiply: every stream says what it would have said, each token once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from quire.cluster import Cluster
+from tests.chaos.conftest import Said, leaves_nothing_behind, services
+from tests.chaos.streams import Crowd, everything, greedy, same
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def pid(cluster: Cluster, name: str) -> int:
+    found = cluster.process(name).pid
+    assert found is not None
+    return found
+
+
+async def survives(
+    cluster: Cluster, undisturbed: dict[str, Said], fault: Callable[[], object], kind: str = "greedy"
+) -> Crowd:
+    """Disturbs a crowd in full flow and checks that no stream noticed more than a pause."""
+    crowd = Crowd(cluster.grpc_address, {"greedy": greedy, "everything": everything}[kind])
+    await crowd.talking()
+    result = fault()
+    if asyncio.iscoroutine(result):
+        await result
+    await crowd.finished()
+    assert crowd.errors == []
+    assert same(crowd, undisturbed[kind])
+    leaves_nothing_behind(cluster.grpc_address)
+    print(f"longest pause {crowd.longest_gap_s:.2f} s")
+    return crowd
+
+
+@pytest.mark.parametrize("kind", ["greedy", "everything"])
+async def test_one_of_two_workers_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
+    await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGKILL), kind)
+
+
+async def test_the_only_worker_is_killed(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    await survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL))
+
+
+async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
+    epoch = services(two_workers.grpc_address)["worker-0"].epoch
+
+    async def hang() -> None:
+        os.kill(pid(two_workers, "worker-0"), signal.SIGSTOP)
+        await asyncio.sleep(4)  # longer than the step deadline
+        os.kill(pid(two_workers, "worker-0"), signal.SIGCONT)
+
+    await survives(two_workers, undisturbed, hang)
+    async with asyncio.timeout(10):
+        while "worker-0" not in (found := services(two_workers.grpc_address)):
+            await asyncio.sleep(0.1)
+    assert found["worker-0"].epoch > epoch
+
+
+async def test_one_of_two_workers_leaves(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
+    await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGTERM))
+
+
+async def test_the_only_worker_leaves(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    await survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGTERM))
+
+
+async def test_workers_come_and_go_under_load(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    async def scale() -> None:
+        await asyncio.to_thread(one_worker.scale_workers, 3)
+        assert {"worker-0", "worker-1", "worker-2"} <= set(services(one_worker.grpc_address))
+        await asyncio.to_thread(one_worker.scale_workers, 1)
+
+    await survives(one_worker, undisturbed, scale)
+
+
+async def test_requests_wait_while_there_is_no_worker(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    await asyncio.to_thread(one_worker.scale_workers, 0)
+    crowd = Crowd(one_worker.grpc_address, greedy)
+    await asyncio.sleep(1)
+    assert not crowd.errors
+    await asyncio.to_thread(one_worker.scale_workers, 1)
+    await crowd.finished()
+    assert crowd.errors == []
+    assert same(crowd, undisturbed["greedy"])
