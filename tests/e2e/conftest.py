@@ -15,9 +15,13 @@ from quire.cluster import Cluster, ClusterOptions
 
 
 @contextmanager
-def running_cluster(workers: int = 1, frontends: int = 1, **settings: dict[str, Any]) -> Iterator[Cluster]:
+def running_cluster(
+    workers: int = 1, frontends: int = 1, schedulers: int = 1, **settings: dict[str, Any]
+) -> Iterator[Cluster]:
     """A cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr."""
-    options = ClusterOptions(workers=workers, frontends=frontends, http_port=0, grpc_port=0, settings=settings)
+    options = ClusterOptions(
+        workers=workers, frontends=frontends, schedulers=schedulers, http_port=0, grpc_port=0, settings=settings
+    )
     log = sys.stderr if _has_descriptor(sys.stderr) else None
     with Cluster(options, log=log) as cluster:
         yield cluster

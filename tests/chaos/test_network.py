@@ -1,0 +1,76 @@
+"""Connections between services that are cut, slow or silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from quire.cluster import Cluster, ClusterOptions
+from quire.cluster.options import ServiceSpec, free_port
+from tests.chaos.conftest import SCHEDULER, WORKER, Said
+from tests.chaos.proxy import Proxy
+from tests.chaos.test_workers import survives
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Relayed:
+    """A cluster whose services reach the scheduler through relays."""
+
+    def __init__(self, cluster: Cluster, proxies: dict[str, Proxy]) -> None:
+        self.cluster = cluster
+        self.proxies = proxies
+
+
+@pytest_asyncio.fixture
+async def relayed() -> AsyncIterator[Relayed]:
+    ports = {"worker": free_port(), "frontend": free_port()}
+    settings = {
+        "worker": {**WORKER, "scheduler": f"127.0.0.1:{ports['worker']}"},
+        "frontend": {"schedulers": (f"127.0.0.1:{ports['frontend']}",)},
+        "scheduler": SCHEDULER,
+    }
+    cluster = Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=settings))
+    scheduler = next(s for s in cluster.specs if isinstance(s, ServiceSpec) and s.role == "scheduler")
+    proxies = {name: Proxy(f"127.0.0.1:{scheduler.flags['grpc_port']}") for name in ports}
+    for name, proxy in proxies.items():
+        await proxy.start(ports[name])
+    await asyncio.to_thread(cluster.start)
+    yield Relayed(cluster, proxies)
+    for proxy in proxies.values():
+        proxy.restore()
+    await asyncio.to_thread(cluster.stop)
+    for proxy in proxies.values():
+        await proxy.close()
+
+
+@pytest.mark.parametrize("side", ["worker", "frontend"])
+async def test_a_cut_connection_costs_a_pause(relayed: Relayed, undisturbed: dict[str, Said], side: str) -> None:
+    async def cut() -> None:
+        for _ in range(3):
+            relayed.proxies[side].cut()
+            await asyncio.sleep(0.7)
+
+    await survives(relayed.cluster, undisturbed, cut)
+
+
+@pytest.mark.parametrize("side", ["worker", "frontend"])
+async def test_a_silent_connection_is_noticed_and_replaced(
+    relayed: Relayed, undisturbed: dict[str, Said], side: str
+) -> None:
+    async def swallow() -> None:
+        relayed.proxies[side].swallow()
+        await asyncio.sleep(3)
+        relayed.proxies[side].cut()
+        relayed.proxies[side].restore()
+
+    await survives(relayed.cluster, undisturbed, swallow)
+
+
+async def test_slow_connections_lose_nothing(relayed: Relayed, undisturbed: dict[str, Said]) -> None:
+    for proxy in relayed.proxies.values():
+        proxy.delay_s = 0.02
+    await survives(relayed.cluster, undisturbed, lambda: None)

@@ -1,0 +1,103 @@
+"""Schedulers that die, hang and leave, and frontends that die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Iterator
+
+import pytest
+
+from quire.client import Client
+from quire.cluster import Cluster
+from quire.params import SamplingParams
+from tests.chaos.conftest import SCHEDULER, WORKER, Said, leaves_nothing_behind, services
+from tests.chaos.streams import Crowd, greedy, same
+from tests.chaos.test_workers import pid, survives
+from tests.e2e.conftest import running_cluster
+
+pytestmark = pytest.mark.timeout(180)
+
+DOCUMENT = "The lighthouse keeper counts the boats that come home. " * 40
+
+
+@pytest.fixture
+def two_schedulers() -> Iterator[Cluster]:
+    with running_cluster(workers=2, schedulers=2, worker=WORKER, scheduler=SCHEDULER) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("kind", ["greedy", "everything"])
+async def test_the_scheduler_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
+    await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "scheduler-0"), signal.SIGKILL), kind)
+
+
+async def test_a_restarted_scheduler_finds_the_cache_warm(one_worker: Cluster) -> None:
+    """Workers keep their blocks and say what they hold."""
+    params = SamplingParams(temperature=0, max_tokens=4)
+
+    def cached_tokens() -> int:
+        with Client(one_worker.grpc_address) as client:
+            return client.generate(DOCUMENT, params)[0].cached_tokens
+
+    assert await asyncio.to_thread(cached_tokens) == 0
+    before = await asyncio.to_thread(cached_tokens)
+    os.kill(pid(one_worker, "scheduler-0"), signal.SIGKILL)
+    after = await asyncio.to_thread(cached_tokens)
+    print(f"cached tokens before {before}, after {after}")
+    assert after == before > 300
+
+
+@pytest.mark.parametrize("fault", ["killed", "hanging", "leaving"])
+async def test_a_second_shard_takes_over(two_schedulers: Cluster, undisturbed: dict[str, Said], fault: str) -> None:
+    number = {"killed": signal.SIGKILL, "hanging": signal.SIGSTOP, "leaving": signal.SIGTERM}[fault]
+    await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "scheduler-0"), number))
+    os.kill(pid(two_schedulers, "scheduler-0"), signal.SIGCONT)
+
+
+@pytest.mark.parametrize("part", ["worker-0", "scheduler-0"])
+async def test_redis_is_away_while_another_part_dies(
+    two_schedulers: Cluster, undisturbed: dict[str, Said], part: str
+) -> None:
+    os.kill(pid(two_schedulers, "redis-0"), signal.SIGSTOP)
+    try:
+        await asyncio.sleep(1.5)
+        await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, part), signal.SIGKILL))
+    finally:
+        os.kill(pid(two_schedulers, "redis-0"), signal.SIGCONT)
+
+
+async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbed: dict[str, Said]) -> None:
+    crowd = await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "redis-0"), signal.SIGKILL))
+    assert crowd.longest_gap_s < 1
+
+
+async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
+    one_worker: Cluster, undisturbed: dict[str, Said]
+) -> None:
+    scheduler = one_worker.process("scheduler-0").addresses["grpc"]
+    model = ["--model", str(one_worker.options.model_folder), "--served-model-name", one_worker.options.model_name]
+    command = [sys.executable, "-m", "quire", "frontend", "--id", "other", "--http-port", "0", "--grpc-port", "0"]
+    other = await asyncio.create_subprocess_exec(*command, *model, "--schedulers", scheduler, stdout=PIPE)
+    assert other.stdout is not None
+    try:
+        words = (await other.stdout.readline()).decode().split()
+        address = dict(word.split("=", 1) for word in words[2:])["grpc"]
+        doomed = Crowd(address, greedy, count=16)
+        crowd = Crowd(one_worker.grpc_address, greedy)
+        await asyncio.gather(doomed.talking(), crowd.talking())
+        other.kill()
+        await crowd.finished()
+        await doomed.finished()
+    finally:
+        if other.returncode is None:
+            other.kill()
+        await other.wait()
+    assert crowd.errors == []
+    assert same(crowd, undisturbed["greedy"])
+    assert len(doomed.errors) == 16, "a client of a dead frontend sees its connection break"
+    leaves_nothing_behind(one_worker.grpc_address)
+    assert "other" not in services(one_worker.grpc_address)
