@@ -1,0 +1,33 @@
+"""The functions of kernels in Triton, for CUDA devices. Meaning, shapes and dtypes: kernels/reference."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.activation import silu_mul
+from kernels.triton.attention_inputs import qk_norm_rope_store
+from kernels.triton.paged_attention import paged_attention
+from kernels.triton.rms_norm import add_rms_norm, rms_norm
+from kernels.triton.sampling import sample
+
+LEAST_CAPABILITY = (8, 0)  # bfloat16 in matrix instructions
+
+
+def unavailable() -> str | None:
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+    return None
+
+
+__all__ = [
+    "add_rms_norm",
+    "paged_attention",
+    "qk_norm_rope_store",
+    "rms_norm",
+    "sample",
+    "silu_mul",
+    "unavailable",
+]

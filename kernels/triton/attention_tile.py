@@ -1,0 +1,78 @@
+"""What all attention kernels share: finding a tile of keys and values in its blocks, and the softmax over tiles.
+
+Softmax is in powers of two (scores arrive multiplied by log2 e): the hardware has exp2, not exp. A tile's places that a
+sequence does not own are loaded as zeros, because NaN there would spread through 0 * NaN.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+MIN_DOT = 16  # smallest side of a matrix that tensor cores take
+
+
+@triton.jit
+def find_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Ids of the blocks with positions `start` to `start + TILE`: one if no tile crosses blocks, else by position.
+
+    Kernels fetch the ids of the next tile while they compute on this one: loaded in the same round as keys and values,
+    they would leave one buffer where three are wanted (seen in the compiled code).
+    """
+    if BLOCK_SIZE % TILE == 0:
+        return tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
+    else:
+        positions = start + tl.arange(0, TILE)
+        return tl.load(table_ptr + positions // BLOCK_SIZE, mask=positions < end, other=0)
+
+
+@triton.jit
+def load_tile(
+    cache_ptr,
+    blocks,
+    start,
+    first,
+    end,
+    head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """[TILE, WIDTH] of one head, zeros outside of positions `first` to `end`.
+
+    The cache is dense, [num_blocks, block_size, kv_heads, head_dim].
+    """
+    positions = start + tl.arange(0, TILE)
+    at = tl.arange(0, WIDTH)
+    places = (blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE) * KV_HEADS + head
+    inside = ((positions >= first) & (positions < end))[:, None]
+    if WIDTH != HEAD_DIM:
+        inside = inside & (at < HEAD_DIM)[None, :]
+    return tl.load(cache_ptr + places[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
+    """One round of the running softmax (arXiv 1805.02867): scores [rows, TILE], -inf where a row may not look.
+
+    top: largest score so far; total: sum of exp2(score - top); out [rows, WIDTH]: the same sum weighted by values.
+    """
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # rows that have seen nothing yet
+    weights = tl.exp2(scores - anchor[:, None])
+    keep = tl.exp2(top - anchor)
+    total = total * keep + tl.sum(weights, 1)
+    out = tl.dot(weights.to(v.dtype), v, out * keep[:, None], input_precision=PRECISION)
+    return new_top, total, out
+
+
+def padded_head_dim(head_dim: int) -> int:
+    return max(triton.next_power_of_2(head_dim), MIN_DOT)
+
+
+def dot_precision(element_bytes: int) -> str:
+    """float32 models want float32 products, not the TF32 that Triton takes by default."""
+    return "ieee" if element_bytes == 4 else "tf32"

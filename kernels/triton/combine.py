@@ -1,0 +1,60 @@
+"""Joins what several programs found for the same query: partial outputs and the logarithms of their weights.
+
+A kernel of its own: letting the last program of a query do it cost 1.5 to 3 us a layer more on an H200.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.pdl import launch_dependents, wait_for_inputs
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _combine(
+    parts_ptr,
+    logs_ptr,
+    out_ptr,
+    num_parts,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    query = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    at = tl.arange(0, WIDTH)
+    inside = at < HEAD_DIM
+    if PDL:
+        launch_dependents()
+        wait_for_inputs()
+    logs = tl.load(logs_ptr + query * num_parts + part, mask=part < num_parts, other=float("-inf"))
+    top = tl.max(logs, 0)
+    weights = tl.exp2(logs - tl.where(top == float("-inf"), 0.0, top))
+    source = parts_ptr + (query * num_parts + part)[:, None] * HEAD_DIM + at[None, :]
+    wanted = (weights > 0.0)[:, None] & inside[None, :]  # parts that found nothing were never written
+    parts = tl.load(source, mask=wanted, other=0.0)
+    total = tl.sum(weights, 0)
+    out = tl.sum(parts * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + query * HEAD_DIM + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
+    """parts: float32 [num_queries, num_parts, head_dim]; logs: float32 [num_queries, num_parts], base 2, -inf where a
+    part found nothing (its row in `parts` may hold anything); out [num_queries, head_dim], zeros if no part did."""
+    num_queries, num_parts, head_dim = parts.shape
+    launch = {"launch_pdl": True} if pdl else {}
+    _combine[(num_queries,)](
+        parts,
+        logs,
+        out,
+        num_parts,
+        HEAD_DIM=head_dim,
+        WIDTH=triton.next_power_of_2(head_dim),
+        PARTS=max(triton.next_power_of_2(num_parts), 2),
+        PDL=pdl,
+        num_warps=4,
+        **launch,
+    )

@@ -1,0 +1,166 @@
+"""A matrix times one row, with what stands before and after it: norm, gate, residual. For decoding a single sequence.
+
+At one row a product is nothing but reading the weight. Each program reads a few of its rows, several chunks of them
+before it waits for the kernel before it (pdl.py), so that memory never rests between the kernels of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.reference.linear import LinearWeight
+from kernels.triton.pdl import launch_dependents, wait_for_inputs
+
+MOST_CHUNK = 1024  # elements of a weight's row that a program holds at a time
+
+
+@triton.jit
+def _chunk_of(x_ptr, norm_ptr, at, NORM: tl.constexpr):
+    """x and x * norm weight, float32."""
+    x = tl.load(x_ptr + at).to(tl.float32)
+    return x, x * tl.load(norm_ptr + at).to(tl.float32) if NORM else x
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _row_linear(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_ptr,
+    out_ptr,
+    eps,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    HALVES: tl.constexpr = 2 if GATED else 1
+    row = tl.arange(0, ROWS * HALVES)
+    output = tl.program_id(0) * ROWS + row % ROWS
+    weight_row = output + row // ROWS * OUT
+    at = tl.arange(0, CHUNK)
+    source = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + at[None, :]
+    inside = (output < OUT)[:, None]
+    if PDL:
+        launch_dependents()
+    first = tl.load(source, mask=inside, other=0.0)
+    if AHEAD > 1:
+        second = tl.load(source + CHUNK, mask=inside, other=0.0)
+    if AHEAD > 2:
+        third = tl.load(source + 2 * CHUNK, mask=inside, other=0.0)
+    if PDL:
+        wait_for_inputs()
+
+    x, scaled = _chunk_of(x_ptr, norm_ptr, at, NORM)
+    squares = x * x
+    sums = first.to(tl.float32) * scaled[None, :]
+    if AHEAD > 1:
+        x, scaled = _chunk_of(x_ptr, norm_ptr, CHUNK + at, NORM)
+        squares += x * x
+        sums += second.to(tl.float32) * scaled[None, :]
+    if AHEAD > 2:
+        x, scaled = _chunk_of(x_ptr, norm_ptr, 2 * CHUNK + at, NORM)
+        squares += x * x
+        sums += third.to(tl.float32) * scaled[None, :]
+    for start in range(AHEAD * CHUNK, IN, CHUNK):
+        weights = tl.load(source + start, mask=inside, other=0.0)
+        x, scaled = _chunk_of(x_ptr, norm_ptr, start + at, NORM)
+        squares += x * x
+        sums += weights.to(tl.float32) * scaled[None, :]
+
+    y = tl.sum(sums, 1)
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares, 0) / IN + eps)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + weight_row, mask=output < OUT, other=0.0).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(y, (2, ROWS))))
+        y = gate * tl.sigmoid(gate) * up
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    to = out_ptr + output
+    if ADD:
+        y += tl.load(to, mask=output < OUT, other=0.0).to(tl.float32)
+    tl.store(to, y.to(out_ptr.dtype.element_ty), mask=output < OUT)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An rms_norm of the row before the product."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a product is cut up."""
+
+    rows: int  # of the weight, a program (of each half, if gated)
+    chunk: int  # elements of those rows at a time
+    ahead: int  # chunks loaded before waiting
+    warps: int
+
+
+def row_linear(
+    x: torch.Tensor,
+    weight: LinearWeight,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    pdl: bool = False,
+    shape: Shape | None = None,
+) -> torch.Tensor:
+    """linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of that.
+
+    With `residual` [1, out_features] the product is added to it in place, and it is what is returned.
+    """
+    in_features = weight.weight.size(1)
+    out_features = weight.weight.size(0) // (2 if gated else 1)
+    shape = shape or shape_for(in_features, out_features, gated)
+    out = residual
+    if out is None:
+        out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
+    launch = {"launch_pdl": True} if pdl else {}
+    _row_linear[(triton.cdiv(out_features, shape.rows),)](
+        x,
+        weight.weight,
+        weight.bias,
+        None if norm is None else norm.weight,
+        out,
+        0.0 if norm is None else norm.eps,
+        IN=in_features,
+        OUT=out_features,
+        ROWS=shape.rows,
+        CHUNK=shape.chunk,
+        AHEAD=shape.ahead,
+        NORM=norm is not None,
+        GATED=gated,
+        ADD=residual is not None,
+        PDL=pdl,
+        num_warps=shape.warps,
+        **launch,
+    )
+    return out
+
+
+def row_linear_takes(in_features: int) -> bool:
+    """Whole chunks only, of at least a warp's vectors of 16-bit elements."""
+    return in_features % 256 == 0
+
+
+def shape_for(in_features: int, out_features: int, gated: bool) -> Shape:
+    chunk = MOST_CHUNK
+    while in_features % chunk:
+        chunk //= 2
+    ahead = min(in_features // chunk, 3)
+    return Shape(rows=4, chunk=chunk, ahead=ahead, warps=4)

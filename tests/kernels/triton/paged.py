@@ -1,0 +1,36 @@
+"""Sequences in blocks on a device, and what attention over them is, in float64."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.kernels.cpu import paged as on_cpu
+from tests.kernels.cpu.paged import NAN, Paged
+
+Rows = list[tuple[int, int, int]]
+
+__all__ = ["NAN", "Case", "Rows"]
+
+
+class Case:
+    """Everything in the cache that no sequence owns is NaN."""
+
+    def __init__(
+        self,
+        seq_lens: list[int],
+        heads: tuple[int, int],
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.paged: Paged = on_cpu.paged(seq_lens, *heads, head_dim, block_size, dtype)
+        self.scale = head_dim**-0.5
+        self._device = device
+
+    def step(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        """Rows [begin, end) of each (sequence, begin, end)."""
+        return tuple(tensor.to(self._device) for tensor in self.paged.step(rows))
+
+    def exact(self, rows: Rows, window: int = 0) -> torch.Tensor:
+        return on_cpu.exact(self.paged, rows, self.scale, window)
