@@ -22,7 +22,7 @@ from quire.bench.target import Target, targets
 from quire.bench.timing import Outcome
 from quire.bench.workloads import Workload
 from quire.cli.flags import human_int
-from shared.errors import Unavailable
+from shared.errors import InvalidArgument, Unavailable
 
 CONNECTIONS_PER_FRONTEND = 4  # of all clients together; the kernel spreads connections by chance
 
@@ -83,6 +83,10 @@ def served(arguments: argparse.Namespace, effort: Effort) -> Iterator[tuple[Targ
 
 
 def grpc_caller(target: Target, work: Workload, count: int, *, final_only: bool) -> Callable[[], Caller]:
+    if not target.grpc_address:
+        raise InvalidArgument(
+            f"{target.name} is known by its OpenAI API only; this needs Quire's gRPC", field="base_url"
+        )
     connections = 1 if target.frontends == 1 else math.ceil(CONNECTIONS_PER_FRONTEND * target.frontends / count)
     return functools.partial(
         GrpcCaller, target.grpc_address, work.temperature, final_only=final_only, connections=connections

@@ -63,6 +63,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+EPILOG = f"MODEL may also be {TINY} (the bundled one), or {', '.join(CONFIGS)} (random weights); several: A,B,..."
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

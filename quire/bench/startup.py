@@ -47,6 +47,7 @@ class Start:
 def configure(parser: argparse.ArgumentParser) -> None:
     up.configure(parser)
     parser.set_defaults(model=shapes.TINY)
+    parser.epilog = shapes.EPILOG
     parser.add_argument("--runs", type=human_int, default=3, help="starts from a warm page cache; medians are shown")
     parser.add_argument("--cold", type=human_int, default=1, help="starts with the files taken out of the page cache")
 

@@ -41,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire up`, and those that name a server that is there."""
     up.configure(parser)
     parser.set_defaults(model=shapes.TINY, http_port=0, grpc_port=0)
+    parser.epilog = shapes.EPILOG
     there = parser.add_argument_group("instead of starting a cluster")
     there.add_argument("--address", default="", metavar="HOST:PORT", help="gRPC of a cluster that runs")
     there.add_argument("--http", default="", metavar="HOST:PORT", help="its OpenAI API")
