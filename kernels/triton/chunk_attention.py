@@ -26,7 +26,7 @@ ROWS = 64  # of a tile: one group of warps' matrix instruction
 
 
 @triton.jit
-def _attend_tile(
+def attend_tile(
     q,
     k_cache_ptr,
     v_cache_ptr,
@@ -150,13 +150,13 @@ def _chunk_attention(
     begin = first // TILE * TILE
     blocks = find_blocks(table_ptr, begin, end, BLOCK_SIZE, TILE)
     for start in tl.range(begin, masked_from, TILE, num_stages=STAGES):
-        blocks, top, total, out = _attend_tile(
+        blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
             KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, False,
         )  # fmt: skip
     for start in tl.range(masked_from, end, TILE, num_stages=MASKED_STAGES):
-        blocks, top, total, out = _attend_tile(
+        blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
             KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, True,
@@ -187,14 +187,14 @@ def chunk_attention(
     tokens = rows // group
     element_bytes = k_cache.element_size()
     tile = chunk_tile(head_dim, element_bytes)
-    tma = _takes_tma(k_cache, tile)
+    tma = takes_tma(k_cache, tile)
     out = torch.empty_like(q)
     _chunk_attention[(kv_heads, num_tokens // tokens + num_seqs)](
         q,
         k_cache,
         v_cache,
-        _tiles(k_cache, tile) if tma else None,
-        _tiles(v_cache, tile) if tma else None,
+        tiles_of(k_cache, tile) if tma else None,
+        tiles_of(v_cache, tile) if tma else None,
         block_tables,
         query_start,
         seq_lens,
@@ -227,14 +227,14 @@ def chunk_tile(head_dim: int, element_bytes: int) -> int:
     return max(MIN_DOT, min(64, 64 * 256 // row_bytes))
 
 
-def _takes_tma(cache: torch.Tensor, tile: int) -> bool:
+def takes_tma(cache: torch.Tensor, tile: int) -> bool:
     """The copy engine moves whole tiles of whole heads (503 TFLOP/s of prefill with it, 375 without, on an H200)."""
     block_size, head_dim = cache.size(1), cache.size(3)
     fits = block_size % tile == 0 and head_dim == padded_head_dim(head_dim) and cache.element_size() == 2
     return fits and cache.size(0) * block_size < 1 << 31
 
 
-def _tiles(cache: torch.Tensor, tile: int) -> TensorDescriptor:
+def tiles_of(cache: torch.Tensor, tile: int) -> TensorDescriptor:
     num_blocks, block_size, kv_heads, head_dim = cache.shape
     size = kv_heads * head_dim
     return TensorDescriptor(cache, [num_blocks * block_size, size], [size, 1], [tile, head_dim])

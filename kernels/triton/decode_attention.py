@@ -52,6 +52,7 @@ def _decode_attention(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     DIRECT: tl.constexpr,
+    OTHER_PARTS: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -62,7 +63,8 @@ def _decode_attention(
     seq_len = tl.load(seq_lens_ptr + row)
     first = tl.where(window > 0, tl.maximum(seq_len - window, 0), 0)  # position that the row sees first
     if starts_ptr is not None:
-        first = tl.maximum(first, tl.load(starts_ptr + row))
+        start = tl.load(starts_ptr + row)
+        first = tl.maximum(first, start)
     tiles = tl.cdiv(seq_len - first // TILE * TILE, TILE)
     share = tl.cdiv(tiles, num_splits)
     begin = first // TILE * TILE + split * share * TILE
@@ -78,11 +80,11 @@ def _decode_attention(
     top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_WIDTH], tl.float32)
     out = tl.zeros([GROUP_WIDTH, WIDTH], tl.float32)
-    for start in tl.range(begin, end, TILE, num_stages=STAGES):
-        k = load_tile(k_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
-        v = load_tile(v_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
-        blocks = find_blocks(table_ptr, start + TILE, end, BLOCK_SIZE, TILE)
-        positions = start + tl.arange(0, TILE)
+    for at_key in tl.range(begin, end, TILE, num_stages=STAGES):
+        k = load_tile(k_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
+        v = load_tile(v_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
+        blocks = find_blocks(table_ptr, at_key + TILE, end, BLOCK_SIZE, TILE)
+        positions = at_key + tl.arange(0, TILE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(((positions >= first) & (positions < end))[None, :], scores, float("-inf"))
         top, total, out = accumulate(scores, v, top, total, out, PRECISION)
@@ -95,6 +97,11 @@ def _decode_attention(
         part = heads * part_stride + split
         logs = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
         tl.store(logs_ptr + part, logs, mask=member < GROUP)
+        if OTHER_PARTS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
+            if (split == 0) & (start == 0):  # nobody fills this row's other parts
+                others = (heads * part_stride + num_splits)[:, None] + tl.arange(0, OTHER_PARTS)[None, :]
+                nothing = tl.full([GROUP_WIDTH, OTHER_PARTS], float("-inf"), tl.float32)
+                tl.store(logs_ptr + others, nothing, mask=(member < GROUP)[:, None])
         tl.store(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], out, mask=inside & found[:, None])
 
 
@@ -150,7 +157,9 @@ def attend_rest(
     parts: Parts | None,
 ) -> None:
     """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
-    parts of each query."""
+    parts of each query. With starts, the other parts (a power of two) are for what lies before them: where that is
+    nothing, they are marked so.
+    """
     num_seqs, q_heads, head_dim = q.shape
     block_size, kv_heads = k_cache.size(1), k_cache.size(2)
     assert q.is_contiguous()
@@ -185,6 +194,7 @@ def attend_rest(
         STAGES=stages,
         PRECISION=dot_precision(k_cache.element_size()),
         DIRECT=parts is None,
+        OTHER_PARTS=0 if starts is None else parts.logs.size(1) - num_splits,
         num_warps=4,
         num_stages=stages,
     )
