@@ -15,6 +15,7 @@ from services.frontend.output_processor.sample import Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Request, Sampling
 from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.scheduler_client.placement import Held
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted
@@ -65,22 +66,23 @@ class Generation:
     def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int]) -> Sample:
         return Sample(
             index,
-            new_text(self.request.sampling, tokenizer),
+            new_text(self.request.sampling, tokenizer, final_only=self.request.final_only),
             silent=silent,
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,
             owner=self,
+            final_only=self.request.final_only,
         )
 
     def _new_sequence(self, sample: Sample) -> Sequence:
         prompt, number = divmod(sample.index, self.request.sampling.n)
         return Sequence(self.prepared[prompt].work, number, sample)
 
-    def begin(self) -> None:
-        """Submits everything and starts the clock."""
+    def begin(self, held: Seq[Held]) -> None:
+        """Submits everything and starts the clock; `held`: of each prompt, who holds how much."""
         n = self.request.sampling.n
-        for start in range(0, len(self._sequences), n):
-            self._client.submit(self._sequences[start : start + n])
+        for prompt, holders in enumerate(held):
+            self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
 
@@ -97,8 +99,7 @@ class Generation:
         return deltas
 
     async def collect(self) -> list[Delta]:
-        """Everything at once, a delta for each sample."""
-        self._mailbox.patient = True
+        """Of a request that is final_only: a delta for each sample."""
         deltas = [delta async for news in self for delta in news]
         return sorted(deltas, key=lambda delta: delta.sample)
 
@@ -131,8 +132,6 @@ class Generation:
         self._count(sample, end.finish.reason, now)
         if end.error is not None:
             self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED, "failed")
-        elif all(sibling.done for sibling in self._samples):
-            self._mailbox.complete()
 
     def _count(self, sample: Sample, reason: FinishReason, now: float) -> None:
         measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)

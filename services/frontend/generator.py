@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.frontend.admission import Admission
 from services.frontend.catalogue import Catalogue
+from services.frontend.directory.prefix_lookup import Prefixes
 from services.frontend.generation import Generation
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.request import Request
@@ -21,6 +22,7 @@ class Generator:
         catalogue: Catalogue,
         admission: Admission,
         processor: InputProcessor,
+        prefixes: Prefixes,
         client: SchedulerClient,
         tokenizer: Tokenizer,
         metrics: FrontendMetrics,
@@ -28,6 +30,7 @@ class Generator:
         self._catalogue = catalogue
         self._admission = admission
         self._processor = processor
+        self._prefixes = prefixes
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -40,6 +43,7 @@ class Generator:
         try:
             limits = await self._client.ready(request.deadline_s)
             prepared = await self._processor.prepare(request, limits)
+            held = await self._prefixes.held([prompt.work for prompt in prepared])
             num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
             lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
             generation = Generation(
@@ -53,5 +57,5 @@ class Generator:
         except BaseException:
             lease.release()
             raise
-        generation.begin()
+        generation.begin(held)
         return generation

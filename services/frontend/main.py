@@ -8,6 +8,8 @@ from pathlib import Path
 
 from services.frontend.admission import Admission
 from services.frontend.catalogue import Catalogue
+from services.frontend.directory.directory import Directory
+from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
@@ -21,10 +23,11 @@ from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import logs, model_identity
+from shared import logs, model_identity, prefix_index
 from shared.lifecycle import Shutdown, announce, first
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.pb.common.v1 import model_pb2
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.rpc.server import Server
@@ -70,16 +73,19 @@ class Frontend:
             retry_after_ms=settings.retry_after_ms,
             metrics=self.metrics,
         )
-        self._admins = SchedulerAdmins(settings.schedulers)
+        self._admins = SchedulerAdmins(lambda: self._client.roster.addresses)
         self._catalogue = Catalogue(identity, lambda: self._client.limits)
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
         self._processor = InputProcessor(self._tokenizer, identity.vocab_size, settings.max_prompts_per_request)
+        self._directory = None if settings.redis == "none" else self._new_directory(identity)
+        self._lookup = None if self._directory is None else self._new_lookup(self._directory)
         self._generator = Generator(
             catalogue=self._catalogue,
             admission=self._admission,
             processor=self._processor,
+            prefixes=self._lookup or NoPrefixes(),
             client=self._client,
             tokenizer=self._tokenizer,
             metrics=self.metrics,
@@ -87,6 +93,19 @@ class Frontend:
         self._add_grpc_services()
         self._http = self._new_http_server()
         self.http_address = settings.reachable(self._http.port)
+
+    def _new_directory(self, identity: model_pb2.ModelIdentity) -> Directory:
+        return Directory(
+            prefix_index.connect(self._settings.redis),
+            self._settings.redis_namespace,
+            identity,
+            sessions=lambda: self._client.usable_sessions,
+            on_schedulers=self._client.roster.meet,
+            metrics=self.metrics,
+        )
+
+    def _new_lookup(self, directory: Directory) -> PrefixLookup:
+        return PrefixLookup(directory, lambda: self._client.usable_sessions, self.metrics)
 
     def _add_grpc_services(self) -> None:
         inference = inference_service.InferenceService(
@@ -123,7 +142,9 @@ class Frontend:
         http = asyncio.create_task(self._http.run())
         await self._http.listening()
         announce("frontend", self._settings.name, http=self.http_address, grpc=self.grpc_address)
-        background = (self._client.run(), self._report_health(), watch_loop_delay(self.metrics))
+        background = [self._client.run(), self._report_health(), watch_loop_delay(self.metrics)]
+        if self._directory is not None:
+            background.append(self._directory.run())
         await first(http, *background, self._drain_when_asked(http))
 
     async def _report_health(self) -> None:
@@ -148,4 +169,8 @@ class Frontend:
     async def close(self) -> None:
         await self._grpc.stop(0)
         await self._admins.close()
+        if self._lookup is not None:
+            await self._lookup.close()
+        if self._directory is not None:
+            await self._directory.close()
         self._tokenizer.close()

@@ -37,6 +37,15 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """Ends a sample once it ends with `min_count` copies of one pattern of min_ to max_pattern_size tokens."""
+
+    max_pattern_size: int
+    min_count: int
+    min_pattern_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens, named as in protos/quire/common/v1/sampling.proto; the defaults are the protocol's."""
 
@@ -58,6 +67,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
+    repetition_detection: RepetitionDetection | None = None
     logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -74,10 +84,12 @@ class Request:
     sampling: Sampling
     arrival_s: float
     deadline_s: float | None = None
+    priority: int = 0  # smaller runs earlier, where schedulers go by it
     tenant: str = ""
     cache_salt: str = ""
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as leave room for the output
     default_max_tokens: int | None = None  # None: what fits in the model's context
+    final_only: bool = False  # the reader wants each sample in one piece, when it has ended
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
 
     @property

@@ -20,6 +20,7 @@ from shared.metrics.base import (
     COUNT_BUCKETS,
     ITL_BUCKETS,
     LATENCY_BUCKETS,
+    MIGRATION_BUCKETS,
     MODEL_LABELS,
     STEP_BUCKETS,
     TTFT_BUCKETS,
@@ -30,6 +31,7 @@ from shared.metrics.base import (
 ENGINE = "0"  # a frontend belongs to no worker
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 REJECTION_REASONS = ("max_inflight_requests", "max_queued_tokens", "scheduler")
+LOOKUP_OUTCOMES = ("hit", "miss", "skipped", "timeout", "error")
 CANCELLATION_REASONS = ("cancelled", "deadline", "stop_string", "failed")
 
 
@@ -70,6 +72,7 @@ class FrontendMetrics:
         self._add_latencies()
         self._add_outcomes()
         self._add_own()
+        self._add_redis()
         add_process_collectors(self.registry)
 
     def page(self) -> bytes:
@@ -151,9 +154,28 @@ class FrontendMetrics:
         self.resubmitted = self._counter(
             "quire_frontend_resubmitted_sequences", "Sequences that went on elsewhere with their tokens so far"
         )
+        self.migration = Histogram(
+            "quire_frontend_migration_seconds",
+            "From a sequence's last token on a scheduler it had to leave to its first on another, or there again",
+            buckets=MIGRATION_BUCKETS,
+            registry=self.registry,
+        )
         self.loop_delay = Histogram(
             "quire_frontend_event_loop_delay_seconds",
             "How late a timer of the event loop fires",
+            buckets=STEP_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _add_redis(self) -> None:
+        self.redis_up = self._gauge("redis_up", "Whether Redis serves; 0 where none is used")
+        lookups = self._counter(
+            "quire_frontend_prefix_lookups", "Prompts whose cached prefix was to be looked up", "outcome"
+        )
+        self.prefix_lookups = {outcome: lookups.labels(outcome) for outcome in LOOKUP_OUTCOMES}
+        self.prefix_lookup_duration = Histogram(
+            "quire_frontend_prefix_lookup_seconds",
+            "What a look-up of a cached prefix took of a request's time",
             buckets=STEP_BUCKETS,
             registry=self.registry,
         )

@@ -17,7 +17,13 @@ class FrontendSettings(Settings):
         8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one"
     )
     share_ports: bool = Field(False, description="let several frontends listen on the same ports (SO_REUSEPORT)")
-    schedulers: tuple[str, ...] = Field(("127.0.0.1:50052",), description="HOST:PORT of every scheduler")
+    schedulers: tuple[str, ...] = Field(
+        ("127.0.0.1:50052",), description="HOST:PORT of schedulers; with redis, those found there are dialled as well"
+    )
+    redis: str = Field(
+        "none", description="URL of the prefix index and registry (redis://, rediss://, unix://); or none"
+    )
+    redis_namespace: str = Field("quire", min_length=1, description="keeps clusters that share one Redis apart")
     max_inflight_requests: int = Field(1024, ge=1, description="requests being worked on; more are refused (429)")
     max_queued_tokens: int = Field(
         4_000_000, ge=1, description="prompt and output tokens promised to requests in flight; more are refused (429)"

@@ -88,4 +88,5 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 def _arrival(context: Context) -> requests.Arrival:
     now = asyncio.get_running_loop().time()
     remaining_s = context.time_remaining()
-    return requests.Arrival(now, None if remaining_s is None else now + remaining_s)
+    metadata = dict(context.invocation_metadata() or ())
+    return requests.Arrival(now, None if remaining_s is None else now + remaining_s, str(metadata.get("x-tenant", "")))

@@ -13,7 +13,15 @@ import numpy as np
 from services.frontend import conversation
 from services.frontend.input_processor import sampling_rules
 from services.frontend.input_processor.not_offered import refuse_not_offered
-from services.frontend.request import ChatPrompt, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from services.frontend.request import (
+    ChatPrompt,
+    Prompt,
+    RepetitionDetection,
+    Request,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+)
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -24,10 +32,11 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a call came and until when its caller waits; event loop time, seconds."""
+    """When a call came and until when its caller waits (event loop time, seconds), and what its metadata says."""
 
     arrival_s: float
     deadline_s: float | None
+    tenant: str = ""
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
@@ -46,7 +55,6 @@ def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:
 
 
 def _request(model: str, prompt: Prompt, sampling: Sampling, options: pb.RequestOptions, arrival: Arrival) -> Request:
-    refuse_not_offered({"priority": options.priority})
     return Request(
         request_id=options.request_id or uuid.uuid4().hex,
         model=model,
@@ -54,9 +62,11 @@ def _request(model: str, prompt: Prompt, sampling: Sampling, options: pb.Request
         sampling=sampling,
         arrival_s=arrival.arrival_s,
         deadline_s=arrival.deadline_s,
-        tenant=options.tenant,
+        priority=options.priority,
+        tenant=options.tenant or arrival.tenant,
         cache_salt=options.cache_salt,
         truncate_prompt_tokens=options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None,
+        final_only=options.final_only,
     )
 
 
@@ -113,6 +123,8 @@ def _plain(value: Any) -> Any:
     """Python's own kinds of value; a float as its sender wrote it, not as 32 bits make it look in 64."""
     if isinstance(value, float):
         return float(str(np.float32(value)))
+    if isinstance(value, sampling_pb2.RepetitionDetection):
+        return RepetitionDetection(value.max_pattern_size, value.min_count, value.min_pattern_size or 1)
     if isinstance(value, MutableMapping):
         return dict(value)
     if isinstance(value, MutableSequence):

@@ -42,7 +42,6 @@ ASKS: Mapping[str, Asks] = {
     "structured_output": _given,
     "structured_outputs": _given,
     "thinking_token_budget": _not(-1),
-    "repetition_detection": _given,
     # tools and reasoning
     "tools": _present,
     "tool_choice": _calls_tools,
@@ -55,8 +54,6 @@ ASKS: Mapping[str, Asks] = {
     # other ways to search
     "use_beam_search": _given,
     "length_penalty": _not(1, 1.0),
-    # order
-    "priority": _given,
     # other prompts and outputs
     "prompt_embeds": _given,
     "suffix": _given,

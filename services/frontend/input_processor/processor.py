@@ -8,17 +8,27 @@ from dataclasses import dataclass
 
 from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
-from services.frontend.request import ChatPrompt, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from services.frontend.request import (
+    ChatPrompt,
+    Prompt,
+    RepetitionDetection,
+    Request,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+)
 from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from services.frontend.scheduler_client.sequence import Work
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import block_hash
 from shared.columns import i32_bytes, u32_bytes
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
 
 MAX_NAME_CHARACTERS = 256  # request_id, tenant
 MAX_SALT_CHARACTERS = 1024
+PRIORITY_BOUND = 2**31
 CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
 
 
@@ -55,12 +65,16 @@ class InputProcessor:
         ):
             if len(text) > most:
                 raise InvalidArgument(f"{field} must have at most {most} characters, got {len(text)}.", field=field)
+        if not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
+            message = f"priority must be in [-2^31, 2^31 - 1], got {request.priority}."
+            raise InvalidArgument(message, field="priority")
 
     def estimate_tokens(self, request: Request) -> int:
         """Prompt and promised output tokens, roughly and without tokenizing."""
         return sum(_estimate(prompt) for prompt in request.prompts) + request.num_promised_output_tokens
 
     async def prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+        _check_priority(request.priority, limits)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
         sampling = sampling_rules.settle(request.sampling)
         bad_words = bad_word_columns(sampling.bad_words, self._tokenizer)
@@ -69,14 +83,16 @@ class InputProcessor:
         for prompt in request.prompts:
             token_ids = prompt_limits.truncate(await self.tokenize(prompt), request, limits.max_model_len)
             prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
+            column = i32_bytes(token_ids)
             work = Work(
                 request_id=request.request_id,
-                prompt=i32_bytes(token_ids),
+                prompt=column,
                 num_prompt_tokens=len(token_ids),
-                root_hash=root_hash,
+                hashes=PromptHashes(root_hash, column),
                 sampling=_to_proto(sampling, self._output_length(request, len(token_ids), limits)),
                 eos_token_ids=u32_bytes(() if sampling.ignore_eos else self._tokenizer.eos_ids),
                 bad_word_token_ids=bad_words,
+                priority=request.priority,
                 tenant=request.tenant,
                 arrival_s=request.arrival_s,
                 deadline_s=request.deadline_s,
@@ -113,6 +129,14 @@ class InputProcessor:
         )
 
 
+def _check_priority(priority: int, limits: Limits) -> None:
+    others = limits.scheduling_policies - {"priority"}
+    if priority and others:
+        policy = " and ".join(sorted(policy or "unknown" for policy in others))
+        text = f"priority needs the scheduling policy 'priority'; the schedulers' policy is {policy}"
+        raise Unimplemented(text, field="priority")
+
+
 def _estimate(prompt: Prompt) -> int:
     match prompt:
         case TokenPrompt(token_ids):
@@ -147,6 +171,15 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or (),
+        repetition_detection=_detection(sampling.repetition_detection),
         logprobs=sampling.logprobs,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+    )
+
+
+def _detection(asked: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
+    if asked is None:
+        return None
+    return sampling_pb2.RepetitionDetection(
+        min_pattern_size=asked.min_pattern_size, max_pattern_size=asked.max_pattern_size, min_count=asked.min_count
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from services.frontend.request import Sampling
+from services.frontend.request import RepetitionDetection, Sampling
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 
@@ -19,6 +19,8 @@ MAX_LOGIT_BIAS = 100.0
 WHOLE_VOCABULARY = -1
 SEED_BOUND = 2**63
 MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
+MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
+NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class Rule:
     field: str
     holds: Callable[[Sampling], bool]
     text: str
+
+
+def _detection(sampling: Sampling) -> RepetitionDetection:
+    return sampling.repetition_detection or NO_DETECTION
 
 
 def is_greedy(sampling: Sampling) -> bool:
@@ -103,6 +109,27 @@ RULES = (
         "allowed_token_ids",
         lambda s: s.allowed_token_ids is None or len(s.allowed_token_ids) > 0,
         "allowed_token_ids is not None and empty!",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).min_pattern_size >= 1,
+        "repetition_detection: min_pattern_size must be at least 1, got {s.repetition_detection.min_pattern_size}.",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).max_pattern_size >= _detection(s).min_pattern_size,
+        "repetition_detection: max_pattern_size must be at least min_pattern_size="
+        "{s.repetition_detection.min_pattern_size}, got {s.repetition_detection.max_pattern_size}.",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).min_count >= 2,
+        "repetition_detection: min_count must be at least 2, got {s.repetition_detection.min_count}.",
+    ),
+    Rule(
+        "repetition_detection",
+        lambda s: _detection(s).max_pattern_size * _detection(s).min_count <= MAX_REPETITION,
+        f"repetition_detection: max_pattern_size * min_count must be at most {MAX_REPETITION}.",
     ),
     Rule("n", lambda s: s.n == 1 or not is_greedy(s), "n must be 1 when using greedy sampling, got {s.n}."),
 )

@@ -13,6 +13,7 @@ from services.frontend.generator import Generator
 from services.frontend.openai_edge import errors
 from services.frontend.openai_edge.disconnect import while_connected
 from services.frontend.openai_edge.format import Format
+from services.frontend.openai_edge.headers import request_id_header
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from shared.errors import QuireError
@@ -33,7 +34,7 @@ class Answer(Response):
     def __init__(self, generator: Generator, request: Request, options: AnswerOptions, format: Format) -> None:
         kind = "text/event-stream" if options.stream else "application/json"
         super().__init__(
-            media_type=kind, headers={"cache-control": "no-cache", **_request_id_header(request.request_id)}
+            media_type=kind, headers={"cache-control": "no-cache", **request_id_header(request.request_id)}
         )
         del self.headers["content-length"]
         self._generator = generator
@@ -51,7 +52,7 @@ class Answer(Response):
                     generation.close()
             except QuireError as error:
                 response = errors.as_response(error)
-                response.headers.update(_request_id_header(self._request.request_id))
+                response.headers.update(request_id_header(self._request.request_id))
                 await response(scope, receive, send)
 
     async def _whole(self, generation: Generation, send: Send) -> None:
@@ -80,8 +81,3 @@ class Answer(Response):
 
     async def _open(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-
-
-def _request_id_header(request_id: str) -> dict[str, str]:
-    """None for an id that could not be a header."""
-    return {"x-request-id": request_id} if request_id.isascii() and request_id.isprintable() else {}

@@ -66,6 +66,16 @@ class StreamOptions(BaseModel):
     )
 
 
+class RepetitionDetectionBody(BaseModel):
+    """Ends a sample that only repeats itself: RepetitionDetection of sampling.proto."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 1
+    min_count: int = 0
+
+
 class GenerationBody(Body):
     """What completions and chat completions share; sampling fields are named as in sampling.proto."""
 
@@ -87,12 +97,15 @@ class GenerationBody(Body):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetectionBody | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     request_id: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

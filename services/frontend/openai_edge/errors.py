@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.openai_edge.headers import REQUEST_ID, request_id_header
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger
 
@@ -45,7 +46,9 @@ def _json(body: dict[str, Any], status: int, headers: dict[str, str]) -> Respons
 
 async def _on_quire_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
-    return as_response(error)
+    response = as_response(error)
+    response.headers.update(request_id_header(request.headers.get(REQUEST_ID)))
+    return response
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -64,4 +64,6 @@ def ending(finish: Finish | None) -> dict[str, Any]:
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
     matched = finish.stop_token_id if finish.stop_string is None else finish.stop_string
+    if finish.reason == finish_pb2.FINISH_REASON_REPETITION:
+        matched = "repetition_detected"
     return {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": matched}

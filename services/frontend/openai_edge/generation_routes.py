@@ -11,6 +11,7 @@ from starlette.responses import Response
 from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.openai_edge import headers
 from services.frontend.openai_edge.answer import Answer
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody
 from services.frontend.openai_edge.chat_format import ChatFormat
@@ -41,7 +42,7 @@ class GenerationRoutes:
         body.refuse_unknown()
         if body.echo and body.logprobs is not None:
             raise Unimplemented("echo with logprobs is not offered by this server yet", field="echo")
-        request = completion_request(body, http.headers.get("x-request-id"), self._tokenizer.defaults)
+        request = completion_request(body, headers.read(http.headers), self._tokenizer.defaults)
         skip = request.sampling.skip_special_tokens
         options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
         if body.echo and body.max_tokens == 0:
@@ -63,7 +64,7 @@ class GenerationRoutes:
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """Answers a conversation."""
         body.refuse_unknown()
-        request = chat_request(body, http.headers.get("x-request-id"), self._tokenizer.defaults)
+        request = chat_request(body, headers.read(http.headers), self._tokenizer.defaults)
         options = answer_options(body, _last_answer(request.prompts) if body.echo else [])
         answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.name)
         return Answer(self._generator, request, options, answer_format)

@@ -10,8 +10,9 @@ from typing import Any
 
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from services.frontend.openai_edge.headers import CallHeaders
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
-from services.frontend.request import Prompt, Request
+from services.frontend.request import Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 
@@ -50,14 +51,14 @@ class AnswerOptions:
     prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
 
 
-def completion_request(body: CompletionBody, header_id: str | None, defaults: GenerationDefaults) -> Request:
+def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)
     given = _given(body) | {"logprobs": body.logprobs}
     default = None if "max_tokens" in body.model_fields_set else COMPLETION_MAX_TOKENS
-    return _request(body, prompts, given, defaults, header_id=header_id, default_max_tokens=default)
+    return _request(body, prompts, given, defaults, headers=headers, default_max_tokens=default)
 
 
-def chat_request(body: ChatBody, header_id: str | None, defaults: GenerationDefaults) -> Request:
+def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
     variables = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
@@ -66,7 +67,7 @@ def chat_request(body: ChatBody, header_id: str | None, defaults: GenerationDefa
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
     }
-    return _request(body, [prompt], given, defaults, header_id=header_id, default_max_tokens=None)
+    return _request(body, [prompt], given, defaults, headers=headers, default_max_tokens=None)
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:
@@ -87,6 +88,8 @@ def _given(body: GenerationBody) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS}
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None
+    if (rule := body.repetition_detection) is not None:
+        given["repetition_detection"] = RepetitionDetection(**rule.model_dump())
     return given
 
 
@@ -103,17 +106,22 @@ def _request(
     given: Mapping[str, Any],
     defaults: GenerationDefaults,
     *,
-    header_id: str | None,
+    headers: CallHeaders,
     default_max_tokens: int | None,
 ) -> Request:
+    arrival_s = asyncio.get_running_loop().time()
     return Request(
-        request_id=body.request_id or header_id or uuid.uuid4().hex,
+        request_id=body.request_id or headers.request_id or uuid.uuid4().hex,
         model=body.model,
         prompts=prompts,
         sampling=sampling_rules.build(given, defaults),
-        arrival_s=asyncio.get_running_loop().time(),
+        arrival_s=arrival_s,
+        deadline_s=None if headers.timeout_s is None else arrival_s + headers.timeout_s,
+        priority=body.priority or 0,
+        tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         default_max_tokens=default_max_tokens,
+        final_only=not body.stream,
         strict_length=True,
     )

@@ -19,24 +19,16 @@ class Letter(Protocol):
 class Mailbox:
     """One writer loop, one reader. However slow the reader, there is at most one delta per sample."""
 
-    __slots__ = ("_complete", "_error", "_reader", "_ready", "patient")
+    __slots__ = ("_error", "_reader", "_ready")
 
     def __init__(self) -> None:
         self._ready: list[Letter] = []
         self._reader: asyncio.Future[None] | None = None
-        self._complete = False
         self._error: QuireError | None = None
-        self.patient = False  # the reader wants everything at once, so it sleeps until the end
 
     def put(self, letter: Letter) -> None:
         """Called when `letter` has its first news since it was taken."""
         self._ready.append(letter)
-        if not self.patient:
-            self._wake()
-
-    def complete(self) -> None:
-        """There will be no more letters than those being put now."""
-        self._complete = True
         self._wake()
 
     def fail(self, error: QuireError) -> None:
@@ -51,7 +43,7 @@ class Mailbox:
 
     async def take(self) -> list[Delta]:
         """Waits for news of at least one sample; not to be called when all of them were taken to their end."""
-        while not (self._complete or self._error or (self._ready and not self.patient)):
+        while not (self._error or self._ready):
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         if not self._ready and self._error is not None:

@@ -29,6 +29,7 @@ class Sample:
     """A Sink for one sequence. The hot path: on_tokens runs once per step and sample."""
 
     __slots__ = (
+        "_final_only",
         "_finish",
         "_logprobs",
         "_mailbox",
@@ -56,8 +57,10 @@ class Sample:
         mailbox: Mailbox,
         traffic: TokenTraffic,
         owner: Owner,
+        final_only: bool,
     ) -> None:
-        """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens)."""
+        """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens); `final_only`: no
+        news before its end."""
         self.index = index
         self.done = False
         self.num_tokens = 0
@@ -67,6 +70,7 @@ class Sample:
         self._mailbox = mailbox
         self._traffic = traffic
         self._owner = owner
+        self._final_only = final_only
         self._posted = False
         self._token_ids: list[int] = []
         self._text = ""
@@ -88,7 +92,8 @@ class Sample:
             self._end(end, now)
         elif end is not None:
             self.on_end(end, now)
-        self._post()
+        if self.done or not self._final_only:
+            self._post()
         return stop is not None
 
     def _clock(self, num_tokens: int, now: float) -> None:

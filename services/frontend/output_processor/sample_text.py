@@ -1,7 +1,9 @@
-"""From a sample's tokens to its text: detokenizer, then stop strings. Three kinds: nobody pays for what is off."""
+"""From a sample's tokens to its text: detokenizer, then stop strings. Four kinds: nobody pays for what is off."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from services.frontend.output_processor.detokenizer import Detokenizer, new_detokenizer
@@ -36,6 +38,23 @@ class NoText:
 
     def flush(self) -> Piece:
         return Piece("", 0, None)
+
+
+class WholeText:
+    """Read at the end only, without stop strings: decoded in one go."""
+
+    __slots__ = ("_decode", "_token_ids")
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._token_ids: list[int] = []
+
+    def push(self, token_ids: list[int], silent_last: bool) -> Piece:
+        self._token_ids += token_ids[:-1] if silent_last else token_ids
+        return Piece("", len(token_ids), None)
+
+    def flush(self) -> Piece:
+        return Piece(self._decode(self._token_ids), 0, None)
 
 
 class PlainText:
@@ -84,9 +103,11 @@ class StoppingText:
         return Piece(text + self._stops.flush(), 0, stop)
 
 
-def new_text(sampling: Sampling, tokenizer: Tokenizer) -> SampleText:
+def new_text(sampling: Sampling, tokenizer: Tokenizer, *, final_only: bool) -> SampleText:
     if not sampling.detokenize:
         return NoText()
+    if final_only and not sampling.stop:
+        return WholeText(partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens))
     detokenizer = new_detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
     if not sampling.stop:
         return PlainText(detokenizer)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from services.frontend.delta import Finish
 from services.frontend.scheduler_client.connection import Connection
-from services.frontend.scheduler_client.placement import choose, usable
+from services.frontend.scheduler_client.placement import NOTHING_HELD, Held, choose, usable
+from services.frontend.scheduler_client.roster import Roster
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.scheduler_client.session import Session
 from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
 from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted, Unavailable
-from shared.lifecycle import first
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
@@ -31,6 +31,7 @@ class Limits:
 
     max_model_len: int
     max_logprobs: int
+    scheduling_policies: frozenset[str]
 
 
 class SchedulerClient:
@@ -46,7 +47,7 @@ class SchedulerClient:
         metrics: FrontendMetrics,
     ) -> None:
         """`patience_s`: how long work waits while no worker can run it."""
-        self._connections = [Connection(address, hello, self) for address in addresses]
+        self.roster = Roster(addresses, lambda address: Connection(address, hello, self))
         self._patience_s = patience_s
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
@@ -57,8 +58,8 @@ class SchedulerClient:
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
 
     async def run(self) -> None:
-        """Until cancelled; raises FailedPrecondition if a scheduler serves another model."""
-        await first(*(connection.run() for connection in self._connections))
+        """Until cancelled; raises FailedPrecondition if a scheduler of the settings serves another model."""
+        await self.roster.run()
 
     @property
     def is_open(self) -> bool:
@@ -67,10 +68,19 @@ class SchedulerClient:
     @property
     def limits(self) -> Limits | None:
         """None while nobody can run anything."""
-        views = [session.view for session in self._sessions if usable(session.view)]
+        views = [session.view for session in self.usable_sessions]
         if not views:
             return None
-        return Limits(max(v.max_model_len for v in views), max(v.max_logprobs for v in views))
+        return Limits(
+            max(v.max_model_len for v in views),
+            max(v.max_logprobs for v in views),
+            frozenset(v.scheduling_policy for v in views),
+        )
+
+    @property
+    def usable_sessions(self) -> list[Session]:
+        """Those that new work may go to."""
+        return [session for session in self._sessions if usable(session.view)]
 
     @property
     def num_waiting(self) -> int:
@@ -95,9 +105,9 @@ class SchedulerClient:
             raise self._no_worker() if until_s == patience_ends_s else DeadlineExceeded("the deadline passed") from None
         return limits
 
-    def submit(self, sequences: Seq[Sequence]) -> None:
+    def submit(self, sequences: Seq[Sequence], held: Held) -> None:
         """All samples of one work, in order."""
-        self._place(tuple(sequences))
+        self._place(tuple(sequences), held)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Nothing more comes from these."""
@@ -109,25 +119,30 @@ class SchedulerClient:
         for session, members in by_session.items():
             session.withdraw(members, reason)
 
-    def _place(self, group: Group) -> None:
+    def _place(self, group: Group, held: Held = NOTHING_HELD) -> None:
         wanted = tuple(sequence for sequence in group if sequence.wanted)
         if not wanted:
             return
-        session = choose(self._sessions, wanted[0].work.num_promised_tokens)
+        session = choose(self._sessions, wanted[0].work.num_promised_tokens, held)
         if session is None:
             self._room.enter(wanted)
         else:
-            session.submit(wanted)
+            session.submit(wanted, held.get(session.scheduler_id, 0))
 
     def _resubmit(self, sequences: Seq[Sequence]) -> None:
         self._metrics.resubmitted.inc(len(sequences))
         for sequence in sequences:
+            sequence.move()
             self._place((sequence,))
 
     def on_open(self, session: Session) -> None:
         self._sessions.append(session)
         self._metrics.sessions_open.set(len(self._sessions))
         self.on_view(session)
+
+    def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:
+        lifetime = welcome.scheduler_id, welcome.epoch
+        return next((s for s in self._sessions if (s.scheduler_id, s.epoch) == lifetime), None)
 
     def on_broken(self, session: Session) -> None:
         self._sessions.remove(session)
@@ -175,6 +190,11 @@ class SchedulerClient:
         sequences = tuple(session.live.values())
         session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)
         self._fail_for_want_of_workers(sequences)
+
+    def on_resumed(self, sequence: Sequence, now: float) -> None:
+        assert sequence.silent_since is not None
+        self._metrics.migration.observe(now - sequence.silent_since)
+        sequence.silent_since = None
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""

@@ -37,6 +37,9 @@ class SessionOwner(Owner, Protocol):
     def on_broken(self, session: Session) -> None:
         """Whatever ran there must go on elsewhere."""
 
+    def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:
+        """The open session with the same lifetime of the same scheduler, reached by another address."""
+
 
 class BackOff:
     """Pauses that double, with jitter so that frontends do not come back in step."""
@@ -53,7 +56,10 @@ class BackOff:
 
 
 class Connection:
-    """To the scheduler at `address`; `run()` ends only with a mismatch that no reconnect can mend."""
+    """To the scheduler at `address`; `run()` ends only with a mismatch that no reconnect can mend.
+
+    A scheduler that has a session already, by another of its addresses, is left alone until that one is gone.
+    """
 
     def __init__(self, address: str, hello: pb.FrontendHello, owner: SessionOwner) -> None:
         self.address = address
@@ -61,13 +67,29 @@ class Connection:
         self._owner = owner
         self._back_off = BackOff()
         self._is_down = False
+        self._down_since_s = asyncio.get_running_loop().time()
+        self.session: Session | None = None
+        self.twin: Session | None = None
+
+    @property
+    def down_s(self) -> float:
+        """For how long there has been no session."""
+        return 0.0 if self.session is not None else asyncio.get_running_loop().time() - self._down_since_s
 
     async def run(self) -> None:
         async with connect(self.address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while True:
                 await self._attempt(stub)
-                await asyncio.sleep(self._back_off.next_s())
+                await self._rest()
+
+    async def _rest(self) -> None:
+        if self.twin is None:
+            await asyncio.sleep(self._back_off.next_s())
+            return
+        log.info("known by another address", scheduler=self.twin.scheduler_id, address=self.address)
+        await self.twin.closed.wait()
+        self.twin = None
 
     async def _attempt(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
         call = stub.Session()
@@ -95,19 +117,27 @@ class Connection:
             view = (await self._greeting(call, "cluster")).cluster
         check = partial(self._check, welcome.scheduler_id)
         check(view)
-        heartbeat = pb.SessionRequest(heartbeat=pb.Heartbeat())
-        link: Link = Duplex(call, heartbeat, welcome.heartbeat_interval_ms / 1000)
-        session = Session(link, self._owner, welcome.scheduler_id, check)
-        session.view = view
+        self.twin = self._owner.twin(welcome)
+        if self.twin is None:
+            heartbeat = pb.SessionRequest(heartbeat=pb.Heartbeat())
+            link: Link = Duplex(call, heartbeat, welcome.heartbeat_interval_ms / 1000)
+            session = Session(link, self._owner, welcome, check)
+            session.view = view
+            await self._run(session)
+
+    async def _run(self, session: Session) -> None:
         self._is_down = False
-        log.info("session open", scheduler=welcome.scheduler_id, address=self.address, epoch=welcome.epoch)
+        self.session = session
+        log.info("session open", scheduler=session.scheduler_id, address=self.address, epoch=session.epoch)
         self._owner.on_open(session)
         opened_s = asyncio.get_running_loop().time()
         try:
             await session.run()
         finally:
+            self.session = None
+            self._down_since_s = asyncio.get_running_loop().time()
             self._owner.on_broken(session)
-            if asyncio.get_running_loop().time() - opened_s > LONGEST_PAUSE_S:
+            if self._down_since_s - opened_s > LONGEST_PAUSE_S:
                 self._back_off.reset()
 
     async def _greeting(self, call: Call, kind: str) -> pb.SessionResponse:

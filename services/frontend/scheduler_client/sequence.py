@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from services.frontend.delta import Finish, TokenLogprobs
+from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from shared.errors import QuireError
 from shared.pb.common.v1 import sampling_pb2
 
@@ -21,10 +22,11 @@ class Work:
     request_id: str
     prompt: bytes  # i32 column
     num_prompt_tokens: int
-    root_hash: bytes
+    hashes: PromptHashes
     sampling: sampling_pb2.SamplingParams  # complete; sample i adds i to the seed
     eos_token_ids: bytes  # u32 column
     bad_word_token_ids: tuple[bytes, ...]  # i32 columns
+    priority: int
     tenant: str
     arrival_s: float
     deadline_s: float | None
@@ -45,6 +47,8 @@ class End(NamedTuple):
 class Sink(Protocol):
     """Who wants the tokens. Called from the loop that reads the session: must not wait."""
 
+    last_token_s: float
+
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
         """It left the queue for the first time."""
 
@@ -58,7 +62,18 @@ class Sink(Protocol):
 class Sequence:
     """Sample `number` of `work`: its tokens so far, and the session that runs it at present."""
 
-    __slots__ = ("id", "number", "refused_since", "session", "sink", "started", "tokens", "wanted", "work")
+    __slots__ = (
+        "id",
+        "number",
+        "refused_since",
+        "session",
+        "silent_since",
+        "sink",
+        "started",
+        "tokens",
+        "wanted",
+        "work",
+    )
 
     def __init__(self, work: Work, number: int, sink: Sink) -> None:
         self.work = work
@@ -70,10 +85,16 @@ class Sequence:
         self.started = False
         self.wanted = True
         self.refused_since: float | None = None  # when schedulers began to refuse it
+        self.silent_since: float | None = None  # its last token, if it had to move since
 
     @property
     def fresh(self) -> bool:
         return not self.started and not self.tokens
+
+    def move(self) -> None:
+        """It goes on elsewhere, perhaps not for the first time since its last token."""
+        if self.tokens:
+            self.silent_since = self.sink.last_token_s
 
     def start(self, num_cached_tokens: int, queue_us: int) -> None:
         """Starting again after a move is not news: the first start told the queue time and what the cache held."""

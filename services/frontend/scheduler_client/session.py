@@ -9,6 +9,7 @@ from typing import Protocol
 
 from services.frontend.scheduler_client import submission, token_batch
 from services.frontend.scheduler_client.sequence import Sequence
+from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32_bytes
 from shared.errors import Internal, QuireError, Unavailable
 from shared.lifecycle import first
@@ -28,6 +29,9 @@ class Owner(Protocol):
     def on_view(self, session: Session) -> None:
         """The cluster behind it changed."""
 
+    def on_resumed(self, sequence: Sequence, now: float) -> None:
+        """This one has its first token since it moved."""
+
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """The scheduler ended this one with an error."""
 
@@ -35,14 +39,18 @@ class Owner(Protocol):
 class Session:
     """Open from the first ClusterView on, until run() returns or raises; ids are never used twice in it."""
 
-    def __init__(self, link: Link, owner: Owner, scheduler_id: str, check: Callable[[pb.ClusterView], None]) -> None:
+    def __init__(
+        self, link: Link, owner: Owner, welcome: pb.SchedulerWelcome, check: Callable[[pb.ClusterView], None]
+    ) -> None:
         """`check` raises for a view of a cluster that this frontend does not fit."""
         self._link = link
         self._check = check
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._next_id = 1
-        self.scheduler_id = scheduler_id
+        self.scheduler_id = welcome.scheduler_id
+        self.epoch = welcome.epoch
+        self.closed = asyncio.Event()
         self.live: dict[int, Sequence] = {}
         self.view = pb.ClusterView()
         self.num_tokens_since_view = 0
@@ -73,20 +81,23 @@ class Session:
         self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)
         for sequence in (*outcome.stopped, *outcome.broken):
             sequence.session = None
+        for sequence in outcome.resumed:
+            self._owner.on_resumed(sequence, self.last_tokens_s)
         for sequence in outcome.broken:
             self._owner.on_refused(sequence, Internal("internal error"))
         for sequence, error in outcome.refused:
             sequence.session = None
             self._owner.on_refused(sequence, error)
 
-    def submit(self, sequences: Seq[Sequence]) -> None:
-        """Consecutive samples of one work without tokens, or a single sequence with or without."""
+    def submit(self, sequences: Seq[Sequence], num_held: int = 0) -> None:
+        """Consecutive samples of one work without tokens, or a single sequence with or without; `num_held`: tokens of
+        the prompt that need no computing there."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
         for sequence in sequences:
             sequence.session, sequence.id = self, self._next_id
             self.live[self._next_id] = sequence
             self._next_id += 1
-        self.num_tokens_since_view += len(message.token_ids) // 4 * len(sequences)
+        self.num_tokens_since_view += (len(message.token_ids) // TOKEN_BYTES - num_held) * len(sequences)
         self._link.send(pb.SessionRequest(submission=message))
         if self._next_id > RENEW_AFTER_ID:
             self._link.close()
@@ -104,6 +115,7 @@ class Session:
 
     def abandon(self) -> list[Sequence]:
         """The sequences that a broken session leaves behind, in order of submission."""
+        self.closed.set()
         orphans = list(self.live.values())
         self.live.clear()
         for sequence in orphans:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
 from services.frontend.scheduler_client.sequence import Sequence
-from shared import block_hash
 from shared.pb.common.v1 import model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
@@ -14,18 +14,19 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
     """`sequences`: consecutive samples of one work that have no tokens yet, or a single one with or without."""
     first = sequences[0]
     work = first.work
-    token_ids = work.prompt + first.tokens.tobytes()
+    output = first.tokens.tobytes()
     submission = pb.Submission(
         first_sequence_id=first_id,
         num_sequences=len(sequences),
         request_id=work.request_id,
-        token_ids=token_ids,
+        token_ids=work.prompt + output,
         num_prompt_tokens=work.num_prompt_tokens,
-        root_hash=work.root_hash,
-        block_hashes=_hashes(work.root_hash, token_ids, layout),
+        root_hash=work.hashes.root,
+        block_hashes=_hashes(work.hashes, output, layout),
         sampling=work.sampling,
         eos_token_ids=work.eos_token_ids,
         bad_word_token_ids=work.bad_word_token_ids,
+        priority=work.priority,
         tenant=work.tenant,
         timeout_ms=_timeout_ms(work.deadline_s, now),
         age_ms=max(0, int((now - work.arrival_s) * 1000)),
@@ -34,11 +35,10 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
     return submission
 
 
-def _hashes(root: bytes, token_ids: bytes, layout: model_pb2.BlockLayout) -> bytes:
-    """Empty while the layout is unknown or hashed in another way: the scheduler then computes them."""
-    if not layout.block_size or layout.hash_scheme != block_hash.SCHEME:
-        return b""
-    return b"".join(block_hash.chain(root, token_ids, layout.block_size))
+def _hashes(hashes: PromptHashes, output: bytes, layout: model_pb2.BlockLayout) -> bytes:
+    """Empty while the layout is unknown: the scheduler then computes them."""
+    block_size = known_block_size(layout)
+    return b"".join(hashes.continued(block_size, output)) if block_size else b""
 
 
 def _timeout_ms(deadline_s: float | None, now: float) -> int:

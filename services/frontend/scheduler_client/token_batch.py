@@ -24,6 +24,7 @@ class Outcome:
 
     stopped: list[Sequence] = field(default_factory=list)  # matched a stop string
     broken: list[Sequence] = field(default_factory=list)  # could not be shown to its reader: a fault of ours
+    resumed: list[Sequence] = field(default_factory=list)  # had moved, and go on
     refused: list[tuple[Sequence, QuireError]] = field(default_factory=list)  # ended by the scheduler with an error
 
 
@@ -61,6 +62,8 @@ def _deliver_tokens(
         if sequence_id in ends and ends[sequence_id].error is None:
             end = ends.pop(sequence_id)
         sequence.tokens.extend(new)
+        if sequence.silent_since is not None:
+            outcome.resumed.append(sequence)
         try:
             enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
         except Exception:  # one stream that cannot be shown must not take the others along

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -21,8 +22,11 @@ from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.rpc.duplex import Duplex
 from shared.rpc.server import Server
 
+EPOCHS = itertools.count(1)
+
 STOP = finish_pb2.FINISH_REASON_STOP
 LENGTH = finish_pb2.FINISH_REASON_LENGTH
+REPETITION = finish_pb2.FINISH_REASON_REPETITION
 CANCELLED = finish_pb2.FINISH_REASON_CANCELLED
 
 
@@ -49,6 +53,14 @@ class Running:
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.submission.num_prompt_tokens
+
+    @property
+    def repeats(self) -> bool:
+        """The output ends with copies of its last tokens; of the longest pattern only, which is enough for a script."""
+        rule = self.submission.sampling.repetition_detection
+        size, count = rule.max_pattern_size, rule.min_count
+        tail = self.tokens[-size * count :]
+        return bool(size) and size * count <= self.num_outputs and tail == tail[:size] * count
 
 
 Model = Callable[[Running], int]
@@ -86,6 +98,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
     def __init__(self, model: Model = echo, *, step_s: float = 0.001, **view: Any) -> None:
         self.model = model
         self.step_s = step_s
+        self.scheduler_id = "scripted"
+        self.epoch = next(EPOCHS)
         self.tokens_per_step = 1
         self.num_cached_tokens = 0
         self.refusal: finish_pb2.Error | None = None
@@ -96,6 +110,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                 "max_model_len": 512,
                 "num_workers": 1,
                 "max_logprobs": 20,
+                "scheduling_policy": "fcfs",
                 **view,
             }
         )
@@ -145,7 +160,9 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.reject_hello)
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
         session = Session(Duplex(context, heartbeat, 0.2), hello)
-        welcome = pb.SchedulerWelcome(scheduler_id="scripted", epoch=1, version="test", heartbeat_interval_ms=200)
+        welcome = pb.SchedulerWelcome(
+            scheduler_id=self.scheduler_id, epoch=self.epoch, version="test", heartbeat_interval_ms=200
+        )
         session.duplex.send(pb.SessionResponse(welcome=welcome))
         session.duplex.send(pb.SessionResponse(cluster=self.view))
         self.sessions.append(session)
@@ -244,6 +261,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=STOP, stop_token_id=token)
             if sequence.num_outputs >= sequence.submission.sampling.max_tokens:
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=LENGTH)
+            if sequence.repeats:
+                return new, pb.FinishedSequence(sequence_id=sequence.id, reason=REPETITION)
         return new, None
 
     async def GetStatus(self, request: Any, context: Any) -> admin_pb2.GetStatusResponse:

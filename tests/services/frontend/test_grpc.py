@@ -141,7 +141,7 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             pb.GenerateRequest(text="x", options=pb.RequestOptions(priority=1)),
             "UNIMPLEMENTED",
             "priority",
-            "priority is not offered by this server yet",
+            "priority needs the scheduling policy 'priority'; the schedulers' policy is fcfs",
         ),
         (
             pb.GenerateRequest(text="x", options=pb.RequestOptions(request_id="r" * 257)),

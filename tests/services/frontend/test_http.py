@@ -61,6 +61,18 @@ def events(text: str) -> list[Any]:
         ({"cache_salt": "s" * 1025}, "cache_salt", "cache_salt must have at most 1024 characters, got 1025."),
         ({"prompt": ["a"] * 600, "n": 2}, "prompt", "a request may have at most 1024 samples in all, got 1200."),
         ({"temprature": 1}, "temprature", "Unrecognized request argument supplied: temprature"),
+        ({"priority": 2**31}, "priority", "priority must be in [-2^31, 2^31 - 1], got 2147483648."),
+        ({"tenant": "t" * 257}, "tenant", "tenant must have at most 256 characters, got 257."),
+        (
+            {"repetition_detection": {"min_count": 2}},
+            "repetition_detection",
+            "max_pattern_size must be at least min_pattern_size=1, got 0.",
+        ),
+        (
+            {"repetition_detection": {"count": 2}},
+            "repetition_detection.count",
+            "Extra inputs are not permitted",
+        ),
     ],
 )
 async def test_refusals_name_the_field(frontend: Running, body: dict[str, Any], field: str, text: str) -> None:

@@ -39,17 +39,24 @@ class Witness:
 
 
 def new_sample(
-    tokenizer: Tokenizer, mailbox: Mailbox, index: int = 0, silent: Collection[int] = (), **sampling: object
+    tokenizer: Tokenizer,
+    mailbox: Mailbox,
+    index: int = 0,
+    silent: Collection[int] = (),
+    *,
+    final_only: bool = False,
+    **sampling: object,
 ) -> tuple[Sample, Witness]:
     asked = Sampling(**sampling)  # type: ignore[arg-type]
     witness = Witness()
     sample = Sample(
         index,
-        new_text(asked, tokenizer),
+        new_text(asked, tokenizer, final_only=final_only),
         silent=frozenset() if asked.include_stop_str_in_output else frozenset(silent),
         mailbox=mailbox,
         traffic=TokenTraffic(("m", "0")),
         owner=witness,
+        final_only=final_only,
     )
     return sample, witness
 
@@ -77,18 +84,21 @@ async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
     assert (await reading)[0].token_ids == [65]
 
 
-async def test_a_patient_reader_sleeps_until_the_end(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("stop", [(), ("zzz",)])
+async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
+    tokenizer: Tokenizer, stop: tuple[str, ...]
+) -> None:
     mailbox = Mailbox()
-    mailbox.patient = True
-    sample, _ = new_sample(tokenizer, mailbox)
+    sample, _ = new_sample(tokenizer, mailbox, final_only=True, stop=stop)
+    ids = tokenizer.encode_now("hello world", add_special_tokens=False)
     reading = asyncio.create_task(mailbox.take())
-    sample.on_tokens([65], [], None, 0.0)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    for token_id in ids[:-1]:
+        sample.on_tokens([token_id], [], None, 0.0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
     assert not reading.done()
-    sample.on_tokens([66], [], LENGTH, 0.0)
-    mailbox.complete()
-    assert (await reading)[0].token_ids == [65, 66]
+    sample.on_tokens(ids[-1:], [], LENGTH, 0.0)
+    assert await reading == [Delta(0, ids, "hello world", [], LENGTH.finish)]
 
 
 async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None:
@@ -103,9 +113,11 @@ async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool) -> None:
+@pytest.mark.parametrize("final_only", [False, True])
+def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool, final_only: bool) -> None:
     hello, world = (tokenizer.encode_now(text, add_special_tokens=False) for text in ("hello", " world"))
-    sample, witness = new_sample(tokenizer, Mailbox(), silent=world[:1], include_stop_str_in_output=include)
+    asked = {"include_stop_str_in_output": include, "final_only": final_only}
+    sample, witness = new_sample(tokenizer, Mailbox(), silent=world[:1], **asked)
     sample.on_tokens(hello, [], None, 0.0)
     sample.on_tokens(world[:1], [], STOP, 0.0)
     delta = sample.take()

@@ -9,6 +9,7 @@ import pytest
 
 from services.frontend.input_processor import not_offered, sampling_rules
 from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.request import RepetitionDetection
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unimplemented
@@ -45,6 +46,22 @@ REFUSED = [
     ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2."),
     ({"logit_bias": {1: float("nan")}}, "logit_bias must hold numbers, got {1: nan}."),
     ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
+    (
+        {"repetition_detection": RepetitionDetection(3, 2, 0)},
+        "repetition_detection: min_pattern_size must be at least 1, got 0.",
+    ),
+    (
+        {"repetition_detection": RepetitionDetection(2, 2, 3)},
+        "repetition_detection: max_pattern_size must be at least min_pattern_size=3, got 2.",
+    ),
+    (
+        {"repetition_detection": RepetitionDetection(2, 1)},
+        "repetition_detection: min_count must be at least 2, got 1.",
+    ),
+    (
+        {"repetition_detection": RepetitionDetection(2**30, 2)},
+        "repetition_detection: max_pattern_size * min_count must be at most 2147483647.",
+    ),
 ]
 
 
@@ -67,6 +84,7 @@ def test_values_out_of_range_are_refused_naming_field_and_value(given: dict[str,
         {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 0.001},
         {"min_tokens": 4, "max_tokens": 4},
         {"logprobs": -1},
+        {"repetition_detection": RepetitionDetection(1, 2)},
     ],
 )
 def test_values_at_the_bounds_are_accepted(given: dict[str, Any]) -> None:
@@ -116,8 +134,6 @@ def test_equal_meanings_get_one_spelling() -> None:
         ("tools", []),
         ("tool_choice", "required"),
         ("use_beam_search", True),
-        ("priority", -1),
-        ("repetition_detection", {"min_count": 2}),
     ],
 )
 def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
@@ -133,7 +149,6 @@ def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
         ("tools", None),
         ("tool_choice", "auto"),
         ("use_beam_search", False),
-        ("priority", 0),
         ("modalities", ["text"]),
         ("suffix", ""),
         ("an unknown name", 1),

@@ -1,0 +1,1 @@
+"""What is read in Redis: which schedulers there are, and where the beginning of a prompt is cached."""

@@ -1,0 +1,94 @@
+"""Reads who is there, about once a second. Whatever Redis does, what was known stays known and serving goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.scheduler_client.placement import Candidate
+from services.frontend.scheduler_client.prompt_hashes import known_block_size
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1 import model_pb2
+from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, RegistryReader, SchedulerEntry, WorkerEntry
+
+log = logger("directory")
+
+INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class Index:
+    """The caches that workers of one block layout have published."""
+
+    reader: PrefixReader
+    workers: Seq[WorkerEntry] = ()
+
+
+class Directory:
+    """`run()` it in a task of its own."""
+
+    def __init__(
+        self,
+        redis: Any,
+        namespace: str,
+        model: model_pb2.ModelIdentity,
+        *,
+        sessions: Callable[[], Seq[Candidate]],
+        on_schedulers: Callable[[Seq[SchedulerEntry]], None],
+        metrics: FrontendMetrics,
+    ) -> None:
+        """`sessions`: those whose block layouts are of interest."""
+        self._redis = redis
+        self._namespace = namespace
+        self._model = model
+        self._registry = RegistryReader(redis, RegistryKeys(namespace))
+        self._sessions = sessions
+        self._on_schedulers = on_schedulers
+        self._indexes: dict[int, Index] = {}
+        self._up: bool | None = None  # not known yet
+        self._metrics = metrics
+
+    @property
+    def up(self) -> bool:
+        """Redis answered the last time."""
+        return bool(self._up)
+
+    def index(self, block_size: int) -> Index | None:
+        """None if there is none yet."""
+        return self._indexes.get(block_size)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._read()
+            except Exception as error:  # Redis may be away, and may hold anything
+                self._set_up(False, str(error) or repr(error))
+            else:
+                self._set_up(True)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _read(self) -> None:
+        self._on_schedulers(await self._registry.schedulers())
+        for session in self._sessions():
+            block_size = known_block_size(session.view.layout)
+            if block_size and block_size not in self._indexes:
+                keys = BlockKeys.of(self._namespace, self._model, session.view.layout)
+                self._indexes[block_size] = Index(PrefixReader(self._redis, keys))
+        for index in self._indexes.values():
+            index.workers = await index.reader.workers()
+
+    def _set_up(self, up: bool, reason: str = "") -> None:
+        if up and not self._up:
+            log.info("redis serves")
+        elif not up and self._up is not False:
+            log.warning("redis does not serve; going on with what is known", reason=reason)
+        self._up = up
+        self._metrics.redis_up.set(up)
+
+    async def close(self) -> None:
+        await self._redis.aclose()

@@ -1,0 +1,147 @@
+"""Which schedulers' workers hold how much of a prompt. Never holds a request up for longer than the budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+from services.frontend.directory.directory import Directory
+from services.frontend.scheduler_client.placement import NOTHING_HELD, Candidate, Held
+from services.frontend.scheduler_client.prompt_hashes import known_block_size
+from services.frontend.scheduler_client.sequence import Work
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.prefix_index import PrefixReader, WorkerEntry
+
+log = logger("directory")
+
+BUDGET_S = 0.02  # longest that a request waits to know: about what computing a few hundred tokens takes
+PAUSE_S = 1.0  # without look-ups, after one that failed
+MIN_BLOCKS = 4  # of a prompt; computing less than that costs no more than a detour to a busier scheduler
+MAX_AT_ONCE = 8  # look-ups under way, each with a connection to Redis
+MAX_WAITING = 64  # requests that wait for a look-up: what so many can do within the budget
+
+
+class Prefixes(Protocol):
+    """Knows where prompts are cached, more or less."""
+
+    async def held(self, works: Seq[Work]) -> list[Held]:
+        """For each work."""
+
+
+class NoPrefixes:
+    """Without Redis."""
+
+    async def held(self, works: Seq[Work]) -> list[Held]:
+        return [NOTHING_HELD] * len(works)
+
+
+class Question(NamedTuple):
+    """To one index."""
+
+    reader: PrefixReader
+    block_size: int
+    workers: Seq[WorkerEntry]
+
+
+class PrefixLookup:
+    """Asks the index. After a failure it pauses, and then a single request tries how it is."""
+
+    def __init__(self, directory: Directory, sessions: Callable[[], Seq[Candidate]], metrics: FrontendMetrics) -> None:
+        """`sessions`: those that work may go to."""
+        self._directory = directory
+        self._sessions = sessions
+        self._outcomes = metrics.prefix_lookups
+        self._duration = metrics.prefix_lookup_duration
+        self._loop = asyncio.get_running_loop()
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._asking: set[asyncio.Task[Held]] = set()
+        self._num_waiting = 0
+        self._failed = False
+        self._pause_until_s = 0.0
+
+    async def held(self, works: Seq[Work]) -> list[Held]:
+        return [await self._held(works[0])] if len(works) == 1 else await asyncio.gather(*map(self._held, works))
+
+    async def _held(self, work: Work) -> Held:
+        questions = self._questions(work) if self._may_ask else []
+        if not questions:
+            self._outcomes["skipped"].inc()
+            return NOTHING_HELD
+        self._num_waiting += 1
+        started_s = self._loop.time()
+        try:
+            held, outcome = await self._within_budget(work, questions)
+        finally:
+            self._num_waiting -= 1
+        self._duration.observe(self._loop.time() - started_s)
+        self._outcomes[outcome].inc()
+        return held
+
+    @property
+    def _may_ask(self) -> bool:
+        if not self._directory.up or self._loop.time() < self._pause_until_s:
+            return False
+        return self._num_waiting < (1 if self._failed else MAX_WAITING)
+
+    def _questions(self, work: Work) -> list[Question]:
+        """None where the answer could change nothing."""
+        sessions = self._sessions()
+        if len(sessions) < 2 or work.sampling.skip_reading_prefix_cache:
+            return []
+        names = {session.scheduler_id for session in sessions}
+        questions = []
+        for block_size in {known_block_size(session.view.layout) for session in sessions}:
+            index = self._directory.index(block_size)
+            if index is not None and work.num_prompt_tokens >= MIN_BLOCKS * block_size:
+                workers = [worker for worker in index.workers if worker.scheduler in names]
+                questions.append(Question(index.reader, block_size, workers))
+        return [question for question in questions if question.workers]
+
+    async def _within_budget(self, work: Work, questions: Seq[Question]) -> tuple[Held, str]:
+        try:
+            async with asyncio.timeout(BUDGET_S):
+                await self._turns.acquire()
+                held = await asyncio.shield(self._ask_aside(work, questions))
+        except TimeoutError:
+            self._pause("no answer in time")
+            return NOTHING_HELD, "timeout"
+        except Exception as error:  # Redis may be away, and may hold anything
+            self._pause(str(error) or repr(error))
+            return NOTHING_HELD, "error"
+        self._failed = False
+        return held, "hit" if held else "miss"
+
+    def _pause(self, reason: str) -> None:
+        log.debug("no look-ups for a while", reason=reason)
+        self._failed = True
+        self._pause_until_s = self._loop.time() + PAUSE_S
+
+    def _ask_aside(self, work: Work, questions: Seq[Question]) -> asyncio.Task[Held]:
+        """In a task that goes on when nobody waits any more: cancelling it would cost the connection."""
+        task = asyncio.create_task(_ask(work, questions))
+        self._asking.add(task)
+        task.add_done_callback(self._on_answer)
+        return task
+
+    def _on_answer(self, task: asyncio.Task[Held]) -> None:
+        self._asking.discard(task)
+        self._turns.release()
+        if not task.cancelled():
+            task.exception()  # seen, also where nobody waits any more
+
+    async def close(self) -> None:
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+
+async def _ask(work: Work, questions: Seq[Question]) -> Held:
+    held: dict[str, int] = {}
+    for reader, block_size, workers in questions:
+        for match in await reader.match(work.hashes.of(block_size), workers):
+            scheduler, num_tokens = match.worker.scheduler, match.num_blocks * block_size
+            held[scheduler] = max(held.get(scheduler, 0), num_tokens)
+    return held

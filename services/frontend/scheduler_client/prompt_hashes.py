@@ -1,0 +1,37 @@
+"""Block hashes of a prompt, computed once for whoever asks: the look-up of cached prefixes, then every submission."""
+
+from __future__ import annotations
+
+from shared import block_hash
+from shared.pb.common.v1 import model_pb2
+
+
+def known_block_size(layout: model_pb2.BlockLayout) -> int:
+    """0 while no worker has told, or where blocks are hashed in a way unknown here."""
+    return layout.block_size if layout.hash_scheme == block_hash.SCHEME else 0
+
+
+class PromptHashes:
+    """`root` stands for salt and adapter; `prompt` is an i32 column."""
+
+    __slots__ = ("_by_block_size", "_prompt", "root")
+
+    def __init__(self, root: bytes, prompt: bytes) -> None:
+        self.root = root
+        self._prompt = prompt
+        self._by_block_size: dict[int, list[bytes]] = {}
+
+    def of(self, block_size: int) -> list[bytes]:
+        """Of the full blocks."""
+        found = self._by_block_size.get(block_size)
+        if found is None:
+            found = self._by_block_size[block_size] = block_hash.chain(self.root, self._prompt, block_size)
+        return found
+
+    def continued(self, block_size: int, tokens: bytes) -> list[bytes]:
+        """Of the full blocks of the prompt and the `tokens` that followed it."""
+        head = self.of(block_size)
+        if not tokens:
+            return head
+        rest = self._prompt[len(head) * block_size * block_hash.TOKEN_BYTES :] + tokens
+        return head + block_hash.chain(head[-1] if head else self.root, rest, block_size)

@@ -1,0 +1,105 @@
+"""Which schedulers are dialled: those that the settings name, for ever; those of the registry, while listed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from services.frontend.scheduler_client.connection import Connection
+from shared.errors import FailedPrecondition
+from shared.logs import logger
+from shared.prefix_index import SchedulerEntry
+
+log = logger("scheduler_client")
+
+FORGET_AFTER_S = 10.0  # without a session and without an entry: longer than a lease and a restart
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A scheduler that is dialled; `entry`: how the registry listed it, None for one that the settings name."""
+
+    connection: Connection
+    entry: SchedulerEntry | None
+    task: asyncio.Task[None]
+
+
+class Roster:
+    """Owns the connections. A scheduler has one, whatever its addresses."""
+
+    def __init__(
+        self,
+        configured: Iterable[str],
+        connection_to: Callable[[str], Connection],
+        *,
+        forget_after_s: float = FORGET_AFTER_S,
+    ) -> None:
+        self._configured = tuple(dict.fromkeys(configured))
+        self._connection_to = connection_to
+        self._forget_after_s = forget_after_s
+        self._members: dict[str, Member] = {}
+        self._misfits: dict[str, int] = {}  # epochs of schedulers that are listed, but serve another model
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed = asyncio.get_running_loop().create_future()
+
+    @property
+    def addresses(self) -> list[str]:
+        """One of each scheduler."""
+        return [address for address, member in self._members.items() if member.connection.twin is None]
+
+    async def run(self) -> None:
+        """Until cancelled; raises FailedPrecondition if a scheduler that the settings name serves another model."""
+        for address in self._configured:
+            self._add(address, None)
+        try:
+            await self._failed
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def meet(self, entries: Seq[SchedulerEntry]) -> None:
+        """What the registry lists now."""
+        listed = {entry.address: entry for entry in entries}
+        self._misfits = {a: e for a, e in self._misfits.items() if a in listed and listed[a].epoch == e}
+        for address, entry in listed.items():
+            if self._is_new(entry):
+                log.info("scheduler found", scheduler=entry.id, address=address)
+                self._add(address, entry)
+        for address, member in list(self._members.items()):
+            if member.entry and address not in listed and member.connection.down_s > self._forget_after_s:
+                log.info("scheduler gone", scheduler=member.entry.id, address=address)
+                self._members.pop(address).task.cancel()
+
+    def _is_new(self, entry: SchedulerEntry) -> bool:
+        """Not dialled yet, and no session with it by another address."""
+        if any(entry.address in known for known in (self._configured, self._members, self._misfits)):
+            return False
+        sessions = (member.connection.session for member in self._members.values())
+        return not any(s is not None and (s.scheduler_id, s.epoch) == (entry.id, entry.epoch) for s in sessions)
+
+    def _add(self, address: str, entry: SchedulerEntry | None) -> None:
+        connection = self._connection_to(address)
+        task = asyncio.create_task(self._keep(connection, entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._members[address] = Member(connection, entry, task)
+
+    async def _keep(self, connection: Connection, entry: SchedulerEntry | None) -> None:
+        try:
+            await connection.run()
+        except FailedPrecondition as error:
+            if entry is None:
+                self._fail(error)
+                return
+            log.warning("a scheduler of the registry does not fit, and is left alone", reason=error.message)
+            self._misfits[connection.address] = entry.epoch
+            del self._members[connection.address]
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
