@@ -39,12 +39,11 @@ class Forecast:
 
     def fits(self, running: Running, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
         """Whether `num_blocks` will do for everybody who runs and `newcomer`, until they end."""
+        if running.most_blocks + newcomer.max_total_tokens // block_size + 1 <= num_blocks:
+            return True  # whatever comes: the usual case, and all it costs
         live = running.live
         lengths = np.append(running.num_tokens[live], newcomer.num_tokens).astype(np.int64)
         limits = np.append(running.limit[live], newcomer.max_total_tokens)
-        worst = int((limits // block_size).sum()) + len(limits)
-        if worst <= num_blocks:
-            return True
         prompts = np.append(running.num_prompt_tokens[live], newcomer.num_prompt_tokens)
         rest = self._rest(lengths - prompts, limits - prompts)
         return peak_blocks(lengths, rest, block_size) <= num_blocks

@@ -25,6 +25,7 @@ class Running:
         self.num_slots = num_slots
         self.block_size = block_size
         self.sequences: list[Sequence | None] = [None] * num_slots
+        self.most_blocks = 0  # that all of them can ever need, sharing left out
         self.prefilling: set[int] = set()  # slots with more than one token to compute
         self.live = np.zeros(num_slots, dtype=bool)
         self.keys = np.full(num_slots, -1, dtype=np.int64)
@@ -69,6 +70,7 @@ class Running:
         self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
         self.num_computed[slot] = num_computed
         self.limit[slot] = sequence.max_total_tokens
+        self.most_blocks += sequence.max_total_tokens // self.block_size + 1
         self.capacity[slot] = 0
         self.num_named[slot] = 0
         self.asks_logprobs[slot] = sequence.asks_logprobs
@@ -84,6 +86,7 @@ class Running:
         sequence = self.sequence(slot)
         tail = int(self.num_known[slot]) - sequence.num_tokens
         sequence.tokens += self._tail[slot, :tail].tobytes()
+        self.most_blocks -= sequence.max_total_tokens // self.block_size + 1
         self.sequences[slot] = None
         self.live[slot] = False
         self.keys[slot] = -1
