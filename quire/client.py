@@ -134,9 +134,21 @@ class AsyncClient:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
     ) -> AsyncIterator[Delta]:
+        async for message in self.messages(prompt, params, options):
+            yield delta(message)
+
+    async def messages(
+        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """The protocol's own messages, with usage and log-probabilities."""
         call = self._inference.Generate(generate_request(prompt, params, options or Options()))
-        async for item in _deltas(call):
-            yield item
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()  # leaving the loop early frees the blocks
 
     async def stream_chat(
         self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None

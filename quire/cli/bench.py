@@ -14,6 +14,10 @@ MODES = {
     "latency": ("quire.bench.latency", "one stream: latency by token, and where the time of a step goes"),
     "startup": ("quire.bench.startup", "from the command to the ready line and to the first token"),
     "scheduler": ("quire.bench.scheduler", "microseconds of planning a step, without workers"),
+    "placement": (
+        "quire.bench.placement",
+        "where conversations go: hit rate and latency by placement, simulated workers",
+    ),
     "kernels": ("quire.bench.kernels", "the benches beside the kernels"),
 }
 
