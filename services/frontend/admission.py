@@ -40,14 +40,23 @@ class Admission:
         self.num_samples = 0
         self.num_tokens = 0
 
+    def check_open(self) -> None:
+        """Raises what the smallest request would be told."""
+        self._check_closed()
+        self._check("max_inflight_requests", self._max_samples, self.num_samples, 1)
+        self._check("max_queued_tokens", self._max_tokens, self.num_tokens, 1)
+
     def admit(self, num_samples: int, num_tokens: int) -> Lease:
         """All or nothing; ResourceExhausted with a hint when full, Unavailable once closed."""
-        if self._closed:
-            raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
+        self._check_closed()
         self._check("max_inflight_requests", self._max_samples, self.num_samples, num_samples)
         self._check("max_queued_tokens", self._max_tokens, self.num_tokens, num_tokens)
         self.add(num_samples, num_tokens)
         return Lease(self, num_samples, num_tokens)
+
+    def _check_closed(self) -> None:
+        if self._closed:
+            raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
     def _check(self, limit: str, most: int, present: int, more: int) -> None:
         if not self.num_samples or present + more <= most:

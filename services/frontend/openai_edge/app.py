@@ -8,15 +8,17 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
 
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.middleware import ApiKey, Counts
+from services.frontend.openai_edge.middleware import ApiKey, BodyLimit, Counts
 from shared.metrics.frontend import FrontendMetrics
 from shared.version import VERSION
 
 
-def build(routers: Iterable[APIRouter], api_key: str, metrics: FrontendMetrics) -> ASGIApp:
+def build(routers: Iterable[APIRouter], *, api_key: str, max_request_bytes: int, metrics: FrontendMetrics) -> ASGIApp:
     app = FastAPI(title="Quire", version=VERSION)
     errors.install(app)
     for router in routers:
         app.include_router(router)
-    guarded: ASGIApp = ApiKey(app, api_key) if api_key else app
+    guarded: ASGIApp = BodyLimit(app, max_request_bytes)
+    if api_key:
+        guarded = ApiKey(guarded, api_key)
     return Counts(guarded, metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter, Request
@@ -16,6 +16,7 @@ from services.frontend.openai_edge.answer import Answer
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody
 from services.frontend.openai_edge.chat_format import ChatFormat
 from services.frontend.openai_edge.completion_format import CompletionFormat
+from services.frontend.openai_edge.door import door
 from services.frontend.openai_edge.prompt_only import prompt_only
 from services.frontend.openai_edge.requests import answer_options, chat_request, completion_request
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -27,13 +28,19 @@ class GenerationRoutes:
     """Bodies to requests, requests to answers."""
 
     def __init__(
-        self, generator: Generator, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue
+        self,
+        generator: Generator,
+        processor: InputProcessor,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        check_open: Callable[[], None],
     ) -> None:
+        """`check_open` raises while nothing more can be taken in."""
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["generation"])
+        self.router = APIRouter(tags=["generation"], route_class=door(check_open))
         self.router.add_api_route("/v1/completions", self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_class=Response)
 

@@ -1,16 +1,46 @@
-"""Around every HTTP call: the API key, the counts. Plain ASGI, because they see every chunk of every stream."""
+"""Around every HTTP call: the size of its body, the API key, the counts. Plain ASGI: they see every chunk there is."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.openai_edge.errors import plain_response
 from shared.metrics.frontend import FrontendMetrics
 
 CLIENT_GONE = 499  # nginx's word for: the client left before there was a status
+
+
+class BodyLimit:
+    """Bodies of more than `max_bytes` are 413, before they are read where their length is announced."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            self._check(int(announced))
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            self._check(num_bytes)
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
 
 
 class ApiKey:

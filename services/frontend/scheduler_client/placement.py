@@ -26,7 +26,7 @@ class Candidate(Protocol):
 
     @property
     def num_tokens_since_view(self) -> int:
-        """Submitted after that view, so not in its counts: else a burst between two views would go to one place."""
+        """Submitted after that view and waiting still: else a burst between two views would go to one place."""
 
 
 C = TypeVar("C", bound=Candidate)

@@ -29,16 +29,9 @@ class Member:
 class Roster:
     """Owns the connections. A scheduler has one, whatever its addresses."""
 
-    def __init__(
-        self,
-        configured: Iterable[str],
-        connection_to: Callable[[str], Connection],
-        *,
-        forget_after_s: float = FORGET_AFTER_S,
-    ) -> None:
+    def __init__(self, configured: Iterable[str], connection_to: Callable[[str], Connection]) -> None:
         self._configured = tuple(dict.fromkeys(configured))
         self._connection_to = connection_to
-        self._forget_after_s = forget_after_s
         self._members: dict[str, Member] = {}
         self._misfits: dict[str, int] = {}  # epochs of schedulers that are listed, but serve another model
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,7 +62,7 @@ class Roster:
                 log.info("scheduler found", scheduler=entry.id, address=address)
                 self._add(address, entry)
         for address, member in list(self._members.items()):
-            if member.entry and address not in listed and member.connection.down_s > self._forget_after_s:
+            if member.entry and address not in listed and member.connection.down_s > FORGET_AFTER_S:
                 log.info("scheduler gone", scheduler=member.entry.id, address=address)
                 self._members.pop(address).task.cancel()
 

@@ -53,7 +53,8 @@ class Session:
         self.closed = asyncio.Event()
         self.live: dict[int, Sequence] = {}
         self.view = pb.ClusterView()
-        self.num_tokens_since_view = 0
+        self.num_tokens_since_view = 0  # submitted after the last view, and still waiting as far as is known
+        self._since_view: dict[int, int] = {}  # by sequence: its part of that
         self.last_tokens_s = self._loop.time()
 
     async def run(self) -> None:
@@ -71,11 +72,15 @@ class Session:
     def _on_view(self, view: pb.ClusterView) -> None:
         self._check(view)
         self.view = view
+        self._since_view.clear()
         self.num_tokens_since_view = 0
         self._owner.on_view(self)
 
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
         self.last_tokens_s = self._loop.time()
+        if self._since_view:
+            for change in (*batch.started, *batch.finished):
+                self.num_tokens_since_view -= self._since_view.pop(change.sequence_id, 0)
         outcome = token_batch.deliver(batch, self.live, self.last_tokens_s)
         self._cancel(outcome.stopped, finish_pb2.FINISH_REASON_STOP)
         self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)
@@ -93,11 +98,13 @@ class Session:
         """Consecutive samples of one work without tokens, or a single sequence with or without; `num_held`: tokens of
         the prompt that need no computing there."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
+        num_tokens = len(message.token_ids) // TOKEN_BYTES - num_held
         for sequence in sequences:
             sequence.session, sequence.id = self, self._next_id
             self.live[self._next_id] = sequence
+            self._since_view[self._next_id] = num_tokens
             self._next_id += 1
-        self.num_tokens_since_view += (len(message.token_ids) // TOKEN_BYTES - num_held) * len(sequences)
+        self.num_tokens_since_view += num_tokens * len(sequences)
         self._link.send(pb.SessionRequest(submission=message))
         if self._next_id > RENEW_AFTER_ID:
             self._link.close()

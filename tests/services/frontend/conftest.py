@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from services.frontend.directory import directory
+from services.frontend.scheduler_client import roster
 from services.frontend.tokenizer.tokenizer import Tokenizer
+from tests.redis_server import RedisServer
+from tests.services.frontend.published import Published
 from tests.services.frontend.tiny_folder import metaspace_tokenizer, write_folder
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest_asyncio.fixture
+async def published(redis_server: RedisServer, folder: Path) -> AsyncIterator[Published]:
+    written = Published(redis_server.url, folder)
+    yield written
+    await written.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes seconds happens within a tenth of one."""
+    monkeypatch.setattr(directory, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(roster, "FORGET_AFTER_S", 0.3)
 
 
 @pytest.fixture(scope="session")

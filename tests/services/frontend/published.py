@@ -1,0 +1,57 @@
+"""What schedulers write in Redis, written by a test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from redis import RedisError
+
+from shared import block_hash, model_identity
+from shared.columns import i32_bytes
+from shared.pb.common.v1 import model_pb2
+from shared.prefix_index import BlockKeys, RegistryKeys, connect
+from shared.prefix_index.keys import member
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler
+
+BLOCK_SIZE = 16
+LEASE_MS = 60_000
+
+
+class Published:
+    """The registry and the index of one namespace."""
+
+    def __init__(self, url: str, folder: Path, namespace: str = "quire") -> None:
+        self.redis = connect(url)
+        self._registry = RegistryKeys(namespace)
+        layout = model_pb2.BlockLayout(block_size=BLOCK_SIZE, hash_scheme=block_hash.SCHEME)
+        self._keys = BlockKeys.of(namespace, model_identity.identity(folder, ""), layout)
+
+    async def lists(self, script: ScriptedScheduler, *, address: str = "", lease_ms: int = LEASE_MS) -> None:
+        """The scheduler renews its lease."""
+        entry = {"address": address or script.address, "epoch": script.epoch, "num_workers": 1}
+        await self.redis.sadd(self._registry.schedulers, script.scheduler_id)
+        await self.redis.set(self._registry.scheduler(script.scheduler_id), json.dumps(entry), px=lease_ms)
+
+    async def holds(self, script: ScriptedScheduler, worker: str, prompt: Sequence[int], num_blocks: int) -> None:
+        """A worker of the scheduler has the first blocks of the prompt."""
+        hashes = block_hash.chain(block_hash.root_hash(), i32_bytes(prompt), BLOCK_SIZE)[:num_blocks]
+        entry = {"epoch": 7, "scheduler": script.scheduler_id}
+        await self.redis.sadd(self._keys.workers, worker)
+        await self.redis.set(self._keys.worker(worker), json.dumps(entry), px=LEASE_MS)
+        await self.redis.sadd(self._keys.blocks(worker, 7), *map(member, hashes))
+
+    async def until_it_answers(self) -> None:
+        """After it was away: connections that broke meanwhile are used up."""
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await self.redis.ping()
+                    return
+                except (RedisError, OSError):
+                    await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.redis.aclose()
