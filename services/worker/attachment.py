@@ -83,7 +83,7 @@ class Attachment:
         if kind != "welcome":
             raise BrokenSession(f"the scheduler opened with {kind}, not with welcome")
         self.epoch = message.welcome.epoch
-        self._session.interval_s = message.welcome.heartbeat_interval_ms / 1000
+        self._session.beat_every(message.welcome.heartbeat_interval_ms / 1000)
         await welcomed(message.welcome)
         await lifecycle.first(self._read(), self._leave())
 

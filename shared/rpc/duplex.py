@@ -35,13 +35,18 @@ class Duplex(Generic[Incoming, Outgoing]):
     def __init__(self, stream: Stream, heartbeat: Outgoing, interval_s: float) -> None:
         self._stream = stream
         self._heartbeat = heartbeat
-        self.interval_s = interval_s
+        self._interval_s = interval_s
         self._outbox: deque[Outgoing] = deque()
         self._wake = asyncio.Event()
         self._closing = False
 
     def send(self, message: Outgoing) -> None:
         self._outbox.append(message)
+        self._wake.set()
+
+    def beat_every(self, interval_s: float) -> None:
+        """The peer has named the interval; a wait that began with a longer one is cut short."""
+        self._interval_s = interval_s
         self._wake.set()
 
     def close(self) -> None:
@@ -63,7 +68,7 @@ class Duplex(Generic[Incoming, Outgoing]):
                 return
             self._wake.clear()
             try:
-                async with asyncio.timeout(self.interval_s):
+                async with asyncio.timeout(self._interval_s):
                     await self._wake.wait()
             except TimeoutError:
                 self._outbox.append(self._heartbeat)
@@ -84,7 +89,7 @@ class Duplex(Generic[Incoming, Outgoing]):
         return message  # type: ignore[no-any-return]
 
     async def _receive(self) -> Any:
-        silence_s = SILENCE_FACTOR * self.interval_s
+        silence_s = SILENCE_FACTOR * self._interval_s
         try:
             async with asyncio.timeout(silence_s):
                 return await self._stream.read()

@@ -43,6 +43,7 @@ class WorkerSettings(Settings):
     )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
+    cuda_graphs: bool = Field(True, description="decode steps as CUDA graphs: faster steps for a second of start-up")
     max_logprobs: int = Field(20, ge=0, description="most log-probabilities per token that a request may ask for")
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     seed: int = Field(0, ge=0, description="seed of dummy weights")

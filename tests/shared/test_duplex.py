@@ -63,6 +63,18 @@ async def test_an_idle_session_says_that_it_is_alive() -> None:
     assert set(wire.written) == {"beat"}
 
 
+async def test_a_shorter_interval_holds_at_once() -> None:
+    wire = Wire()
+    duplex: Duplex[object, object] = Duplex(wire, "beat", interval_s=10)
+    pump = asyncio.ensure_future(duplex.pump())
+    await asyncio.sleep(0.01)
+    duplex.beat_every(0.01)
+    async with asyncio.timeout(2):
+        while not wire.written:
+            await asyncio.sleep(0.005)
+    pump.cancel()
+
+
 async def test_a_silent_peer_is_given_up() -> None:
     interval_s = 0.01
     duplex: Duplex[object, object] = Duplex(Wire(), "beat", interval_s)
