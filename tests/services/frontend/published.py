@@ -27,7 +27,7 @@ class Published:
         self.redis = connect(url)
         self._registry = RegistryKeys(namespace)
         layout = model_pb2.BlockLayout(block_size=BLOCK_SIZE, hash_scheme=block_hash.SCHEME)
-        self._keys = BlockKeys.of(namespace, model_identity.identity(folder, ""), layout)
+        self.blocks = BlockKeys.of(namespace, model_identity.identity(folder, ""), layout)
 
     async def lists(self, script: ScriptedScheduler, *, address: str = "", lease_ms: int = LEASE_MS) -> None:
         """The scheduler renews its lease."""
@@ -39,9 +39,9 @@ class Published:
         """A worker of the scheduler has the first blocks of the prompt."""
         hashes = block_hash.chain(block_hash.root_hash(), i32_bytes(prompt), BLOCK_SIZE)[:num_blocks]
         entry = {"epoch": 7, "scheduler": script.scheduler_id}
-        await self.redis.sadd(self._keys.workers, worker)
-        await self.redis.set(self._keys.worker(worker), json.dumps(entry), px=LEASE_MS)
-        await self.redis.sadd(self._keys.blocks(worker, 7), *map(member, hashes))
+        await self.redis.sadd(self.blocks.workers, worker)
+        await self.redis.set(self.blocks.worker(worker), json.dumps(entry), px=LEASE_MS)
+        await self.redis.sadd(self.blocks.blocks(worker, 7), *map(member, hashes))
 
     async def until_it_answers(self) -> None:
         """After it was away: connections that broke meanwhile are used up."""

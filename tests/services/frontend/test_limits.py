@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from grpc_status import rpc_status
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend import overload
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
@@ -109,3 +111,59 @@ async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
         await asyncio.wait_for(frontend.task, 10)
         with pytest.raises(grpc.aio.AioRpcError):
             await stuck
+
+
+async def test_a_full_frontend_refuses_before_it_has_read_the_body(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    script.pause()
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
+        inside = asyncio.create_task(read(frontend, LONG))
+        await script.until(lambda: script.num_running)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\ncontent-length: 1000\r\n\r\n"
+        host, _, port = frontend.frontend.http_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head)
+        answer = (await asyncio.wait_for(reader.readuntil(b"}}"), 5)).decode().lower()
+        writer.write(b"x" * 1000 + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")  # the connection is not lost
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+        writer.close()
+        metrics = await frontend.metrics()
+        script.resume()
+        await inside
+    assert answer.startswith("http/1.1 429")
+    assert "retry-after: 1" in answer
+    assert "x-request-id: mine" in answer
+    assert metrics["vllm:admission_rejections_total{reason=max_inflight_requests}"] == 1
+    assert metrics["http_requests_total{handler=/v1/chat/completions,method=POST,status=4xx}"] == 1
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+async def test_bodies_are_bounded(folder: Path, announced: bool, path: str) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(4):
+            yield b" " * 300
+
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address, max_request_bytes=1000) as frontend:
+        headers = {"content-type": "application/json"}
+        content = b" " * 1001 if announced else pieces()
+        refused = await frontend.http.post(path, content=content, headers=headers)
+        body = b'{"prompt": "hello"}'
+        fits = await frontend.http.post(path, content=body + b" " * (1000 - len(body)), headers=headers)
+    assert (refused.status_code, fits.status_code) == (413, 200)
+    error = refused.json()["error"]
+    assert (error["code"], error["message"]) == (413, f"POST {path}: the body has more than 1000 bytes")
+
+
+@pytest.mark.parametrize("edge", ["http", "grpc"])
+async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
+    for chance in (1, 2, 3):  # somebody else may need the machine at the moment
+        calm, crowded = await overload.measure(folder, edge, times=10, seconds=1)
+        bound_s, slowest_s = 0.05, 1.3 * overload.at(calm.accepted, 0.99)
+        if overload.at(crowded.refused, 0.99) < bound_s and overload.at(crowded.accepted, 0.5) < slowest_s:
+            break
+        assert chance < 3, crowded.line()
+    assert not calm.refused
+    assert len(crowded.refused) > 5 * len(crowded.accepted) > 0
+    assert crowded.hints == ({"2"} if edge == "http" else {"grpc-status-details-bin"})
