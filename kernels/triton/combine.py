@@ -11,6 +11,8 @@ import triton.language as tl
 
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
+WIDTHS = (8, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up whoever needs it first
+
 
 @triton.jit(do_not_specialize=["num_parts"])
 def _combine(
@@ -46,6 +48,7 @@ def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: 
     part found nothing (its row in `parts` may hold anything); out [num_queries, head_dim], zeros if no part did."""
     num_queries, num_parts, head_dim = parts.shape
     launch = {"launch_pdl": True} if pdl else {}
+    width = next(width for width in WIDTHS if width >= num_parts)
     _combine[(num_queries,)](
         parts,
         logs,
@@ -53,7 +56,7 @@ def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: 
         num_parts,
         HEAD_DIM=head_dim,
         WIDTH=triton.next_power_of_2(head_dim),
-        PARTS=max(triton.next_power_of_2(num_parts), 2),
+        PARTS=width,
         PDL=pdl,
         num_warps=4,
         **launch,

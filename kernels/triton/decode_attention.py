@@ -20,6 +20,7 @@ from kernels.triton.attention_tile import (
 from kernels.triton.combine import combine
 
 MOST_SPLITS = 32
+MOST_OTHER_PARTS = 16
 # Programs that fill the GPU: below, a sequence is split. On an H200 (132 processors, 8 kv heads): 16-32 splits are best
 # for 1 sequence, 8 for 4, 4 for 8, 2 for 16, none from 64 on; ragged batches want twice as many (154 us for 167 at 32).
 ENOUGH_PROGRAMS = 512
@@ -97,11 +98,12 @@ def _decode_attention(
         part = heads * part_stride + split
         logs = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
         tl.store(logs_ptr + part, logs, mask=member < GROUP)
-        if OTHER_PARTS > 0:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
+        if starts_ptr is not None:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
             if (split == 0) & (start == 0):  # nobody fills this row's other parts
-                others = (heads * part_stride + num_splits)[:, None] + tl.arange(0, OTHER_PARTS)[None, :]
+                other = (num_splits + tl.arange(0, OTHER_PARTS))[None, :]
                 nothing = tl.full([GROUP_WIDTH, OTHER_PARTS], float("-inf"), tl.float32)
-                tl.store(logs_ptr + others, nothing, mask=(member < GROUP)[:, None])
+                wanted = (member < GROUP)[:, None] & (other < part_stride)
+                tl.store(logs_ptr + (heads * part_stride)[:, None] + other, nothing, mask=wanted)
         tl.store(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], out, mask=inside & found[:, None])
 
 
@@ -157,8 +159,8 @@ def attend_rest(
     parts: Parts | None,
 ) -> None:
     """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
-    parts of each query. With starts, the other parts (a power of two) are for what lies before them: where that is
-    nothing, they are marked so.
+    parts of each query. With starts, the other parts (up to MOST_OTHER_PARTS) are for what lies before them: where that
+    is nothing, they are marked so.
     """
     num_seqs, q_heads, head_dim = q.shape
     block_size, kv_heads = k_cache.size(1), k_cache.size(2)
@@ -194,7 +196,7 @@ def attend_rest(
         STAGES=stages,
         PRECISION=dot_precision(k_cache.element_size()),
         DIRECT=parts is None,
-        OTHER_PARTS=0 if starts is None else parts.logs.size(1) - num_splits,
+        OTHER_PARTS=MOST_OTHER_PARTS,
         num_warps=4,
         num_stages=stages,
     )

@@ -79,22 +79,22 @@ def sample(
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if not rows:
         return out
-    numbers = torch.empty((2, rows, num_parts), dtype=torch.float32, device=logits.device)
+    scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))
     tokens = torch.empty((rows, num_parts), dtype=torch.int32, device=logits.device)
     _best_of_part[(num_parts, rows)](
         logits,
         temperature,
         seeds,
         positions,
-        numbers[0],
+        scores,
         tokens,
-        numbers[1],
+        tops,
         vocab_size,
         logits.stride(0),
         PART=PART,
         num_warps=8,
     )
     _best_of_row[(rows,)](
-        numbers[0], tokens, numbers[1], out, num_parts, PARTS=max(triton.next_power_of_2(num_parts), 2), num_warps=1
+        scores, tokens, tops, out, num_parts, PARTS=max(triton.next_power_of_2(num_parts), 2), num_warps=1
     )
     return out

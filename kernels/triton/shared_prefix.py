@@ -17,10 +17,9 @@ import triton.language as tl
 from kernels.triton.attention_tile import LOG2_E, dot_precision, find_blocks, padded_head_dim
 from kernels.triton.chunk_attention import ROWS, attend_tile, chunk_tile, takes_tma, tiles_of
 from kernels.triton.combine import combine
-from kernels.triton.decode_attention import Parts, attend_rest, splits_for
+from kernels.triton.decode_attention import MOST_OTHER_PARTS, Parts, attend_rest, splits_for
 
 ENOUGH_PROGRAMS = 256  # two on each of the H200's 132 processors, which is what their shared memory holds
-MOST_SPLITS = 16
 
 
 @dataclass(frozen=True)
@@ -177,4 +176,4 @@ def _attend_prefixes(
 def _prefix_splits(num_tiles: int, kv_heads: int) -> int:
     """A power of two."""
     wanted = triton.cdiv(ENOUGH_PROGRAMS, num_tiles * kv_heads)
-    return min(1 << (wanted - 1).bit_length(), MOST_SPLITS)
+    return min(1 << (wanted - 1).bit_length(), MOST_OTHER_PARTS)

@@ -9,7 +9,8 @@ from pathlib import Path
 import kernels
 from services.worker import kv_cache, kv_memory, limits
 from services.worker.attention.backends import choose_attention
-from services.worker.attention.port import AttentionSpec
+from services.worker.attention.port import AttentionBackend, AttentionSpec
+from services.worker.build_graphs import GraphMaker
 from services.worker.device import choose_dtype, open_device
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
@@ -41,11 +42,14 @@ def build_replica(settings: WorkerSettings) -> Replica:
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     place = Placement(ops, dtype, device.torch_device)
-    model = _load_model(settings, config, wanted, place)
+    spec = _attention_spec(config, wanted, place)
+    backend = choose_attention(settings.attention_backend, spec)
+    model = _load_model(settings, config, wanted, backend, place)
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, dtype.itemsize)
     sampler = Sampler(wanted.max_num_seqs, config.vocab_size, settings.max_logprobs, ops, place.device)
     runner = ModelRunner(model, sampler, device)
-    num_blocks = settings.num_blocks or _measure(settings, wanted, runner, shape, place)
+    graphs = _graph_maker(settings, model, backend, spec, place)
+    num_blocks = settings.num_blocks or _measure(settings, wanted, runner, graphs, shape=shape, place=place)
     fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < wanted.max_model_len:
         log.warning(
@@ -53,14 +57,15 @@ def build_replica(settings: WorkerSettings) -> Replica:
         )
     table = SlotTable(fitting)
     runner.prepare(kv_cache.allocate(shape, num_blocks, dtype, place.device), table.block_table)
+    if graphs is not None:
+        graphs.record(runner, fitting, table.block_table)
     kv_memory.report(fitting, shape)
     return Replica(fitting, config.vocab_size, device.name, runner, table)
 
 
-def _load_model(settings: WorkerSettings, config: DecoderConfig, wanted: Limits, place: Placement) -> Decoder:
-    started = time.perf_counter()
-    spec = AttentionSpec(
-        device=settings.device,
+def _attention_spec(config: DecoderConfig, wanted: Limits, place: Placement) -> AttentionSpec:
+    return AttentionSpec(
+        device=place.device.type,
         dtype=str(place.dtype).removeprefix("torch."),
         head_dim=config.head_dim,
         num_q_heads=config.num_q_heads,
@@ -68,17 +73,45 @@ def _load_model(settings: WorkerSettings, config: DecoderConfig, wanted: Limits,
         block_size=wanted.block_size,
         has_window=any(config.sliding_windows),
     )
-    model = Decoder(config, choose_attention(settings.attention_backend, spec), place, wanted.max_model_len)
+
+
+def _load_model(
+    settings: WorkerSettings, config: DecoderConfig, wanted: Limits, backend: AttentionBackend, place: Placement
+) -> Decoder:
+    started = time.perf_counter()
+    model = Decoder(config, backend, place, wanted.max_model_len)
     if settings.load_format == "dummy":
         fill_dummy(model, settings.seed)
     else:
         load_checkpoint(model, Path(settings.model), tied=config.tie_word_embeddings)
     seconds = round(time.perf_counter() - started, 2)
-    log.info("model loaded", model=settings.model, dtype=spec.dtype, load_format=settings.load_format, seconds=seconds)
+    log.info(
+        "model loaded", model=settings.model, dtype=str(place.dtype), load_format=settings.load_format, seconds=seconds
+    )
     return model
 
 
-def _measure(settings: WorkerSettings, wanted: Limits, runner: ModelRunner, shape: BlockShape, place: Placement) -> int:
+def _graph_maker(
+    settings: WorkerSettings, model: Decoder, backend: AttentionBackend, spec: AttentionSpec, place: Placement
+) -> GraphMaker | None:
+    """None where decode steps are launched kernel by kernel."""
+    if spec.device == "cpu" or not settings.cuda_graphs:
+        return None
+    if not backend.records_decodes:
+        log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
+        return None
+    return GraphMaker(model, backend.rows_per_prefix_tile(spec), place)
+
+
+def _measure(
+    settings: WorkerSettings,
+    wanted: Limits,
+    runner: ModelRunner,
+    graphs: GraphMaker | None,
+    *,
+    shape: BlockShape,
+    place: Placement,
+) -> int:
     """Blocks that the free memory gives."""
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // shape.num_bytes
@@ -86,5 +119,7 @@ def _measure(settings: WorkerSettings, wanted: Limits, runner: ModelRunner, shap
     runner.prepare(kv_cache.allocate(shape, 1, place.dtype, place.device), scratch.block_table)
     kv_memory.forget_cuda_peak()
     run_largest_steps(runner, wanted)
+    if graphs is not None:
+        graphs.record(runner, wanted, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // shape.num_bytes, 0)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from services.worker.attention.port import AttentionMetadata, Tensor
+from services.worker.decode_graphs import DecodeGraphs
 from services.worker.device import Clock, Device, clock_of
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
@@ -23,6 +24,7 @@ from services.worker.sampling.logprobs import RowLogprobs
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.slots import NewBlocks
 from services.worker.staging import Staging, staging_for
+from services.worker.step_edges import SlotMemory
 from services.worker.step_inputs import StepInputs
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -94,31 +96,68 @@ class ModelRunner:
         self._device = device
         self._staging: Staging = staging_for(device)
         self._clock = clock_of(device)
-        self._caches: list[LayerCache] = []
-        self._block_tables: Tensor = None  # int32 [max_num_seqs, max_blocks_per_seq]
-        self._last_tokens: Tensor = None  # int32 [max_num_seqs]
+        self.caches: list[LayerCache] = []
+        self.slot_memory = SlotMemory(None, None)
+        self._graphs: DecodeGraphs | None = None
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
         """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
-        self._caches = caches
-        host = torch.from_numpy(block_table)
-        self._block_tables = host if self._device.is_synchronous else host.to(self._device.torch_device)
-        self._last_tokens = torch.zeros(len(block_table), dtype=torch.int32, device=self._device.torch_device)
+        self.caches = caches
+        self._graphs = None
+        num_slots, width = block_table.shape
+        device = self._device.torch_device
+        tables = torch.from_numpy(block_table)
+        if not self._device.is_synchronous:
+            tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
+        last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.slot_memory = SlotMemory(tables, last_tokens)
+
+    def use_graphs(self, graphs: DecodeGraphs) -> None:
+        """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
+        self._graphs = graphs
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+        if self._graphs is not None:
+            if inputs.rows_changed:
+                self._graphs.forget_rows()
+            if self._graphs.takes(inputs, new_blocks):
+                return self._launch_graph(self._graphs, inputs, new_blocks)
         marks = [self._clock.mark()]
         up = self._upload(inputs, new_blocks)
         batch = self._batch(inputs, up)
         marks.append(self._clock.mark())
-        hidden = self._model.forward(batch, self._caches) if inputs.num_tokens else None
+        hidden = self._model.forward(batch, self.caches) if inputs.num_tokens else None
         marks.append(self._clock.mark())
-        sampled = self._sample(hidden, inputs, up)
+        sampled = Sampled(self.slot_memory.last_tokens[:0], None)
+        if inputs.num_samples:
+            sampled = self._sample(self._model.logits(hidden), inputs, up.sampling_slots, up.sample_positions)
+        return self._land(marks, sampled)
+
+    def _launch_graph(self, graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+        marks = [self._clock.mark()]
+        step = graphs.prepare(inputs, new_blocks)
+        marks.append(self._clock.mark())
+        logits = step.forward()
+        marks.append(self._clock.mark())
+        plain = self.sampler.plain(inputs.sampling_slots) if inputs.num_samples == inputs.num_rows else None
+        if plain is not None:
+            sampled = Sampled(step.choose(plain), None)
+        elif inputs.num_samples:
+            slots, positions, rows = self._staging.upload(
+                [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]
+            )
+            sampled = self._sample(logits.index_select(0, rows), inputs, slots, positions)
+        else:
+            sampled = Sampled(self.slot_memory.last_tokens[:0], None)
+        return self._land(marks, sampled)
+
+    def _land(self, marks: list[Any], sampled: Sampled) -> Launch:
         downloads = self._download(sampled)
         marks.append(self._clock.mark())
         return Launch(self._clock, marks, downloads, sampled.logprobs)
 
     def _upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
-        places = new_blocks.slots * self._block_tables.size(1) + new_blocks.columns
+        places = new_blocks.slots * self.slot_memory.table_width + new_blocks.columns
         return Uploaded(
             *self._staging.upload(
                 [
@@ -145,31 +184,36 @@ class ModelRunner:
             token_ids=self._feed(inputs, up),
             positions=up.positions,
             slot_mapping=up.slot_mapping,
-            attention=AttentionMetadata(tables, up.query_start, up.seq_lens),
+            attention=AttentionMetadata(
+                tables,
+                up.query_start,
+                up.seq_lens,
+                longest_query=inputs.longest_query,
+                longest_seq=int(inputs.seq_lens.max(initial=0)),
+            ),
             logit_tokens=None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens,
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
         """The step's token ids, sampled ones put in place."""
+        if not len(inputs.fed_tokens):
+            return up.token_ids
+        fed = self.slot_memory.last_tokens.index_select(0, up.fed_slots).clamp_(min=0)
         if len(inputs.fed_tokens) == inputs.num_tokens:
-            return self._last_tokens.index_select(0, up.fed_slots)
-        if len(inputs.fed_tokens):
-            up.token_ids.index_copy_(0, up.fed_tokens.long(), self._last_tokens.index_select(0, up.fed_slots))
+            return fed
+        up.token_ids.index_copy_(0, up.fed_tokens.long(), fed)
         return up.token_ids
 
     def _tables_of(self, inputs: StepInputs, up: Uploaded) -> Tensor:
         """int32 [num_rows, width] of the step's slots, no wider than its longest sequence needs."""
         if not self._device.is_synchronous and len(up.block_ids):
-            self._block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
-        return self._block_tables[:, : inputs.num_blocks].index_select(0, up.slots)
+            self.slot_memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
+        return self.slot_memory.block_tables[:, : inputs.num_blocks].index_select(0, up.slots)
 
-    def _sample(self, hidden: Tensor, inputs: StepInputs, up: Uploaded) -> Sampled:
-        if not inputs.num_samples:
-            return Sampled(self._last_tokens[:0], None)
-        logits = self._model.logits(hidden)
-        positions = Positions(inputs.sample_positions, up.sample_positions)
-        sampled = self.sampler.sample(logits, inputs.sampling_slots, positions)
-        self._last_tokens.index_copy_(0, up.sampling_slots.long(), sampled.token_ids.clamp(min=0))
+    def _sample(self, logits: Tensor, inputs: StepInputs, slots: Tensor, positions: Tensor) -> Sampled:
+        """-1, where nothing could be chosen, is kept as a last token: whoever feeds it makes it 0."""
+        sampled = self.sampler.sample(logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions))
+        self.slot_memory.last_tokens.index_copy_(0, slots.long(), sampled.token_ids)
         return sampled
 
     def _download(self, sampled: Sampled) -> list[Tensor]:

@@ -45,4 +45,5 @@ def _inputs(num_rows: int, count: int, block_size: int) -> StepInputs:
         sampling_slots=slots,
         sampling_tokens=query_start[1:] - 1,
         sample_positions=np.full(num_rows, count, dtype=np.int32),
+        rows_changed=True,
     )

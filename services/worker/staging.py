@@ -22,6 +22,9 @@ class Staging(Protocol):
 
     def upload(self, arrays: list[Array]) -> list[Any]: ...
 
+    def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
+        """Each array to its row of `columns` [len(arrays), stride]; `padding` says what stands behind it."""
+
 
 def staging_for(device: Device) -> Staging:
     return SharedMemory() if device.is_synchronous else PinnedCopy(device)
@@ -33,10 +36,14 @@ class SharedMemory:
     def upload(self, arrays: list[Array]) -> list[Any]:
         return [torch.from_numpy(array) for array in arrays]
 
+    def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
+        _fill(columns.numpy(), arrays, padding)
+
 
 @dataclass(slots=True)
 class _Buffer:
     host: Any  # pinned int32
+    words: Array  # the same memory
     copied: Any  # event after the last copy out of it
 
 
@@ -53,7 +60,7 @@ class PinnedCopy:
         sizes = [-(-array.size // WORDS_PER_ARRAY) * WORDS_PER_ARRAY for array in arrays]
         total = sum(sizes)
         buffer = self._take(total)
-        words = buffer.host.numpy()
+        words = buffer.words
         offset = 0
         for array, size in zip(arrays, sizes, strict=True):
             words[offset : offset + array.size] = array
@@ -62,6 +69,13 @@ class PinnedCopy:
         buffer.copied.record()
         parts = on_device.split(sizes)
         return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
+
+    def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
+        total = columns.numel()
+        buffer = self._take(total)
+        _fill(buffer.words[:total].reshape(columns.shape), arrays, padding)
+        columns.view(-1).copy_(buffer.host[:total], non_blocking=True)
+        buffer.copied.record()
 
     def _take(self, total: int) -> _Buffer:
         if total > self._capacity:
@@ -73,7 +87,14 @@ class PinnedCopy:
         return buffer
 
     def _new_buffer(self) -> _Buffer:
-        return _Buffer(torch.empty(self._capacity, dtype=torch.int32, pin_memory=True), torch.cuda.Event())
+        host = torch.empty(self._capacity, dtype=torch.int32, pin_memory=True)
+        return _Buffer(host, host.numpy(), torch.cuda.Event())
+
+
+def _fill(words: Array, arrays: list[Array], padding: list[Array | int]) -> None:
+    for row, array, behind in zip(words, arrays, padding, strict=True):
+        row[: len(array)] = array
+        row[len(array) :] = behind
 
 
 def as_words(array: Array) -> npt.NDArray[np.int32]:

@@ -26,6 +26,12 @@ class StepInputs:
     sampling_slots: Rows  # [num_samples]
     sampling_tokens: I32  # [num_samples] index of the last token of each sampling row
     sample_positions: I32  # [num_samples] where the sampled tokens will stand
+    rows_changed: bool  # slots have been released or admitted
+
+    @property
+    def longest_query(self) -> int:
+        """Tokens of the row that has most."""
+        return int(np.diff(self.query_start).max(initial=0)) if self.num_tokens != self.num_rows else 1
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +68,7 @@ def assemble(step: Step, table: SlotTable) -> StepInputs:
         sampling_slots=step.slots[samples],
         sampling_tokens=query_start[samples + 1] - 1,
         sample_positions=seq_lens[samples],
+        rows_changed=bool(len(step.released)) or bool(step.admitted),
     )
 
 

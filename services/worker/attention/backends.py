@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from services.worker.attention.by_phase import ByPhase
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from shared.errors import InvalidArgument
 from shared.logs import logger
@@ -12,17 +13,23 @@ log = logger("worker.attention")
 
 AUTO = "auto"
 
-# Best first; imported when considered.
+# Imported when considered.
 BACKENDS = {
     "cpu": "services.worker.attention.cpu:CpuAttention",
+    "flash_attn": "services.worker.attention.flash_attn:FlashAttention",
+    "triton": "services.worker.attention.triton:TritonAttention",
     "reference": "services.worker.attention.reference:ReferenceAttention",
 }
 
+# Best first, by measurement (README.md).
+FOR_DECODES = ("cpu", "triton", "reference")
+FOR_CHUNKS = ("cpu", "flash_attn", "triton", "reference")
+
 
 def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
-    """The backend called `name`, or with "auto" the first that does not refuse `spec`."""
+    """The backend called `name`, or with "auto" the best for each phase of those that do not refuse `spec`."""
     if name == AUTO:
-        return _first_that_can(spec)
+        return _best(spec)
     if name not in BACKENDS:
         raise InvalidArgument(
             f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(BACKENDS)}",
@@ -35,15 +42,29 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
     return backend
 
 
-def _first_that_can(spec: AttentionSpec) -> AttentionBackend:
+def _best(spec: AttentionSpec) -> AttentionBackend:
     refusals: dict[str, str] = {}
-    for name in BACKENDS:
-        backend = _load(name)
-        reason = backend.reject_reason(spec)
-        if reason is None:
-            log.info("attention backend", chosen=name, refused=refusals or "none")
-            return backend
-        refusals[name] = reason
+    usable: dict[str, AttentionBackend] = {}
+    decodes = _first_that_can(FOR_DECODES, spec, usable, refusals)
+    chunks = _first_that_can(FOR_CHUNKS, spec, usable, refusals)
+    log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
+    return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
+
+
+def _first_that_can(
+    names: tuple[str, ...], spec: AttentionSpec, usable: dict[str, AttentionBackend], refusals: dict[str, str]
+) -> str:
+    """Takes note of those it asks."""
+    for name in names:
+        if name not in usable and name not in refusals:
+            backend = _load(name)
+            reason = backend.reject_reason(spec)
+            if reason is None:
+                usable[name] = backend
+            else:
+                refusals[name] = reason
+        if name in usable:
+            return name
     raise AssertionError("the reference refuses nothing")
 
 

@@ -11,8 +11,13 @@ PACKAGE = "kernels.cpu"
 class CpuAttention:
     """kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
 
+    records_decodes = False
+
     def __init__(self) -> None:
         self._library, self._reason = kernels.find(PACKAGE)
+
+    def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cpu":

@@ -22,16 +22,43 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Rows of a decode step whose block tables begin alike, cut into tiles. Tensors are int32, on the device."""
+
+    members: Tensor  # [num_tiles, rows_per_prefix_tile] rows of one group; -1: none
+    tables: Tensor  # [num_tiles] a row whose table begins with the shared blocks
+    lens: Tensor  # [num_tiles] positions in those blocks; 0: the tile is not used
+    starts: Tensor  # [num_rows] the same for each row; 0: it shares nothing
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the rows of a step stand. All int32, on the device."""
+    """Where the rows of a step stand. Tensors are int32, on the device."""
 
     block_tables: Tensor  # [num_rows, width]
     query_start: Tensor  # [num_rows + 1]
     seq_lens: Tensor  # [num_rows], the step's tokens included
+    longest_query: int  # tokens of the row that has most in this step
+    longest_seq: int  # the largest of seq_lens, or more
+    order: Tensor | None = None  # [num_rows] rows, longest first; None: nobody has sorted them
+    prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
+
+    @property
+    def is_decode(self) -> bool:
+        """Every row has one token."""
+        return self.longest_query == 1
 
 
 class AttentionBackend(Protocol):
     """Attends to keys and values in blocks; they are stored before it is called."""
+
+    @property
+    def records_decodes(self) -> bool:
+        """A decode step may be part of a CUDA graph: no tensor is looked at on the host, and rows cost by their
+        lengths, not by the width of the block tables."""
+
+    def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        """Rows of a tile of shared prefixes; 0: this backend reads every row's keys and values, shared or not."""
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         """Why this one cannot serve `spec` on this machine, or None."""

@@ -9,6 +9,11 @@ from services.worker.attention.port import AttentionMetadata, AttentionSpec, Ten
 class ReferenceAttention:
     """kernels.reference.paged_attention."""
 
+    records_decodes = False
+
+    def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        return 0
+
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         return None
 

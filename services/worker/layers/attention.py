@@ -22,12 +22,12 @@ class Attention:
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
         qkv = [Part(f"{name}.q_proj", q_size), Part(f"{name}.k_proj", kv_size), Part(f"{name}.v_proj", kv_size)]
-        self._qkv = Linear(qkv, config.hidden_size, config.qkv_bias, place)
-        self._output = Linear([Part(f"{name}.o_proj", config.hidden_size)], q_size, config.o_bias, place)
+        self.qkv = Linear(qkv, config.hidden_size, config.qkv_bias, place)
+        self.output = Linear([Part(f"{name}.o_proj", config.hidden_size)], q_size, config.o_bias, place)
         norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place) for norm in norms]
-        self._parts: tuple[Loadable, ...] = (self._qkv, self._output, *self._norms)
-        self._config, self._window, self._backend, self._ops = config, window, backend, place.ops
+        self._parts: tuple[Loadable, ...] = (self.qkv, self.output, *self._norms)
+        self._config, self.window, self._backend, self._ops = config, window, backend, place.ops
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         for part in self._parts:
@@ -37,11 +37,16 @@ class Attention:
         for part in self._parts:
             part.finish()
 
+    @property
+    def norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of queries and keys, [head_dim] each; None where the model has none."""
+        return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
+
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
-        q_weight, k_weight = (norm.weight for norm in self._norms) if self._norms else (None, None)
+        q_weight, k_weight = self.norm_weights
         q = self._ops.qk_norm_rope_store(
-            self._qkv(x),
+            self.qkv(x),
             q_weight,
             k_weight,
             self._config.rms_norm_eps,
@@ -54,5 +59,5 @@ class Attention:
             self._config.num_kv_heads,
         )
         scale = self._config.head_dim**-0.5
-        attended = self._backend.attend(q, cache.k, cache.v, batch.attention, scale=scale, window=self._window)
-        return self._output(attended.flatten(1))
+        attended = self._backend.attend(q, cache.k, cache.v, batch.attention, scale=scale, window=self.window)
+        return self.output(attended.flatten(1))

@@ -40,13 +40,13 @@ class TiedOutputHead:
     def __init__(self, embedding: Embedding, place: Placement) -> None:
         self._embedding = embedding
         self._ops = place.ops
-        self._packed: Any = None
+        self.packed: Any = None  # as the ops want it, once loaded
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         yield from ()
 
     def finish(self) -> None:
-        self._packed = self._ops.prepare_linear(self._embedding.table, None)
+        self.packed = self._ops.prepare_linear(self._embedding.table, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.linear(x, self._packed)
+        return self._ops.linear(x, self.packed)

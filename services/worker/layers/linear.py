@@ -26,7 +26,7 @@ class Linear:
         total = sum(part.out_features for part in parts)
         self._weight: Tensor = place.empty(total, in_features)
         self._bias: Tensor = place.empty(total) if bias else None
-        self._packed: Any = None
+        self.packed: Any = None  # as the ops want it, once loaded
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         row = 0
@@ -37,9 +37,9 @@ class Linear:
             row += part.out_features
 
     def finish(self) -> None:
-        self._packed = self._ops.prepare_linear(self._weight, self._bias)
+        self.packed = self._ops.prepare_linear(self._weight, self._bias)
         self._weight = self._bias = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts]"""
-        return self._ops.linear(x, self._packed)
+        return self._ops.linear(x, self.packed)

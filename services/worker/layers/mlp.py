@@ -13,17 +13,17 @@ class MLP:
 
     def __init__(self, name: str, hidden_size: int, intermediate_size: int, bias: bool, place: Placement) -> None:
         gate_up = [Part(f"{name}.gate_proj", intermediate_size), Part(f"{name}.up_proj", intermediate_size)]
-        self._gate_up = Linear(gate_up, hidden_size, bias, place)
-        self._down = Linear([Part(f"{name}.down_proj", hidden_size)], intermediate_size, bias, place)
+        self.gate_up = Linear(gate_up, hidden_size, bias, place)
+        self.down = Linear([Part(f"{name}.down_proj", hidden_size)], intermediate_size, bias, place)
         self._ops = place.ops
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._gate_up.destinations()
-        yield from self._down.destinations()
+        yield from self.gate_up.destinations()
+        yield from self.down.destinations()
 
     def finish(self) -> None:
-        self._gate_up.finish()
-        self._down.finish()
+        self.gate_up.finish()
+        self.down.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._ops.silu_mul(self._gate_up(x)))
+        return self.down(self._ops.silu_mul(self.gate_up(x)))

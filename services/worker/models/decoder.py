@@ -21,12 +21,12 @@ class DecoderLayer:
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
+        self.input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
         window = config.sliding_windows[index]
-        self._attention = Attention(f"{name}.self_attn", config, window, backend, place)
-        self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
-        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, config.mlp_bias, place)
-        self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
+        self.attention = Attention(f"{name}.self_attn", config, window, backend, place)
+        self.middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
+        self.mlp = MLP(f"{name}.mlp", size, config.intermediate_size, config.mlp_bias, place)
+        self._parts = (self.input_norm, self.attention, self.middle_norm, self.mlp)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         for part in self._parts:
@@ -38,9 +38,9 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """`x`: what the layer before adds to the residual (updated in place); None before the first layer."""
-        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
-        attended = self._attention(normed, batch, cache, cos_sin)
-        return self._mlp(self._middle_norm(attended, residual))
+        normed = self.input_norm(residual) if x is None else self.input_norm(x, residual)
+        attended = self.attention(normed, batch, cache, cos_sin)
+        return self.mlp(self.middle_norm(attended, residual))
 
 
 class Decoder:
@@ -48,32 +48,34 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         """`num_positions`: longest sequence that will be run."""
+        self.config = config
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        self._embedding = Embedding("model.embed_tokens", vocab_size, hidden_size, place)
-        self._layers = [DecoderLayer(i, config, backend, place) for i in range(config.num_layers)]
-        self._norm = RMSNorm("model.norm", hidden_size, config.rms_norm_eps, place)
+        self.embedding = Embedding("model.embed_tokens", vocab_size, hidden_size, place)
+        self.layers = [DecoderLayer(i, config, backend, place) for i in range(config.num_layers)]
+        self.norm = RMSNorm("model.norm", hidden_size, config.rms_norm_eps, place)
         tied = config.tie_word_embeddings
-        self._head = TiedOutputHead(self._embedding, place) if tied else OutputHead(vocab_size, hidden_size, place)
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, num_positions).to(place.device)
+        self.head = TiedOutputHead(self.embedding, place) if tied else OutputHead(vocab_size, hidden_size, place)
+        self.cos_sin = cos_sin_table(config.rope, config.head_dim, num_positions).to(place.device)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        for part in (self._embedding, *self._layers, self._norm, self._head):
+        for part in (self.embedding, *self.layers, self.norm, self.head):
             yield from part.destinations()
 
     def finish(self) -> None:
-        for part in (self._embedding, *self._layers, self._norm, self._head):
+        for part in (self.embedding, *self.layers, self.norm, self.head):
             part.finish()
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
-        residual: Tensor = self._embedding(batch.token_ids)
+        residual: Tensor = self.embedding(batch.token_ids)
         x: Tensor = None
-        for layer, cache in zip(self._layers, caches, strict=True):
-            x = layer(x, residual, batch, cache, self._cos_sin)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, residual, batch, cache, self.cos_sin)
         if batch.logit_tokens is not None:
             x, residual = (t.index_select(0, batch.logit_tokens) for t in (x, residual))
-        return self._norm(x, residual)
+        return self.norm(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [num_samples, vocab_size]"""
-        return self._head(hidden).float()
+        """[num_samples, vocab_size] in the model's dtype"""
+        logits: Tensor = self.head(hidden)
+        return logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from kernels import Ops
 from services.worker.sampling.component import Positions, Tensor, upload
@@ -21,6 +22,7 @@ class Core:
     def __init__(self, num_slots: int, vocab_size: int, ops: Ops, device: Any) -> None:
         self._vocab_size = vocab_size
         self.ops = ops
+        self.takes_16_bit = ops.sources["sample"] == "kernels.triton"  # logits; all others want float32
         self.device = device
         self.temperature = np.zeros(num_slots, dtype=np.float32)
         self.top_k = np.zeros(num_slots, dtype=np.int32)
@@ -49,11 +51,11 @@ class BoundCore:
     def __init__(self, core: Core, slots: Rows) -> None:
         self._sample = core.ops.sample
         self._device = core.device
-        self._temperature = self._column(core.temperature[slots], unused=0)
+        self.temperature = self._column(core.temperature[slots], unused=0)
         self._top_k = self._column(core.top_k[slots], unused=0)
         self._top_p = self._column(core.top_p[slots], unused=1)
         self._min_p = self._column(core.min_p[slots], unused=0)
-        self._seeds = upload(core.seed[slots], self._device)
+        self.seeds = upload(core.seed[slots], self._device)
 
     def _column(self, values: Any, unused: float) -> Tensor | None:
         return None if (values == unused).all() else upload(values, self._device)
@@ -61,8 +63,37 @@ class BoundCore:
     def choose(self, logits: Tensor, positions: Positions) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""
         return self._sample(
-            logits, self._temperature, self._top_k, self._top_p, self._min_p, self._seeds, positions.device
+            logits, self.temperature, self._top_k, self._top_p, self._min_p, self.seeds, positions.device
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but temperature and seed."""
+        return self._top_k is None and self._top_p is None and self._min_p is None
+
+
+class PlainChoice:
+    """The choice by temperature and seed alone, from memory that stays where it is: for CUDA graphs."""
+
+    def __init__(self, ops: Ops, most_rows: int, device: Any) -> None:
+        self._sample = ops.sample
+        self._temperature = torch.zeros(most_rows, dtype=torch.float32, device=device)
+        self._seeds = torch.zeros(most_rows, dtype=torch.int64, device=device)
+        self._loaded: BoundCore | None = None
+
+    def load(self, core: BoundCore, num_rows: int) -> None:
+        """For the steps to come."""
+        assert core.is_plain
+        if core is self._loaded:
+            return
+        self._loaded = core
+        self._seeds[:num_rows] = core.seeds
+        self._temperature[:num_rows] = 0.0 if core.temperature is None else core.temperature
+
+    def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """int32 [num_rows]; -1 where nothing can be chosen."""
+        rows = logits.size(0)
+        return self._sample(logits, self._temperature[:rows], None, None, None, self._seeds[:rows], positions)
 
 
 def _value(sampling: sampling_pb2.SamplingParams, field: str, default: float) -> float:

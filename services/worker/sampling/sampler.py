@@ -73,8 +73,10 @@ class Sampler:
             part.release(slot)
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
-        """float32 `logits` [num_rows, vocab_size] of `slots` [num_rows]; overwrites them."""
+        """`logits` [num_rows, vocab_size] of `slots` [num_rows]; may overwrite them."""
         bindings = self._bind(slots)
+        if bindings.features or bindings.logprobs or not self._core.takes_16_bit:
+            logits = logits.float()
         looked = bindings.logprobs.look(logits) if bindings.logprobs else None
         for feature in bindings.features:
             feature.apply(logits, positions)
@@ -86,6 +88,12 @@ class Sampler:
             feature.sampled(safe_ids)
         logprobs = bindings.logprobs.collect(looked, safe_ids) if bindings.logprobs else None
         return Sampled(token_ids, logprobs)
+
+    def plain(self, slots: Rows) -> BoundCore | None:
+        """What `slots` [num_rows] ask for, if that is nothing but temperature and seed."""
+        bindings = self._bind(slots)
+        is_plain = not bindings.features and not bindings.logprobs and bindings.core.is_plain
+        return bindings.core if is_plain else None
 
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""

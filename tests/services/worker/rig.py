@@ -18,14 +18,16 @@ from tests.services.worker.plans import New, PaperScheduler
 class Rig:
     """Steps run to their end, one after the other."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, record_logits: bool = True, **settings: Any) -> None:
+        """Without `record_logits`, plain choices in CUDA graphs are as they are elsewhere: part of the graph."""
         values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
         values = {"attention_backend": "reference", **values, **settings}
         with torch.inference_mode():
             self.replica: Replica = build_replica(WorkerSettings(model=str(folder), **values))
         self.scheduler = PaperScheduler(values["block_size"], values["num_blocks"])
         self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
-        self._spy(self.replica)
+        if record_logits:
+            self._spy(self.replica)
 
     def step(
         self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
@@ -57,3 +59,4 @@ class Rig:
             return sample(logits, slots, positions)
 
         sampler.sample = recording
+        sampler.plain = lambda slots: None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
+from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -17,6 +19,7 @@ from tests.services.worker.test_logits import error, prompt
 pytestmark = pytest.mark.gpu
 
 MAX_ERROR = 2e-4  # float32, sums in yet another order
+SINGLE_ROW_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 8}
 
 Make = Callable[[str], Checkpoint]
 
@@ -30,15 +33,27 @@ SAMPLINGS = [
 ]
 
 
+WAYS = {
+    "reference": {"attention_backend": "reference", "cuda_graphs": False},
+    "eager": {"attention_backend": "auto", "cuda_graphs": False},
+    "graphs": {"attention_backend": "auto"},
+}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, object]:
+    return request.param
+
+
 def cuda_rig(made: Checkpoint, **settings: object) -> Rig:
     return Rig(made.folder, device="cuda", **settings)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits(checkpoint: Make, family: str) -> None:
+def test_logits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
     """Chunks, prefix hits and mixed batches in one run."""
     made = checkpoint(family)
-    rig = cuda_rig(made)
+    rig = cuda_rig(made, **way)
     head = prompt(8, 5)
     rig.step([New(0, head + prompt(31, 6))], {0: 20})
     rig.step([New(1, [*head, 3, 4], cached_blocks=rig.blocks(0)[:2])], {0: 19, 1: 2})
@@ -48,9 +63,42 @@ def test_logits(checkpoint: Make, family: str) -> None:
     assert max(error(rig, made, slot) for slot in (0, 1, 2)) < MAX_ERROR
 
 
-def test_choices_are_those_of_the_cpu(checkpoint: Make) -> None:
+def test_a_single_row_in_its_own_chain(tmp_path: Path) -> None:
+    """Sizes that the fused chain takes; one sequence, then two, then one."""
+    made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
+    rig, recording = cuda_rig(made, record_logits=False, **WAYS["graphs"]), cuda_rig(made, **WAYS["graphs"])
+    calm = Rig(made.folder)
+    for each in (rig, recording, calm):
+        each.step([New(0, prompt(9))], {0: 9})
+        for _ in range(5):
+            each.step()
+        each.step([New(1, prompt(5, 2), sampling=SAMPLINGS[1])], {0: 0, 1: 5})
+        for _ in range(3):
+            each.step()
+        each.step(released=[0])
+        for _ in range(8):
+            each.step()
+    assert rig.tokens(1) == recording.tokens(1) == calm.tokens(1)
+    assert error(recording, made, 1) < MAX_ERROR
+
+
+def test_rows_behind_one_prefix(tmp_path: Path) -> None:
+    """Enough of them that the prefix is read once for all."""
+    made = checkpoints.make("llama", tmp_path, max_position_embeddings=2048, head_dim=32)
+    rig = cuda_rig(made, block_size=16, max_num_seqs=16, num_blocks=600, **WAYS["graphs"])
+    head = prompt(1200, 3)
+    rig.step([New(0, [*head, 5])], {0: 1201})
+    later = [New(i, [*head, *prompt(3 * i, i)], cached_blocks=rig.blocks(0)[:75]) for i in range(1, 12)]
+    rig.step(later, {i: 3 * i for i in range(1, 12)})
+    for _ in range(4):
+        rig.step()
+    assert any(shared for _, shared in rig.replica._runner._graphs._graphs)
+    assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
+
+
+def test_choices_are_those_of_the_cpu(checkpoint: Make, way: dict[str, object]) -> None:
     made = checkpoint("qwen3-tied")
-    rigs = [cuda_rig(made), Rig(made.folder)]
+    rigs = [cuda_rig(made, **way), Rig(made.folder)]
     for rig in rigs:
         bad_words = ((1,), (2, 3), (50, 51, 52))
         new = [New(i, prompt(9, i), sampling=s, eos=(3,), bad_words=bad_words) for i, s in enumerate(SAMPLINGS)]
@@ -67,10 +115,10 @@ def test_choices_are_those_of_the_cpu(checkpoint: Make) -> None:
 
 
 @torch.inference_mode()
-def test_steps_overlap(checkpoint: Make) -> None:
+def test_steps_overlap(checkpoint: Make, way: dict[str, object]) -> None:
     """Many steps are launched before the first is waited for; slots and blocks are used again meanwhile."""
     made = checkpoint("llama")
-    rig, calm = cuda_rig(made), Rig(made.folder)
+    rig, calm = cuda_rig(made, record_logits=False, **way), Rig(made.folder)
     new = [New(0, prompt(17, 1)), New(1, prompt(6, 2))]
     plans = [rig.scheduler.plan(new, {0: 17, 1: 6}), *(rig.scheduler.plan() for _ in range(20))]
     rig.scheduler.free += rig.blocks(1)
@@ -105,9 +153,9 @@ def test_memory_is_measured(checkpoint: Make) -> None:
     assert error(rig, made, 0) < MAX_ERROR
 
 
-def test_a_lost_row_does_not_stop_the_device(checkpoint: Make) -> None:
+def test_a_lost_row_does_not_stop_the_device(checkpoint: Make, way: dict[str, object]) -> None:
     made = checkpoint("llama")
-    rig = cuda_rig(made)
+    rig = cuda_rig(made, **way)
     banned = sampling_pb2.SamplingParams(temperature=0.0, allowed_token_ids=[5])
     rig.step([New(0, prompt(5), sampling=banned, bad_words=((5,),)), New(1, prompt(7, 1))], {0: 5, 1: 7})
     assert [failure.slot for failure in rig.last_result.failures] == [0]

@@ -113,5 +113,7 @@ def test_an_attention_backend_that_cannot_serve_says_why() -> None:
 
 
 def test_an_unknown_attention_backend_lists_what_exists() -> None:
-    with pytest.raises(InvalidArgument, match="'flash' does not exist; there are auto, cpu, reference"):
+    with pytest.raises(
+        InvalidArgument, match="'flash' does not exist; there are auto, cpu, flash_attn, triton, reference"
+    ):
         backends.choose_attention("flash", SPEC)

@@ -1,0 +1,54 @@
+"""Attention by this project's Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernels
+from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+
+PACKAGE = "kernels.triton"
+
+
+class TritonAttention:
+    """kernels.triton, with what is known of the rows of a decode step beyond the contract of paged_attention."""
+
+    records_decodes = True
+
+    def __init__(self) -> None:
+        self._decode: Any = None
+        self._chunk: Any = None
+        self._shared: Any = None
+        self._prefixes: Any = None
+
+    def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        from kernels.triton.shared_prefix import rows_per_tile
+
+        return 0 if spec.has_window else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
+
+    def reject_reason(self, spec: AttentionSpec) -> str | None:
+        if spec.device != "cuda":
+            return f"runs on CUDA, not on {spec.device}"
+        package, reason = kernels.find(PACKAGE)
+        if package is None:
+            return str(reason)
+        from kernels.triton.chunk_attention import chunk_attention
+        from kernels.triton.decode_attention import decode_attention
+        from kernels.triton.shared_prefix import SharedPrefixes, shared_prefix_attention
+
+        self._decode, self._chunk = decode_attention, chunk_attention
+        self._shared, self._prefixes = shared_prefix_attention, SharedPrefixes
+        return None
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+    ) -> Tensor:
+        tables, lens = metadata.block_tables, metadata.seq_lens
+        if not metadata.is_decode:
+            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window)
+        shared = metadata.prefixes
+        if shared is None:
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order)
+        assert not window
+        prefixes = self._prefixes(shared.members, shared.tables, shared.lens, shared.starts)
+        return self._shared(q, k_cache, v_cache, tables, lens, prefixes, scale, metadata.order)

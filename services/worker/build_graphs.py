@@ -1,0 +1,72 @@
+"""CUDA graphs of a model's decode steps: which parts they are made of."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.worker.cuda_graph import CudaRecorder
+from services.worker.decode_graphs import DecodeGraphs, DecodeModel, graph_sizes
+from services.worker.forward_batch import ForwardBatch
+from services.worker.kv_cache import LayerCache
+from services.worker.layers.placement import Placement, Tensor
+from services.worker.limits import Limits
+from services.worker.model_runner import ModelRunner
+from services.worker.models import single_row
+from services.worker.models.decoder import Decoder
+from services.worker.models.single_row import SingleRowDecoder
+from services.worker.row_facts import RowWatch
+from services.worker.sampling.core import PlainChoice
+from services.worker.staging import PinnedCopy
+from services.worker.step_edges import TritonEdges
+from shared.logs import logger
+
+log = logger("worker.graphs")
+
+HOPPER = (9, 0)  # has programmatic dependent launch
+
+
+class GraphMaker:
+    """Made once the model is loaded."""
+
+    def __init__(self, model: Decoder, rows_per_prefix_tile: int, place: Placement) -> None:
+        self._model = model
+        self._rows_per_prefix_tile = rows_per_prefix_tile
+        self._place = place
+        reason = single_row.reject_reason(model.config, place)
+        self._single_row = None if reason else SingleRowDecoder(model, pdl=torch.cuda.get_device_capability() >= HOPPER)
+        if reason:
+            log.info("no fused chain for single rows", reason=reason)
+
+    def record(self, runner: ModelRunner, limits: Limits, block_table: npt.NDArray[np.int32], most: int = 0) -> None:
+        """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
+        started = time.perf_counter()
+        caches, memory = runner.caches, runner.slot_memory
+        graphs = DecodeGraphs(
+            self._recorded(caches, limits),
+            memory,
+            graph_sizes(limits.max_num_seqs),
+            watch=RowWatch(block_table, limits.block_size, self._rows_per_prefix_tile),
+            recorder=CudaRecorder(),
+            staging=PinnedCopy(self._place.device),
+        )
+        graphs.record(most)
+        runner.use_graphs(graphs)
+        log.info("decode graphs recorded", count=graphs.count, seconds=round(time.perf_counter() - started, 2))
+
+    def _recorded(self, caches: list[LayerCache], limits: Limits) -> DecodeModel:
+        def logits(batch: ForwardBatch) -> Tensor:
+            if self._single_row is not None and batch.token_ids.size(0) == 1:
+                return self._single_row.logits(batch, caches)
+            return self._model.logits(self._model.forward(batch, caches))
+
+        return DecodeModel(
+            logits=logits,
+            choice=PlainChoice(self._place.ops, limits.max_num_seqs, self._place.device),
+            edges=TritonEdges(),
+            longest_seq=limits.max_model_len,
+            rows_per_prefix_tile=self._rows_per_prefix_tile,
+        )

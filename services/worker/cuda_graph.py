@@ -1,0 +1,116 @@
+"""Work recorded once and launched again and again, at the price of one launch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from services.worker.layers.placement import Tensor
+
+Work = Callable[[], Tensor]
+
+
+class Recording(Protocol):
+    """Reads and writes the same memory at every replay."""
+
+    @property
+    def result(self) -> Tensor:
+        """What the work gives, until any other recording of the same recorder is replayed."""
+
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Makes recordings that are never replayed at the same time, so that they may use the same memory."""
+
+    def record(self, *steps: Callable[[Tensor], Tensor]) -> list[Recording]:
+        """Steps that are replayed one after the other: each gets the result of the one before it (None at first)."""
+
+
+@dataclass
+class _CudaRecording:
+    graph: Any
+    result: Tensor
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class CudaRecorder:
+    """CUDA graphs with one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def record(self, *steps: Callable[[Tensor], Tensor]) -> list[Recording]:
+        """Every step is also run once beforehand: libraries load code and take memory at first calls."""
+        with self._aside():
+            result: Tensor = None
+            for step in steps:
+                result = step(result)
+            recordings: list[Recording] = []
+            results: list[Tensor] = [None]
+            for step in steps:
+                graph = torch.cuda.CUDAGraph()
+                # thread_local: the landing thread may ask for events meanwhile
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                results.append(step(results[-1]))
+                graph.capture_end()
+                recordings.append(_CudaRecording(graph, _borrowed(results[-1])))
+        return recordings
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """A stream of its own, in order with the current one. torch.cuda.graph would also collect garbage each time."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+
+class _Memory:
+    """Tells torch where an array is, but not whose: the pool may hand it to the next recording."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        typestr = {torch.int16: "<i2", torch.int32: "<i4"}[tensor.dtype]
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": typestr,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _borrowed(tensor: Tensor) -> Tensor:
+    """The same memory, dense, without keeping it: a graph's logits would otherwise cost 150 MB for each batch size."""
+    words = torch.int16 if tensor.element_size() == 2 else torch.int32
+    return torch.as_tensor(_Memory(tensor.view(words)), device=tensor.device).view(tensor.dtype)
+
+
+@dataclass
+class _Repeated:
+    step: Callable[[Tensor], Tensor]
+    before: _Repeated | None
+    result: Tensor = None
+
+    def replay(self) -> None:
+        result = self.step(self.before.result if self.before else None)
+        if self.result is None:
+            self.result = torch.empty_like(result)
+        self.result.copy_(result)
+
+
+class Repeater:
+    """Does the work anew each time, on any device. For tests."""
+
+    def record(self, *steps: Callable[[Tensor], Tensor]) -> list[Recording]:
+        recordings: list[_Repeated] = []
+        for step in steps:
+            recordings.append(_Repeated(step, recordings[-1] if recordings else None))
+        return list(recordings)

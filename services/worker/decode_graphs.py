@@ -1,0 +1,222 @@
+"""Decode steps as CUDA graphs: all the kernels of a step in one launch, for each of a few numbers of rows.
+
+A graph reads its inputs from the same memory at every replay: one array of int32 columns, filled by one copy. Rows that
+it has beyond those of the step are of a scratch slot behind the last one, of length 0, and store into the null block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from services.worker import shared_prefixes
+from services.worker.attention.port import AttentionMetadata, SharedPrefixes
+from services.worker.cuda_graph import Recorder, Recording
+from services.worker.forward_batch import ForwardBatch
+from services.worker.layers.placement import Tensor
+from services.worker.row_facts import RowFacts, RowWatch
+from services.worker.sampling.core import BoundCore, PlainChoice
+from services.worker.shared_prefixes import PrefixTiles
+from services.worker.slots import NewBlocks
+from services.worker.staging import WORDS_PER_ARRAY, Array, Staging
+from services.worker.step_edges import FED, DecodeColumns, SlotMemory, StepEdges
+from services.worker.step_inputs import StepInputs
+
+NUM_COLUMNS = len(fields(DecodeColumns))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeModel:
+    """What is recorded."""
+
+    logits: Callable[[ForwardBatch], Tensor]  # [num_rows, vocab_size], rows of a decode step
+    choice: PlainChoice
+    edges: StepEdges
+    longest_seq: int
+    rows_per_prefix_tile: int  # 0: nothing is shared
+
+
+@dataclass(slots=True)
+class _Graph:
+    """The two parts of a step: the choice may also be made in another way."""
+
+    columns: Tensor  # int32 [NUM_COLUMNS, num_rows and some padding]
+    forward: Recording
+    choose: Recording
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStep:
+    """A step whose inputs are in place: forward, then choose if that is wanted, before the next step is prepared."""
+
+    _graph: _Graph
+    _choice: PlainChoice
+    _num_rows: int
+
+    def forward(self) -> Tensor:
+        """Logits of all rows."""
+        self._graph.forward.replay()
+        return self._graph.forward.result[: self._num_rows]
+
+    def choose(self, core: BoundCore) -> Tensor:
+        """Token ids of all rows, from the logits as they are; kept as their slots' last."""
+        self._choice.load(core, self._num_rows)
+        self._graph.choose.replay()
+        return self._graph.choose.result[: self._num_rows]
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """1, then eights: for 2 rows cuBLAS takes as long as for 8, or longer (12 us against 5.8 for 1024 x 2048, H200)."""
+    sizes = [1, *range(8, 257, 8), *range(272, 513, 16), *range(544, max_num_seqs + 32, 32)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+class DecodeGraphs:
+    """Owns the static inputs and the recordings."""
+
+    def __init__(
+        self,
+        model: DecodeModel,
+        memory: SlotMemory,
+        sizes: list[int],
+        *,
+        watch: RowWatch,
+        recorder: Recorder,
+        staging: Staging,
+    ) -> None:
+        self._model, self._memory, self._recorder, self._staging = model, memory, recorder, staging
+        self._watch = watch
+        self._sizes = sizes
+        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by number of rows, and whether prefixes are shared
+        device = memory.last_tokens.device
+        self._flat = torch.zeros(NUM_COLUMNS * _padded(sizes[-1]), dtype=torch.int32, device=device)
+        self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
+
+    def record(self, most: int = 0) -> None:
+        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs.
+
+        Shared prefixes are recorded when they first come, but for one size, which compiles their kernels.
+        """
+        for size in self._sizes[: -most - 1 : -1] if most else reversed(self._sizes):
+            self._graph(size, shared=False)
+        if self._model.rows_per_prefix_tile:
+            self._graph(self._sizes[-1], shared=True)
+
+    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+        """One token a row, and no more new blocks than rows."""
+        rows = inputs.num_rows
+        fits = rows == inputs.num_tokens and 0 < rows <= self._sizes[-1]
+        return fits and len(new_blocks.ids) <= self._size(rows)
+
+    @property
+    def count(self) -> int:
+        return len(self._graphs)
+
+    def forget_rows(self) -> None:
+        """Slots have been released or admitted."""
+        self._watch.forget()
+
+    def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
+        """Inputs to the device."""
+        size = self._size(inputs.num_rows)
+        facts = self._watch.facts(inputs, size)
+        graph = self._graph(size, shared=facts.prefixes is not None)
+        self._fill(graph.columns, inputs, new_blocks, facts)
+        if facts.prefixes is not None:
+            self._prefixes.fill(facts.prefixes, size, self._staging)
+        return ReadyStep(graph, self._model.choice, inputs.num_rows)
+
+    def _size(self, num_rows: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_rows)]
+
+    def _graph(self, size: int, *, shared: bool) -> _Graph:
+        key = size, shared
+        if key not in self._graphs:
+            self._graphs[key] = self._record(size, shared)
+        return self._graphs[key]
+
+    def _record(self, size: int, shared: bool) -> _Graph:
+        stride = _padded(size)
+        columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
+        self._staging.upload_into(columns, [np.zeros(0, np.int32)] * NUM_COLUMNS, self._padding(0, stride))
+        column = DecodeColumns(*columns[:, :size])
+        prefixes = self._prefixes.of(size) if shared else None
+        forward, choose = self._recorder.record(
+            lambda _: self._logits(column, prefixes), lambda logits: self._choose(logits, column)
+        )
+        return _Graph(columns, forward, choose)
+
+    def _logits(self, column: DecodeColumns, prefixes: SharedPrefixes | None) -> Tensor:
+        token_ids = self._model.edges.begin(column, self._memory)
+        tables = self._memory.block_tables.index_select(0, column.slots)
+        attention = AttentionMetadata(
+            tables,
+            query_start=None,
+            seq_lens=column.seq_lens,
+            longest_query=1,
+            longest_seq=self._model.longest_seq,
+            order=column.order,
+            prefixes=prefixes,
+        )
+        batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, logit_tokens=None)
+        return self._model.logits(batch)
+
+    def _choose(self, logits: Tensor, column: DecodeColumns) -> Tensor:
+        token_ids = self._model.choice.choose(logits, column.seq_lens)
+        self._model.edges.end(column, self._memory, token_ids)
+        return token_ids
+
+    def _fill(self, columns: Tensor, inputs: StepInputs, new_blocks: NewBlocks, facts: RowFacts) -> None:
+        given = np.full(inputs.num_rows, FED, dtype=np.int32)
+        if len(inputs.fed_tokens) < inputs.num_rows:
+            given[:] = inputs.token_ids
+            given[inputs.fed_tokens] = FED
+        arrays: list[Array] = [
+            inputs.slots,
+            given,
+            inputs.positions,
+            inputs.slot_mapping,
+            inputs.seq_lens,
+            facts.order,
+            new_blocks.slots * self._memory.table_width + new_blocks.columns,
+            new_blocks.ids,
+        ]
+        self._staging.upload_into(columns, arrays, self._padding(inputs.num_rows, columns.size(1)))
+
+    def _padding(self, num_rows: int, stride: int) -> list[Array | int]:
+        """What stands in each column behind the step's own; rows behind the last come last in the order, too."""
+        scratch = self._memory.scratch_slot
+        place = scratch * self._memory.table_width
+        return [scratch, 0, 0, 0, 0, np.arange(num_rows, stride), place, 0]
+
+
+class _PrefixMemory:
+    """Where graphs of shared prefixes find them; filled when they change."""
+
+    def __init__(self, most_rows: int, rows_per_tile: int, device: torch.device) -> None:
+        self._rows_per_tile = rows_per_tile
+        tiles = shared_prefixes.num_tiles(most_rows, rows_per_tile) if rows_per_tile else 0
+        self._flat = torch.zeros((rows_per_tile + 2) * tiles + most_rows, dtype=torch.int32, device=device)
+        self._held: tuple[PrefixTiles, int] | None = None  # and for which number of rows
+
+    def of(self, num_rows: int) -> SharedPrefixes:
+        per_tile = self._rows_per_tile
+        tiles = shared_prefixes.num_tiles(num_rows, per_tile)
+        parts = self._flat[: (per_tile + 2) * tiles + num_rows].split((per_tile * tiles, tiles, tiles, num_rows))
+        return SharedPrefixes(parts[0].view(tiles, per_tile), *parts[1:])
+
+    def fill(self, tiles: PrefixTiles, num_rows: int, staging: Staging) -> None:
+        if self._held is not None and self._held[0] is tiles and self._held[1] == num_rows:
+            return
+        self._held = tiles, num_rows
+        words = np.concatenate([tiles.members.ravel(), tiles.tables, tiles.lens, tiles.starts])
+        staging.upload_into(self._flat[: len(words)].view(1, -1), [words], [0])
+
+
+def _padded(num_rows: int) -> int:
+    """Columns start at multiples of 16 bytes."""
+    return -(-num_rows // WORDS_PER_ARRAY) * WORDS_PER_ARRAY

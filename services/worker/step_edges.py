@@ -1,0 +1,80 @@
+"""What a decode step does on the device before and after the model: tokens in, tokens kept, block tables brought up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.worker.layers.placement import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """What the device keeps by slot, int32; the last row is of a scratch slot that no sequence has."""
+
+    block_tables: Tensor  # [max_num_seqs + 1, max_blocks_per_seq]
+    last_tokens: Tensor  # [max_num_seqs + 1] sampled ones; -1 where nothing could be chosen
+
+    @property
+    def scratch_slot(self) -> int:
+        return int(self.last_tokens.size(0)) - 1
+
+    @property
+    def table_width(self) -> int:
+        return int(self.block_tables.size(1))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeColumns:
+    """Inputs of a step of one token a row. All int32 [num_rows], on the device."""
+
+    slots: Tensor
+    given: Tensor  # token ids; FED: the slot's last one
+    positions: Tensor
+    slot_mapping: Tensor
+    seq_lens: Tensor  # this token included
+    order: Tensor  # rows, longest first
+    places: Tensor  # in the flat block tables, where block_ids go
+    block_ids: Tensor
+
+
+FED = -1
+
+
+class StepEdges(Protocol):
+    """Small work."""
+
+    def begin(self, columns: DecodeColumns, memory: SlotMemory) -> Tensor:
+        """Writes the new block ids to the tables; returns the rows' token ids, 0 for slots that have none to feed."""
+
+    def end(self, columns: DecodeColumns, memory: SlotMemory, token_ids: Tensor) -> None:
+        """Keeps `token_ids` as the last of their slots."""
+
+
+class PlainEdges:
+    """In plain torch, for tests and for devices without Triton."""
+
+    def begin(self, columns: DecodeColumns, memory: SlotMemory) -> Tensor:
+        memory.block_tables.view(-1).index_copy_(0, columns.places.long(), columns.block_ids)
+        last = memory.last_tokens.index_select(0, columns.slots).clamp(min=0)
+        return columns.given.where(columns.given >= 0, last)
+
+    def end(self, columns: DecodeColumns, memory: SlotMemory, token_ids: Tensor) -> None:
+        memory.last_tokens.index_copy_(0, columns.slots.long(), token_ids)
+
+
+class TritonEdges:
+    """One kernel each."""
+
+    def __init__(self) -> None:
+        from kernels.triton import step_edges
+
+        self._kernels: Any = step_edges
+
+    def begin(self, columns: DecodeColumns, memory: SlotMemory) -> Tensor:
+        return self._kernels.begin_step(
+            columns.slots, columns.given, columns.places, columns.block_ids, memory.last_tokens, memory.block_tables
+        )
+
+    def end(self, columns: DecodeColumns, memory: SlotMemory, token_ids: Tensor) -> None:
+        self._kernels.end_step(columns.slots, token_ids, memory.last_tokens)

@@ -1,0 +1,176 @@
+"""Decode steps from static memory give what steps from fresh tensors give. On the CPU: work repeated, not recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker import shared_prefixes
+from services.worker.attention import reference
+from services.worker.attention.port import AttentionMetadata
+from services.worker.cuda_graph import Repeater
+from services.worker.decode_graphs import DecodeGraphs, DecodeModel, graph_sizes
+from services.worker.device import Device
+from services.worker.row_facts import RowWatch
+from services.worker.sampling.core import PlainChoice
+from services.worker.sampling.sampler import Sampled
+from services.worker.staging import SharedMemory
+from services.worker.step_edges import PlainEdges
+from shared.pb.common.v1 import sampling_pb2
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+ROWS_PER_TILE = 2
+
+SAMPLINGS = [
+    sampling_pb2.SamplingParams(temperature=0.0),
+    sampling_pb2.SamplingParams(temperature=0.9, seed=4),
+    sampling_pb2.SamplingParams(temperature=1.1, seed=-3, top_k=20, top_p=0.9),
+    sampling_pb2.SamplingParams(temperature=0.7, seed=1, frequency_penalty=0.4, logprobs=2),
+]
+
+
+class PretendAsynchronous(Device):
+    """A CPU of which the runner thinks that it has memory of its own."""
+
+    @property
+    def is_synchronous(self) -> bool:
+        return False
+
+
+class CheckedAttention(reference.ReferenceAttention):
+    """Makes sure that what is said to be shared is shared."""
+
+    num_shared_calls = 0
+
+    def attend(self, q: Any, k_cache: Any, v_cache: Any, metadata: AttentionMetadata, **options: Any) -> Any:
+        shared = metadata.prefixes
+        if shared is not None:
+            self.num_shared_calls += 1
+            covered = torch.zeros_like(shared.starts)
+            for members, table, length in zip(shared.members, shared.tables, shared.lens, strict=True):
+                rows = members[members >= 0] if length else members[:0]
+                blocks = int(length) // k_cache.size(1)
+                assert (metadata.block_tables[rows, :blocks] == metadata.block_tables[table, :blocks]).all()
+                assert (metadata.seq_lens[rows] > length).all()
+                covered[rows] = length
+            assert torch.equal(covered, shared.starts)
+        if metadata.order is not None:
+            lens = metadata.seq_lens[metadata.order]
+            assert sorted(metadata.order.tolist()) == list(range(len(lens)))
+        return super().attend(q, k_cache, v_cache, metadata, **options)
+
+
+def downloaded(sampled: Sampled) -> list[torch.Tensor]:
+    found = sampled.logprobs
+    more = (found.token_ids, found.logprobs, found.ranks) if found else ()
+    return [tensor.clone() for tensor in (sampled.token_ids, *more)]
+
+
+def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAttention]:
+    rig = Rig(made.folder, record_logits=False)
+    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
+    attention = CheckedAttention()
+    for layer in runner._model.layers:
+        layer.attention._backend = attention
+    runner._device = PretendAsynchronous("cpu", "pretending")
+    runner._download = downloaded
+    runner.prepare(runner.caches, table.block_table)
+    model = DecodeModel(
+        logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
+        choice=PlainChoice(runner.sampler._core.ops, limits.max_num_seqs, torch.device("cpu")),
+        edges=PlainEdges(),
+        longest_seq=limits.max_model_len,
+        rows_per_prefix_tile=ROWS_PER_TILE if shared else 0,
+    )
+    graphs = DecodeGraphs(
+        model,
+        runner.slot_memory,
+        [1, 2, 5, limits.max_num_seqs],
+        watch=RowWatch(table.block_table, limits.block_size, model.rows_per_prefix_tile),
+        recorder=Repeater(),
+        staging=SharedMemory(),
+    )
+    graphs.record()
+    runner.use_graphs(graphs)
+    return rig, attention
+
+
+def run_both(rigs: list[Rig], *step: Any) -> None:
+    first, second = (rig.step(*step) for rig in rigs)
+    assert first == second
+
+
+@torch.inference_mode()
+def test_random_work_samples_the_same_tokens(checkpoint: Make) -> None:
+    """Admissions, chunks, cached prompts, pauses, releases, slots and blocks used again."""
+    made = checkpoint("qwen3-tied")
+    rigs = [graph_rig(made)[0], Rig(made.folder)]
+    choose = random.Random(5)
+    free, pending = set(range(8)), {}
+    for _ in range(150):
+        released = [slot for slot in rigs[1].scheduler.rows if choose.random() < 0.04 and slot not in pending]
+        for rig in rigs:
+            for slot in released:
+                rig.scheduler.free[:0] = rig.scheduler.rows[slot].blocks[::-1]
+        free |= set(released)
+        new = []
+        if free and choose.random() < 0.3:
+            slot = free.pop()
+            tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 20))]
+            new.append(New(slot, tokens, sampling=choose.choice(SAMPLINGS)))
+            pending[slot] = len(tokens)
+        counts = {slot: min(left, choose.randrange(1, 9)) for slot, left in pending.items()}
+        pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
+        paused = [slot for slot in rigs[1].scheduler.rows if slot not in counts and slot not in released]
+        counts |= dict.fromkeys([slot for slot in paused if choose.random() < 0.05], 0)
+        run_both(rigs, new, counts, released)
+
+
+@torch.inference_mode()
+def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make) -> None:
+    made = checkpoint("llama")
+    rigs = [graph_rig(made)[0], Rig(made.folder)]
+    tokens = [random.Random(1).randrange(VOCAB_SIZE) for _ in range(8)]
+    run_both(rigs, [New(0, tokens)], {0: 8})
+    for rig in rigs:
+        rig.step([New(3, tokens, cached_blocks=rig.blocks(0)[:2], sampling=SAMPLINGS[1])])
+    for _ in range(5):
+        run_both(rigs)
+    assert rigs[0].tokens(3) == rigs[1].tokens(3)
+
+
+@torch.inference_mode()
+def test_shared_beginnings_are_told_to_the_attention(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 16)
+    made = checkpoint("llama")
+    rig, attention = graph_rig(made, shared=True)
+    calm = Rig(made.folder)
+    head = [random.Random(2).randrange(VOCAB_SIZE) for _ in range(16)]
+    run_both([rig, calm], [New(0, [*head, 1])], {0: 17})
+    later = {slot: [*head, 2 * slot, 3] for slot in range(1, 7)}
+    for each in (rig, calm):
+        new = [New(slot, tokens, cached_blocks=each.blocks(0)[:4]) for slot, tokens in later.items()]
+        each.step(new, dict.fromkeys(later, 2))
+    for _ in range(6):
+        run_both([rig, calm])
+    calls = attention.num_shared_calls
+    assert calls > 0
+    run_both([rig, calm], [], {}, [1, 2, 3, 4])  # three are left
+    run_both([rig, calm])
+    assert attention.num_shared_calls == calls
+
+
+def test_sizes_reach_the_last_slot_and_lie_close() -> None:
+    for most in (1, 2, 8, 9, 100, 512, 700):
+        sizes = graph_sizes(most)
+        assert sizes[0] == 1
+        assert sizes[-1] == most
+        assert sizes == sorted(set(sizes))
+    assert len(graph_sizes(512)) == 49

@@ -1,0 +1,57 @@
+"""The chain for single rows computes what the decoder computes. Without CUDA in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before kernels.triton is imported
+
+import kernels
+from services.worker.models import single_row
+from tests.services.worker import checkpoints
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+PROMPT = [5, 9, 1, 77, 30, 12]
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 8, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows"])
+@torch.inference_mode()
+def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
+    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
+    made = checkpoints.make(family, tmp_path, **SIZES)
+    rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False)
+    runner = rig.replica._runner
+    chain = single_row.SingleRowDecoder(runner._model, pdl=torch.cuda.is_available())
+    rig.step([New(0, PROMPT)], {0: len(PROMPT)})
+    batches = []
+    forward = runner._model.forward
+    runner._model.forward = lambda batch, caches: (batches.append(batch), forward(batch, caches))[1]
+    for _ in range(6):
+        rig.step()
+        logits = chain.logits(batches[-1], runner.caches)  # stores the same keys and values once more
+        torch.testing.assert_close(logits.cpu(), rig.logits[0][-1].unsqueeze(0), rtol=1e-4, atol=1e-4)
+
+
+def test_models_that_it_cannot_run_are_refused() -> None:
+    class Place:
+        ops = SimpleNamespace(sources={"rms_norm": "kernels.triton"})
+
+    class Config:
+        head_dim, hidden_size, num_q_heads, intermediate_size = 128, 1024, 16, 3072
+
+    assert single_row.reject_reason(Config(), Place()) is None
+    Config.intermediate_size = 3000
+    assert "3000" in str(single_row.reject_reason(Config(), Place()))
+    Config.head_dim = 96
+    assert "96" in str(single_row.reject_reason(Config(), Place()))
+    Place.ops.sources = {"rms_norm": "kernels.reference"}
+    assert "kernels.triton" in str(single_row.reject_reason(Config(), Place()))
