@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
 
 from quire.params import SamplingParams
 from shared.errors import TRANSPORTS, Internal, QuireError, from_proto
@@ -16,6 +18,7 @@ from shared.pb.inference.v1 import inference_pb2 as pb
 Prompt = str | Sequence[int]
 ChatMessages = Sequence[Mapping[str, str]]
 
+STATUS_DETAILS = "grpc-status-details-bin"
 _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.items()}
 
 
@@ -73,4 +76,17 @@ def from_rpc(error: grpc.RpcError) -> QuireError:
     details = error.details() or str(error.code())
     if code is None:
         return Internal(details)
-    return from_proto(finish_pb2.Error(code=finish_pb2.ErrorCode.Name(code), message=details))
+    hint = _retry_after_ms(error)
+    return from_proto(finish_pb2.Error(code=finish_pb2.ErrorCode.Name(code), message=details, retry_after_ms=hint))
+
+
+def _retry_after_ms(error: grpc.RpcError) -> int:
+    """The server's google.rpc.RetryInfo; 0 if it gave none."""
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
+        if key == STATUS_DETAILS:
+            for detail in status_pb2.Status.FromString(value).details:
+                hint = error_details_pb2.RetryInfo()
+                if detail.Unpack(hint):
+                    return int(hint.retry_delay.ToMilliseconds())
+    return 0

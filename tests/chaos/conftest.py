@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from quire.client import Client
@@ -55,13 +56,17 @@ def services(address: str) -> dict[str, admin_pb2.ServiceStatus]:
         return {service.id: service for service in client.status()}
 
 
-def leaves_nothing_behind(address: str) -> None:
-    """Soon no worker owns a block and nobody runs or waits."""
+def leaves_nothing_behind(cluster: Cluster) -> None:
+    """Soon no worker owns a block and nobody runs or waits; no block is ever without an owner."""
     deadline = time.monotonic() + 10
     while True:
-        found = services(address).values()
+        found = services(cluster.grpc_address).values()
         workers = [service for service in found if service.role == admin_pb2.ROLE_WORKER]
         if not any(worker.blocks.used or worker.running or worker.waiting for worker in workers):
-            return
+            break
         assert time.monotonic() < deadline, workers
         time.sleep(0.05)
+    for process in cluster.processes:
+        if process.spec.role == "scheduler" and process.running and process.ready.is_set():
+            text = httpx.get(f"http://{process.addresses['metrics']}/metrics").text
+            assert "quire_scheduler_blocks_unowned 0.0" in text

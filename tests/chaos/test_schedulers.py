@@ -99,5 +99,5 @@ async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     assert crowd.errors == []
     assert same(crowd, undisturbed["greedy"])
     assert len(doomed.errors) == 16, "a client of a dead frontend sees its connection break"
-    leaves_nothing_behind(one_worker.grpc_address)
+    leaves_nothing_behind(one_worker)
     assert "other" not in services(one_worker.grpc_address)

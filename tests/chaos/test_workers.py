@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from quire.client import Client
 from quire.cluster import Cluster
+from shared.errors import DeadlineExceeded
 from tests.chaos.conftest import Said, leaves_nothing_behind, services
 from tests.chaos.streams import Crowd, everything, greedy, same
 
@@ -34,7 +36,7 @@ async def survives(
     await crowd.finished()
     assert crowd.errors == []
     assert same(crowd, undisturbed[kind])
-    leaves_nothing_behind(cluster.grpc_address)
+    leaves_nothing_behind(cluster)
     print(f"longest pause {crowd.longest_gap_s:.2f} s")
     return crowd
 
@@ -73,8 +75,8 @@ async def test_the_only_worker_leaves(one_worker: Cluster, undisturbed: dict[str
 
 async def test_workers_come_and_go_under_load(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     async def scale() -> None:
-        await asyncio.to_thread(one_worker.scale_workers, 3)
-        assert {"worker-0", "worker-1", "worker-2"} <= set(services(one_worker.grpc_address))
+        await asyncio.to_thread(one_worker.scale_workers, 4)
+        assert {f"worker-{i}" for i in range(4)} <= set(services(one_worker.grpc_address))
         await asyncio.to_thread(one_worker.scale_workers, 1)
 
     await survives(one_worker, undisturbed, scale)
@@ -83,7 +85,10 @@ async def test_workers_come_and_go_under_load(one_worker: Cluster, undisturbed: 
 async def test_requests_wait_while_there_is_no_worker(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     await asyncio.to_thread(one_worker.scale_workers, 0)
     crowd = Crowd(one_worker.grpc_address, greedy)
-    await asyncio.sleep(1)
+    with Client(one_worker.grpc_address) as client:
+        assert [(model.name, model.ready) for model in client.models()] == [("quire-tiny", False)]
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.to_thread(client.generate, "Once", None, None, 1.0)
     assert not crowd.errors
     await asyncio.to_thread(one_worker.scale_workers, 1)
     await crowd.finished()

@@ -1,0 +1,92 @@
+"""Ten times what the cluster takes: refusals are quick and say when to come back, the rest is served as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from quire.client import AsyncClient
+from quire.cluster import Cluster
+from quire.params import SamplingParams
+from shared.errors import ResourceExhausted
+from tests.chaos.conftest import WORKER, leaves_nothing_behind
+from tests.e2e.conftest import running_cluster
+
+pytestmark = pytest.mark.timeout(180)
+
+CAPACITY = 4
+HINT_MS = 300
+SECONDS = 10
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def small() -> Iterator[Cluster]:
+    with running_cluster(
+        worker=WORKER, frontend={"max_inflight_requests": CAPACITY, "retry_after_ms": HINT_MS}
+    ) as cluster:
+        yield cluster
+
+
+@dataclass
+class Seen:
+    """What the clients of one run saw, seconds."""
+
+    served: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    hints_ms: set[int] = field(default_factory=set)
+
+
+async def insist(client: AsyncClient, until: float, seen: Seen) -> None:
+    """Asks again and again; comes back a little later when refused."""
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    while time.monotonic() < until:
+        begin = time.monotonic()
+        try:
+            await client.generate("Once upon a time", params)
+            seen.served.append(time.monotonic() - begin)
+        except ResourceExhausted as refusal:
+            seen.refused.append(time.monotonic() - begin)
+            seen.hints_ms.add(refusal.retry_after_ms)
+            await asyncio.sleep(refusal.retry_after_ms / 1000)
+
+
+async def offer(address: str, clients: int) -> Seen:
+    seen = Seen()
+    client = AsyncClient(address)
+    until = time.monotonic() + SECONDS
+    await asyncio.gather(*(insist(client, until, seen) for _ in range(clients)))
+    await client.close()
+    return seen
+
+
+def resident_bytes(cluster: Cluster) -> dict[str, int]:
+    pages = {p.spec.id: Path(f"/proc/{p.pid}/statm").read_text().split()[1] for p in cluster.processes}
+    return {name: int(count) * PAGE for name, count in pages.items()}
+
+
+async def test_ten_times_the_capacity_is_refused_quickly_and_harms_nobody(small: Cluster) -> None:
+    usual = await offer(small.grpc_address, CAPACITY)
+    before = resident_bytes(small)
+    crowded = await offer(small.grpc_address, 10 * CAPACITY)
+    after = resident_bytes(small)
+    assert not usual.refused
+    refusals = sorted(crowded.refused)
+    p50, p95, p99 = (refusals[int(share * len(refusals))] for share in (0.5, 0.95, 0.99))
+    slower = statistics.median(crowded.served) / statistics.median(usual.served)
+    print(
+        f"{len(refusals)} refusals, p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms; accepted ones took {slower:.2f} times as long"
+    )
+    assert len(refusals) > 100
+    assert crowded.hints_ms == {HINT_MS}
+    assert p95 < 0.05, "the clients share two cores with the cluster: the tail is theirs too"
+    assert slower < 1.5
+    assert all(after[name] - before[name] < 64 << 20 for name in before), "memory stays where it was"
+    leaves_nothing_behind(small)
