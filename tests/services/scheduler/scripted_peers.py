@@ -37,6 +37,7 @@ class WorkerPeer:
     epoch: int = 0
     hold: asyncio.Event | None = None  # results wait for it
     step_s: float = 0.0
+    poison: int | None = None  # a sequence that begins with this token ends the connection
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     num_resets: int = 0
 
@@ -64,6 +65,9 @@ class WorkerPeer:
         elif kind == "cache_reset":
             self.num_resets += 1
         elif kind == "plan":
+            if any(columns.i32(admission.token_ids)[0] == self.poison for admission in message.plan.admitted):
+                self.call.cancel()
+                return
             result = self.paper.execute(_plan(message.plan, self.paper))
             if self.hold is not None:
                 await self.hold.wait()

@@ -11,11 +11,13 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.scheduler import main
+from services.scheduler import status as status_module
 from shared import block_hash, columns, lifecycle
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2
+from shared.rpc.server import LIVENESS
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.paper_worker import oracle
@@ -326,6 +328,49 @@ async def test_a_draining_scheduler_finishes_and_takes_nothing_new(start: Start)
     assert len(frontend.tokens[0]) == 40
     assert frontend.finished[1].error.code == finish_pb2.ERROR_CODE_UNAVAILABLE
     await bench.served  # type: ignore[attr-defined]
+
+
+async def test_health_fails_while_steps_do_not_advance(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_module, "STALLED_AFTER_S", 0.2)
+    bench = await start()
+    hold = asyncio.Event()
+    await bench.worker(hold=hold)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0])
+    async with grpc.aio.insecure_channel(bench.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+
+        async def becomes(status: int) -> None:
+            async with asyncio.timeout(5):
+                while (await health.Check(health_pb2.HealthCheckRequest())).status != status:
+                    await asyncio.sleep(0.05)
+
+        await becomes(health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert (await bench.status())["w0"].state == admin_pb2.STATE_STALLED
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=LIVENESS))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING, "the process itself is well"
+        hold.set()
+        await frontend.ended(0)
+        await becomes(health_pb2.HealthCheckResponse.SERVING)
+
+
+async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: Start) -> None:
+    """Whatever runs a prompt that begins with 13 loses its connection."""
+    bench = await start()
+    frontend = await bench.frontend()
+    poison, good = [13, 1, 2], PROMPTS[0]
+    await frontend.submit(0, poison, max_tokens=30, eos_token_ids=b"")
+    await frontend.submit(1, good, max_tokens=30, eos_token_ids=b"")
+    losses = 0
+    while 0 not in frontend.finished:
+        worker = await bench.worker(poison=13, step_s=0.005)
+        await asyncio.wait([worker.task], timeout=2)  # type: ignore[attr-defined]
+        losses += 1
+        assert losses < 8
+    assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_INTERNAL
+    assert "lost while this ran" in frontend.finished[0].error.message
+    await frontend.ended(1)
+    assert frontend.tokens[1] == oracle(good, len(good) + 30, eos=False)
 
 
 async def test_health_is_per_service_and_the_first_message_must_be_hello(start: Start) -> None:

@@ -179,6 +179,18 @@ def test_equal_prompts_admitted_in_one_step_share_their_blocks(core: NewCore) ->
     assert plan.new_block_ids == [1, 2, 3, 1, 2, 4]
 
 
+def test_p13_who_does_not_read_the_cache_fills_it_all_the_same(core: NewCore) -> None:
+    c = core(enable_prefix_caching=True)
+    for key in range(2):
+        c.add(make_sequence(key, list(range(48)), max_tokens=1, skip_reading_prefix_cache=True))
+        c.schedule(0)
+        returned(c, 5)
+    assert c.counts.cached_tokens == 0
+    c.add(make_sequence(2, list(range(48)), max_tokens=1))
+    c.schedule(0)
+    assert c.counts.cached_tokens == 48
+
+
 def test_s24_a_reset_with_running_sequences_needs_their_preemption(core: NewCore) -> None:
     c = core(enable_prefix_caching=True)
     add(c, 20, 20, 20)
