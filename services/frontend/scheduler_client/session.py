@@ -79,8 +79,8 @@ class Session:
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
         self.last_tokens_s = self._loop.time()
         if self._since_view:
-            for change in (*batch.started, *batch.finished):
-                self.num_tokens_since_view -= self._since_view.pop(change.sequence_id, 0)
+            for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
+                self.num_tokens_since_view -= self._since_view.pop(sequence_id, 0)
         outcome = token_batch.deliver(batch, self.live, self.last_tokens_s)
         self._cancel(outcome.stopped, finish_pb2.FINISH_REASON_STOP)
         self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)

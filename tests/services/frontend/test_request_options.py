@@ -70,9 +70,10 @@ async def test_tenants_in_the_body_or_beside_it(folder: Path) -> None:
         chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         await frontend.http.post("/v1/chat/completions", json=chat, headers=header)
         metadata = (("x-tenant", "metadata"),)
-        await generate(frontend, pb.GenerateRequest(text="x"), metadata=metadata)
-        message = pb.GenerateRequest(text="x", options=pb.RequestOptions(tenant="message"))
-        await generate(frontend, message, metadata=metadata)
+        few = pb.GenerateRequest(text="x", sampling=Sampling(max_tokens=2))
+        await generate(frontend, few, metadata=metadata)
+        few.options.tenant = "message"
+        await generate(frontend, few, metadata=metadata)
         assert [s.tenant for s in script.submissions] == ["header", "body", "header", "metadata", "message"]
         long = await frontend.http.post("/v1/completions", json=BODY, headers={"x-tenant": "t" * 257})
         with pytest.raises(grpc.aio.AioRpcError, match="tenant must have at most 256 characters, got 257"):

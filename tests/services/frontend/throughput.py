@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100  # utime + stime in ticks of 10 ms
 
 
-async def over_grpc(address: str, streams: int, tokens: int) -> int:
+async def over_grpc(address: str, streams: int, tokens: int, *, final_only: bool = False) -> int:
     """Returns the number of messages."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -60,6 +61,7 @@ async def over_grpc(address: str, streams: int, tokens: int) -> int:
             request = pb.GenerateRequest(text="hello")
             request.sampling.max_tokens = tokens
             request.sampling.ignore_eos = True
+            request.options.final_only = final_only
             got = [len(m.token_ids) async for m in stub.Generate(request)]
             assert sum(got) == tokens
             return len(got)
@@ -115,6 +117,8 @@ def run_clients(settings: dict[str, Any], streams: int, tokens: int) -> None:
         async def both() -> None:
             await over_grpc(where["grpc"], streams, 50)
             await measure("gRPC", lambda: over_grpc(where["grpc"], streams, tokens), frontend.pid, total)
+            whole = partial(over_grpc, where["grpc"], streams, tokens, final_only=True)
+            await measure("gRPC, final_only", whole, frontend.pid, total)
             await measure("SSE", lambda: over_sse(where["http"], streams, tokens), frontend.pid, total)
 
         uvloop.run(both())
