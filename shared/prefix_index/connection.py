@@ -43,11 +43,28 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
 
 def _through_sentinel(url: str, options: dict[str, Any]) -> Any:
     parts = urlsplit(url)
-    hosts = parts.netloc.rsplit("@", 1)[-1].split(",")
-    addresses = [(host.rsplit(":", 1)[0], int(host.rsplit(":", 1)[1])) for host in hosts]
+    addresses = [_address(host, url) for host in parts.netloc.rsplit("@", 1)[-1].split(",")]
     service = parts.path.strip("/")
     if not service:
         raise InvalidArgument(f"redis: {url!r} names no service (redis+sentinel://host:port/SERVICE)", field="redis")
     login = {"username": parts.username, "password": parts.password}
     sentinel: Any = Sentinel
-    return sentinel(addresses, **options).master_for(service, **{k: v for k, v in login.items() if v}, **options)
+    found = sentinel(addresses, **options)
+    return found.master_for(service, redis_class=_ThroughSentinel, **{k: v for k, v in login.items() if v}, **options)
+
+
+class _ThroughSentinel(Redis):
+    """Closes the connections to the sentinels, too."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        pool: Any = self.connection_pool
+        for sentinel in pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
+
+def _address(host: str, url: str) -> tuple[str, int]:
+    name, colon, port = host.rpartition(":")
+    if not colon or not port.isdigit():
+        raise InvalidArgument(f"redis: {url!r} names no port for {host!r}", field="redis")
+    return name, int(port)

@@ -31,7 +31,6 @@ class Registry:
 
     async def leave(self) -> None:
         mine = self._entry()
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.unlink(self._keys.scheduler(mine.id))
-        pipeline.srem(self._keys.schedulers, mine.id)
-        await pipeline.execute()
+        # Not a pipeline: that of Redis Cluster takes no UNLINK.
+        await self._redis.unlink(self._keys.scheduler(mine.id))
+        await self._redis.srem(self._keys.schedulers, mine.id)

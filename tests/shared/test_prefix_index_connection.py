@@ -1,0 +1,155 @@
+"""Every kind of Redis that a URL can name: the registry and the index are written to it and read from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+import redis
+import trustme
+
+from services.scheduler.prefix_directory.registry import Registry
+from shared.errors import InvalidArgument
+from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, WorkerEntry, connect
+from shared.prefix_index.keys import member
+from tests.redis_server import RedisServer
+
+HASHES = [bytes([i]) * 32 for i in range(5)]
+BLOCKS = BlockKeys("{quire:model:fingerprint:16}")
+Urls = AsyncIterator[str]
+
+
+@contextlib.asynccontextmanager
+async def server(folder: Path, *flags: str) -> AsyncIterator[RedisServer]:
+    started = RedisServer(folder, *flags)
+    started.start()
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@contextlib.asynccontextmanager
+async def with_a_user(folder: Path) -> Urls:
+    async with server(folder, "--user", "quire", "on", ">se/cret", "~*", "+@all", "--user", "default", "off") as plain:
+        yield f"redis://quire:se%2Fcret@127.0.0.1:{plain.port}/0"
+
+
+@contextlib.asynccontextmanager
+async def by_socket(folder: Path) -> Urls:
+    async with server(folder, "--unixsocket", str(folder / "redis.sock")):
+        yield f"unix://{folder}/redis.sock"
+
+
+@contextlib.asynccontextmanager
+async def with_tls(folder: Path) -> Urls:
+    """A proxy takes the TLS off, as stunnel or a service mesh does."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+
+    async with server(folder) as plain:
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", plain.port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+
+        async with await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context) as proxy:
+            port = proxy.sockets[0].getsockname()[1]
+            yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={folder}/ca.pem"
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+            await writer.drain()
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def through_sentinel(folder: Path) -> Urls:
+    async with server(folder) as plain:
+        config = folder / "sentinel.conf"
+        config.write_text(f"sentinel monitor quire 127.0.0.1 {plain.port} 1\n")
+        sentinel = RedisServer(folder, str(config), "--sentinel")
+        sentinel.start()
+        try:
+            yield f"redis+sentinel://127.0.0.1:{sentinel.port}/quire"
+        finally:
+            sentinel.stop()
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder: Path) -> Urls:
+    """One node with all slots: keys that are asked together must still lie in one of them."""
+    async with server(folder, "--cluster-enabled", "yes") as node:
+        client = redis.Redis(port=node.port)
+        for start in range(0, 16384, 4096):
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(start, start + 4096))
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True):
+            await asyncio.sleep(0.05)
+        client.close()
+        yield f"redis+cluster://127.0.0.1:{node.port}"
+
+
+Kind = Callable[[Path], AbstractAsyncContextManager[str]]
+
+
+@pytest.mark.parametrize("kind", [with_a_user, by_socket, with_tls, through_sentinel, cluster])
+async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
+    async with kind(tmp_path) as url:
+        client = connect(url)
+        keys = RegistryKeys("quire")
+        registries = [
+            Registry(client, keys, lambda name=name: SchedulerEntry(name, "127.0.0.1:1", 7, 2)) for name in ("a", "b")
+        ]
+        for registry in registries:
+            await registry.renew(lease_ms=5_000)
+        assert registries[1].peers == [SchedulerEntry("a", "127.0.0.1:1", 7, 2)]
+
+        workers = [WorkerEntry("w0", 1, "a"), WorkerEntry("w1", 1, "a")]
+        await client.sadd(BLOCKS.blocks("w0", 1), *map(member, HASHES[:3]))
+        found = await PrefixReader(client, BLOCKS).match(HASHES, workers)
+        assert [(match.worker.id, match.num_blocks) for match in found] == [("w0", 3)]
+
+        for registry in registries:
+            await registry.leave()
+        await client.aclose()
+
+
+async def test_a_wrong_password_is_an_error_of_redis(tmp_path: Path) -> None:
+    async with with_a_user(tmp_path) as url:
+        client = connect(url.replace("cret", "crab"))
+        with pytest.raises(redis.RedisError):
+            await client.smembers("anything")
+        await client.aclose()
+
+
+async def test_a_certificate_of_nobody_known_is_refused(tmp_path: Path) -> None:
+    async with with_tls(tmp_path) as url:
+        trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+        client = connect(url)
+        with pytest.raises(redis.RedisError, match="certificate"):
+            await client.smembers("anything")
+        await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("memcached://127.0.0.1", "unknown kind of URL 'memcached://127.0.0.1'"),
+        ("127.0.0.1:6379", "unknown kind of URL '127.0.0.1:6379'"),
+        ("redis+sentinel://127.0.0.1:26379", "names no service"),
+        ("redis+sentinel://127.0.0.1/quire", "names no port for '127.0.0.1'"),
+    ],
+)
+def test_a_url_that_cannot_be_meant(url: str, complaint: str) -> None:
+    with pytest.raises(InvalidArgument, match=complaint):
+        connect(url)
