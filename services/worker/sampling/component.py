@@ -19,10 +19,14 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where the tokens to be sampled will stand in their sequences, [num_rows]."""
+    """Where the tokens to be sampled will stand in their sequences, [num_rows].
 
-    host: I32
+    A slot may have several consecutive rows: one for its next token, and one behind each of its draft tokens.
+    """
+
+    host: I32  # not above the true ones, which only the device knows while accepted drafts are not counted
     device: Tensor
+    drafts: Tensor | None = None  # int32 [num_rows, most] the row's drafts, in order, then -1; None: there are none
 
 
 class Bound(Protocol):
@@ -32,7 +36,8 @@ class Bound(Protocol):
         """Changes float32 `logits` [num_rows, vocab_size] in place."""
 
     def sampled(self, token_ids: Tensor) -> None:
-        """These are the rows' new tokens, [num_rows], on the device."""
+        """These are the rows' new tokens, int32 [num_rows], on the device; -1 where a row gave none: the choice failed
+        or a draft before it was refused."""
 
 
 class SlotState(Protocol):
@@ -49,12 +54,21 @@ class Component(SlotState, Protocol):
     """One way of changing logits. A slot that does not use it costs nothing."""
 
     def bind(self, slots: Rows) -> Bound | None:
-        """For a step that samples `slots` [num_rows], ascending; None if none of them uses it."""
+        """For a step that samples `slots` [num_rows], ascending, one for each row; None if none of them uses it."""
 
 
 def upload(values: npt.ArrayLike, device: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """To the device without waiting for it: CUDA takes its copy of unpinned memory before the call returns."""
     return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device, non_blocking=True)
+
+
+def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:
+    """The different slots among `slots`, ascending, and for each the `rows` that are its own, [num_slots, most], -1
+    behind them."""
+    found, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
+    within = np.arange(counts.max(initial=0))
+    at = firsts[:, None] + within
+    return found, np.where(within < counts[:, None], rows[np.minimum(at, len(rows) - 1)], -1)
 
 
 def check_token_ids(ids: I32, vocab_size: int, field: str) -> None:

@@ -88,6 +88,9 @@ class BoundPenalties:
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
         counts = self._owner.output_counts[self._places]  # [num_active, vocab_size]
+        if positions.drafts is not None:
+            drafts = positions.drafts[self._rows]
+            counts.scatter_add_(1, drafts.clamp(min=0).long(), (drafts >= 0).int())
         occurred = counts > 0
         changed = logits[self._rows]
         if self._repetition is not None:
@@ -100,8 +103,9 @@ class BoundPenalties:
         logits[self._rows] = changed
 
     def sampled(self, token_ids: Tensor) -> None:
-        new = token_ids[self._rows].long()
-        self._owner.output_counts[self._places, new] += 1  # no place is named twice
+        new = token_ids[self._rows]
+        places = (self._places, new.clamp(min=0).long())
+        self._owner.output_counts.index_put_(places, (new >= 0).int(), accumulate=True)
 
 
 def _column(values: list[float], unused: float, device: Any) -> Tensor | None:

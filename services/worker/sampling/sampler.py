@@ -41,6 +41,27 @@ class _Bindings:
     core: BoundCore
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Rows before their choice."""
+
+    logits: Tensor  # [num_rows, vocab_size], temperature and filters still to come
+    positions: Positions
+    _bindings: _Bindings
+    _looked: Tensor
+
+    def choose(self) -> Tensor:
+        """int32 [num_rows]; -1 where nothing can be chosen."""
+        return self._bindings.core.choose(self.logits, self.positions)
+
+    def settle(self, token_ids: Tensor) -> Sampled:
+        """These are the rows' tokens, -1 where a row gave none."""
+        for feature in self._bindings.features:
+            feature.sampled(token_ids)
+        asked = self._bindings.logprobs
+        return Sampled(token_ids, asked.collect(self._looked, token_ids.clamp(min=0)) if asked else None)
+
+
 class Sampler:
     """Owns the sampling state of all slots."""
 
@@ -74,20 +95,18 @@ class Sampler:
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
         """`logits` [num_rows, vocab_size] of `slots` [num_rows]; may overwrite them."""
+        ready = self.process(logits, slots, positions)
+        return ready.settle(ready.choose())
+
+    def process(self, logits: Tensor, slots: Rows, positions: Positions) -> Ready:
+        """The rows with every feature applied, for whoever chooses; a slot may have several (see Positions)."""
         bindings = self._bind(slots)
         if bindings.features or bindings.logprobs or not self._core.takes_16_bit:
             logits = logits.float()
         looked = bindings.logprobs.look(logits) if bindings.logprobs else None
         for feature in bindings.features:
             feature.apply(logits, positions)
-        token_ids = bindings.core.choose(logits, positions)
-        if not bindings.features and not bindings.logprobs:
-            return Sampled(token_ids, None)
-        safe_ids = token_ids.clamp(min=0)
-        for feature in bindings.features:
-            feature.sampled(safe_ids)
-        logprobs = bindings.logprobs.collect(looked, safe_ids) if bindings.logprobs else None
-        return Sampled(token_ids, logprobs)
+        return Ready(logits, positions, bindings, looked)
 
     def plain(self, slots: Rows) -> BoundCore | None:
         """What `slots` [num_rows] ask for, if that is nothing but temperature and seed."""
