@@ -69,7 +69,7 @@ class Tape:
     def replay(self, **sizes: int) -> None:
         """Runs the calls with these sizes, in one call of C: rows beyond them are neither read nor written."""
         for number, (name, most) in enumerate(self.largest.items()):
-            assert 0 < sizes[name] <= most, f"{name} = {sizes[name]}, recorded for {most}"
+            assert 0 <= sizes[name] <= most, f"{name} = {sizes[name]}, recorded for {most}"
             self._sizes[number] = sizes[name]
         LIBRARY.quire_tape_replay(self._handle, self._sizes)
 
@@ -134,7 +134,17 @@ class Arena:
 class OnlyViews(TorchDispatchMode):
     """Refuses what a replay would leave out."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports its compiler at the first call, only to keep away from this one: 1.3 s."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket not in VIEWS:
+        kwargs = kwargs or {}
+        if func.overloadpacket in VIEWS:
+            return func(*args, **kwargs)
+        with self:  # what is made of others comes here whole in inference mode: flatten, reshape
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
             raise RuntimeError(f"{func} cannot be recorded on a tape: use a function of kernels, or call it outside")
-        return func(*args, **(kwargs or {}))
+        return result

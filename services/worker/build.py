@@ -17,9 +17,11 @@ from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.loader import fill_dummy, load_checkpoint
 from services.worker.model_runner import ModelRunner
+from services.worker.models import taped
 from services.worker.models.decoder import Decoder
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import read_model_config
+from services.worker.models.taped import TapedDecoder
 from services.worker.profiling import run_largest_steps
 from services.worker.replica import Replica
 from services.worker.sampling.sampler import Sampler
@@ -59,6 +61,7 @@ def build_replica(settings: WorkerSettings) -> Replica:
     runner.prepare(kv_cache.allocate(shape, num_blocks, dtype, place.device), table.block_table)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
+    _use_tape(runner, model, backend, place, fitting)
     kv_memory.report(fitting, shape)
     return Replica(fitting, config.vocab_size, device.name, runner, table)
 
@@ -101,6 +104,16 @@ def _graph_maker(
         log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
         return None
     return GraphMaker(model, backend.rows_per_prefix_tile(spec), place)
+
+
+def _use_tape(
+    runner: ModelRunner, model: Decoder, backend: AttentionBackend, place: Placement, fitting: Limits
+) -> None:
+    reason = taped.reject_reason(backend, place)
+    if reason is None:
+        runner.use_model(TapedDecoder(model, runner.caches, fitting))
+    elif place.device.type == "cpu":
+        log.info("no tape: steps are launched kernel by kernel", reason=reason)
 
 
 def _measure(

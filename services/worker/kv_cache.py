@@ -35,7 +35,9 @@ def allocate(shape: BlockShape, num_blocks: int, dtype: Any, device: Any) -> lis
 
 def _host_zeros(size: tuple[int, ...], *, dtype: Any, device: Any) -> Tensor:
     """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB."""
+    from kernels import cpu
+
     num_bytes = math.prod(size) * dtype.itemsize
     memory = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
-    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(size)
+    return cpu.prefer_huge_pages(torch.from_numpy(memory[start : start + num_bytes])).view(dtype).view(size)

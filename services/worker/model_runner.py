@@ -7,7 +7,7 @@ looked at this one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,16 @@ class Uploaded:
     block_ids: Tensor
 
 
+class Model(Protocol):
+    """Tokens to logits."""
+
+    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_samples, vocab_size]"""
+
+
 class Launch:
     """A step under way: `wait()` blocks until its tokens are on the host."""
 
@@ -92,7 +102,8 @@ class ModelRunner:
 
     def __init__(self, model: Decoder, sampler: Sampler, device: Device) -> None:
         self.sampler = sampler
-        self._model = model
+        self._decoder = model
+        self._model: Model = model
         self._device = device
         self._staging: Staging = staging_for(device)
         self._clock = clock_of(device)
@@ -103,7 +114,7 @@ class ModelRunner:
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
         """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
         self.caches = caches
-        self._graphs = None
+        self._graphs, self._model = None, self._decoder
         num_slots, width = block_table.shape
         device = self._device.torch_device
         tables = torch.from_numpy(block_table)
@@ -115,6 +126,10 @@ class ModelRunner:
     def use_graphs(self, graphs: DecodeGraphs) -> None:
         """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
         self._graphs = graphs
+
+    def use_model(self, model: Model) -> None:
+        """Other steps go through `model`, recorded over `caches`, until the next prepare()."""
+        self._model = model
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         if self._graphs is not None:

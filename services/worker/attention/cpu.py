@@ -11,7 +11,7 @@ PACKAGE = "kernels.cpu"
 class CpuAttention:
     """kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
 
-    records_decodes = False
+    records_decodes = True
 
     def __init__(self) -> None:
         self._library, self._reason = kernels.find(PACKAGE)

@@ -54,8 +54,8 @@ class AttentionBackend(Protocol):
 
     @property
     def records_decodes(self) -> bool:
-        """A decode step may be part of a CUDA graph: no tensor is looked at on the host, and rows cost by their
-        lengths, not by the width of the block tables."""
+        """A decode step may be part of a CUDA graph (or of a tape): no tensor is looked at in Python, and rows cost by
+        their lengths, not by the width of the block tables."""
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         """Rows of a tile of shared prefixes; 0: this backend reads every row's keys and values, shared or not."""

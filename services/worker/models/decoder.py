@@ -49,6 +49,7 @@ class Decoder:
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         """`num_positions`: longest sequence that will be run."""
         self.config = config
+        self._embed = place.ops.embed
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
         self.embedding = Embedding("model.embed_tokens", vocab_size, hidden_size, place)
         self.layers = [DecoderLayer(i, config, backend, place) for i in range(config.num_layers)]
@@ -72,7 +73,7 @@ class Decoder:
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, residual, batch, cache, self.cos_sin)
         if batch.logit_tokens is not None:
-            x, residual = (t.index_select(0, batch.logit_tokens) for t in (x, residual))
+            x, residual = (self._embed(batch.logit_tokens, t) for t in (x, residual))  # a gather of rows
         return self.norm(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -164,11 +164,18 @@ def test_a_view_keeps_its_memory():
     assert torch.equal(second, cpu.linear(x, weight))
 
 
-def test_what_a_replay_would_leave_out_is_refused():
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_a_replay_would_leave_out_is_refused(inference):
+    with torch.inference_mode(inference):
+        refuse_all()
+
+
+def refuse_all() -> None:
     x, weight = torch.randn(10, 8), torch.ones(8)
     for compute in (
         lambda y: y.float() + 1,
         lambda y: y.index_select(0, torch.tensor([1])),
+        lambda y: y.t().flatten(),
         lambda y: cpu.rms_norm(y.half(), weight.half(), EPS),
     ):
         tape = Tape(num_tokens=10)

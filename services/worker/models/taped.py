@@ -1,0 +1,89 @@
+"""The decoder as a tape: what a CUDA graph is to a GPU, but for steps of any size (kernels/cpu/README.md, "Tape").
+
+Its inputs lie in the same memory at every step. What it costs beside the kernels is one call and the copies into that
+memory, instead of a Python call for every kernel of every layer.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from services.worker.attention.port import AttentionBackend, AttentionMetadata
+from services.worker.forward_batch import ForwardBatch
+from services.worker.kv_cache import LayerCache
+from services.worker.layers.placement import Placement, Tensor
+from services.worker.limits import Limits
+from services.worker.models.decoder import Decoder
+
+PACKAGE = "kernels.cpu"
+RECORDED = ("linear", "embed", "rms_norm", "add_rms_norm", "qk_norm_rope_store", "silu_mul")
+
+
+def reject_reason(backend: AttentionBackend, place: Placement) -> str | None:
+    """Why the model's steps cannot be recorded on a tape, or None."""
+    if place.device.type != "cpu":
+        return f"runs on the CPU, not on {place.device.type}"
+    elsewhere = [name for name in RECORDED if place.ops.sources[name] != PACKAGE]
+    if elsewhere:
+        return f"{elsewhere[0]} is not that of {PACKAGE}"
+    if place.dtype not in (torch.float32, torch.bfloat16):
+        return f"{PACKAGE} does not compute in {place.dtype}"
+    return None if backend.records_decodes else "the attention backend cannot be recorded"
+
+
+class TapedDecoder:
+    """Stands in for `decoder`, over the caches that it was recorded with."""
+
+    def __init__(self, decoder: Decoder, caches: list[LayerCache], limits: Limits) -> None:
+        from kernels.cpu.tape import Tape
+
+        self._decoder, self._caches = decoder, caches
+        num_seqs = limits.max_num_seqs
+        num_tokens = max(limits.max_num_batched_tokens, num_seqs + 1)
+        num_samples = num_tokens + 1  # sizes have to differ; hidden states of every token may be wanted
+        self._width = limits.max_blocks_per_seq
+        self._inputs = _inputs(num_tokens, num_seqs, num_samples, self._width)
+        self._every = torch.arange(num_samples, dtype=torch.int32)
+        self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
+        with self._tape.recording():
+            self._hidden: Tensor = decoder.forward(self._inputs, caches)
+
+    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states [num_samples, hidden_size], until the next step."""
+        assert caches is self._caches
+        wanted = self._every[: len(batch.token_ids)] if batch.logit_tokens is None else batch.logit_tokens
+        self._put(batch, wanted)
+        num_seqs = len(batch.attention.seq_lens)
+        self._tape.replay(num_tokens=len(batch.token_ids), num_seqs=num_seqs, num_samples=len(wanted))
+        return self._hidden[: len(wanted)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_samples, vocab_size] in the model's dtype"""
+        return self._decoder.logits(hidden)
+
+    def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
+        inputs, attention, given = self._inputs, self._inputs.attention, batch.attention
+        tables = given.block_tables
+        attention.block_tables[: tables.size(0), : tables.size(1)] = tables
+        columns: tuple[tuple[Tensor, Tensor], ...] = (
+            (inputs.token_ids, batch.token_ids),
+            (inputs.positions, batch.positions),
+            (inputs.slot_mapping, batch.slot_mapping),
+            (attention.query_start, given.query_start),
+            (attention.seq_lens, given.seq_lens),
+            (inputs.logit_tokens, wanted),
+        )
+        for place, values in columns:
+            place[: values.size(0)] = values
+
+
+def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int) -> ForwardBatch:
+    """Memory for the largest step; zeros, which name the null block."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32)
+
+    attention = AttentionMetadata(
+        zeros(num_seqs, width), zeros(num_seqs + 1), zeros(num_seqs), longest_query=num_tokens, longest_seq=num_tokens
+    )
+    return ForwardBatch(zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), attention, zeros(num_samples))

@@ -1,0 +1,78 @@
+"""Steps from a tape give, bit for bit, what the same kernels give when they are called one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from services.worker.models.taped import TapedDecoder
+from shared.pb.common.v1 import sampling_pb2
+from tests.kernels.cpu.closeness import needs_library
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+pytestmark = pytest.mark.skipif(**needs_library)
+
+Make = Callable[[str], Checkpoint]
+
+SAMPLINGS = [
+    sampling_pb2.SamplingParams(temperature=0.0),
+    sampling_pb2.SamplingParams(temperature=0.9, seed=4),
+    sampling_pb2.SamplingParams(temperature=0.7, seed=1, top_k=20, frequency_penalty=0.4, logprobs=2),
+]
+
+
+def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
+    """With a tape, and without."""
+    taped, called = (Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2) for _ in range(2))
+    assert isinstance(taped.replica._runner._model, TapedDecoder)
+    runner = called.replica._runner
+    runner.use_model(runner._decoder)
+    return [taped, called]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-windows", "llama-biases-tied"])
+def test_random_work_has_the_same_logits(checkpoint: Make, name: str, dtype: str) -> None:
+    """Admissions, chunks, steps without a sample, pauses, releases."""
+    rigs = rigs_of(checkpoint(name), dtype)
+    choose = random.Random(3)
+    free, pending = set(range(8)), {}
+    for _ in range(80):
+        rows = rigs[0].scheduler.rows
+        released = [slot for slot in rows if choose.random() < 0.05 and slot not in pending]
+        for rig in rigs:
+            for slot in released:
+                rig.scheduler.free[:0] = rig.scheduler.rows[slot].blocks[::-1]
+        free |= set(released)
+        new = []
+        if free and choose.random() < 0.4:
+            slot = free.pop()
+            tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 20))]
+            new.append(New(slot, tokens, sampling=choose.choice(SAMPLINGS)))
+            pending[slot] = len(tokens)
+        counts = {slot: min(left, choose.randrange(1, 9)) for slot, left in pending.items()}
+        pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
+        for rig in rigs:
+            rig.logits.clear()
+        mine, theirs = (rig.step(new, counts, released) for rig in rigs)
+        assert mine == theirs
+        assert rigs[0].logits.keys() == rigs[1].logits.keys()
+        for slot, logits in rigs[0].logits.items():
+            assert torch.equal(torch.stack(logits), torch.stack(rigs[1].logits[slot]))
+        assert rigs[0].last_result.logprobs == rigs[1].last_result.logprobs
+
+
+@torch.inference_mode()
+def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
+    made = checkpoint("llama")
+    for settings in ({"dtype": "float16", "attention_backend": "auto"}, {"attention_backend": "reference"}):
+        rig = Rig(made.folder, **settings)
+        assert not isinstance(rig.replica._runner._model, TapedDecoder)
+        rig.step([New(0, [1, 2, 3])], {0: 3})
+        assert len(rig.tokens(0)) == 4
