@@ -69,14 +69,29 @@ async def test_a_second_shard_takes_over_from_one_that_hangs_and_comes_back(
     await survives(two_schedulers, undisturbed, hang)
 
 
-@pytest.mark.parametrize("part", ["worker-0", "scheduler-0"])
-async def test_redis_is_away_while_another_part_dies(
-    two_schedulers: Cluster, undisturbed: dict[str, Said], part: str
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ("worker-0", signal.SIGKILL),
+        ("worker-0", signal.SIGSTOP),
+        ("worker-0", signal.SIGTERM),
+        ("scheduler-0", signal.SIGKILL),
+        ("scheduler-0", signal.SIGTERM),
+    ],
+)
+async def test_redis_is_away_while_another_part_goes(
+    two_schedulers: Cluster, undisturbed: dict[str, Said], part: str, fault: signal.Signals
 ) -> None:
+    async def go() -> None:
+        os.kill(pid(two_schedulers, part), fault)
+        if fault == signal.SIGSTOP:
+            await asyncio.sleep(4)
+            os.kill(pid(two_schedulers, part), signal.SIGCONT)
+
     os.kill(pid(two_schedulers, "redis-0"), signal.SIGSTOP)
     try:
         await asyncio.sleep(1.5)
-        await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, part), signal.SIGKILL))
+        await survives(two_schedulers, undisturbed, go)
     finally:
         os.kill(pid(two_schedulers, "redis-0"), signal.SIGCONT)
 
