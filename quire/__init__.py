@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from quire.client import AsyncClient, Client
     from quire.llm import LLM, AsyncLLM
     from quire.outputs import CompletionOutput, Delta, RequestOutput
-    from quire.params import SamplingParams
+    from quire.params import RepetitionDetection, SamplingParams
 
 _HOMES = {
     "LLM": "quire.llm",
     "AsyncLLM": "quire.llm",
     "Client": "quire.client",
     "AsyncClient": "quire.client",
+    "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",
     "RequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
@@ -31,6 +32,7 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "Delta",
+    "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",
     "__version__",

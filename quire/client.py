@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import grpc
@@ -179,8 +180,7 @@ async def _deltas(call: AsyncIterator[Message]) -> AsyncIterator[Delta]:
 
 
 def _final(options: Options | None) -> Options:
-    options = options or Options()
-    return Options(options.request_id, options.priority, options.tenant, options.cache_salt, final_only=True)
+    return replace(options or Options(), final_only=True)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from shared.pb.common.v1 import sampling_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """Ends a sample once it ends with `min_count` copies of one pattern of min_ to max_pattern_size tokens."""
+
+    max_pattern_size: int
+    min_count: int
+    min_pattern_size: int = 1
+
+    def to_proto(self) -> pb.RepetitionDetection:
+        return pb.RepetitionDetection(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
+    repetition_detection: RepetitionDetection | None = None
     logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
+    thinking_token_budget: int | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -48,6 +63,8 @@ class SamplingParams:
                 continue
             if isinstance(value, Mapping):
                 getattr(message, item.name).update(value)
+            elif isinstance(value, RepetitionDetection):
+                getattr(message, item.name).CopyFrom(value.to_proto())
             elif isinstance(value, Sequence):
                 getattr(message, item.name).extend(value)
             else:

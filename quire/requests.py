@@ -31,6 +31,9 @@ class Options:
     tenant: str = ""
     cache_salt: str = ""
     final_only: bool = False
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str = ""
+    stream_interval: int = 0
 
     def to_proto(self) -> pb.RequestOptions:
         return pb.RequestOptions(
@@ -39,6 +42,9 @@ class Options:
             tenant=self.tenant,
             cache_salt=self.cache_salt,
             final_only=self.final_only,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side,
+            stream_interval=self.stream_interval,
         )
 
 

@@ -33,17 +33,22 @@ def sample(
     choice = logits.argmax(dim=1)
     lost = ~torch.isfinite(logits.amax(dim=1))  # amax passes NaN on
     if temperature is not None:
-        greedy = temperature == 0
-        scaled = logits / temperature.masked_fill(greedy, 1).unsqueeze(1)
-        kept = _filter(scaled, top_k, top_p, min_p)
-        noisy = kept + gumbel_noise(seeds, positions, logits.size(1))
-        choice = torch.where(greedy, choice, noisy.argmax(dim=1))
+        noisy = filtered(logits, temperature, top_k, top_p, min_p) + gumbel_noise(seeds, positions, logits.size(1))
+        choice = torch.where(temperature == 0, choice, noisy.argmax(dim=1))
     return choice.masked_fill(lost, -1).int()
 
 
-def _filter(
-    logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+def filtered(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
 ) -> torch.Tensor:
+    """What `sample` draws from, float32 [num_rows, vocab_size]: logits by temperature (greedy rows as they are), -inf
+    where a filter dropped a token. Arguments as there."""
+    if temperature is not None:
+        logits = logits / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
     if min_p is not None:
         cutoff = logits.amax(dim=1) + min_p.log()
         logits = _drop_below(logits, cutoff)

@@ -11,7 +11,7 @@ from services.frontend.admission import Lease
 from services.frontend.delta import Delta
 from services.frontend.input_processor.processor import Prepared
 from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.sample import Sample
+from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Request, Sampling
 from services.frontend.scheduler_client.client import SchedulerClient
@@ -71,7 +71,7 @@ class Generation:
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,
             owner=self,
-            final_only=self.request.final_only,
+            interval=AT_END if self.request.final_only else self.request.stream_interval,
         )
 
     def _new_sequence(self, sample: Sample) -> Sequence:

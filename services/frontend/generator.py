@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.frontend.admission import Admission
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.prefix_lookup import Prefixes
@@ -26,7 +28,9 @@ class Generator:
         client: SchedulerClient,
         tokenizer: Tokenizer,
         metrics: FrontendMetrics,
+        stream_interval: int,
     ) -> None:
+        """`stream_interval`: tokens of a sample from one message to the next, at least."""
         self._catalogue = catalogue
         self._admission = admission
         self._processor = processor
@@ -34,11 +38,13 @@ class Generator:
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._stream_interval = stream_interval
 
     async def start(self, request: Request) -> Generation:
         """Raises what a client should hear instead of an answer; afterwards errors come out of the generation."""
         self._catalogue.check(request.model)
         self._processor.check(request)
+        request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
         lease = self._admission.admit(request.num_samples, self._processor.estimate_tokens(request))
         try:
             limits = await self._client.ready(request.deadline_s)

@@ -93,6 +93,7 @@ class Frontend:
             client=self._client,
             tokenizer=self._tokenizer,
             metrics=self.metrics,
+            stream_interval=settings.stream_interval,
         )
         self._add_grpc_services()
         self._http = self._new_http_server()

@@ -69,8 +69,11 @@ class Sampling:
     bad_words: Sequence[str] = ()
     repetition_detection: RepetitionDetection | None = None
     logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
+    thinking_token_budget: int | None = None  # -1: no bound, like None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
 
 
@@ -88,8 +91,10 @@ class Request:
     tenant: str = ""
     cache_salt: str = ""
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as leave room for the output
+    truncation_side: str = "left"  # "right": keep the first instead
     default_max_tokens: int | None = None  # None: what fits in the model's context
     final_only: bool = False  # the reader wants each sample in one piece, when it has ended
+    stream_interval: int = 1  # tokens from one piece of a sample to the next
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
 
     @property

@@ -22,6 +22,8 @@ class Payload:
     sampling: sampling_pb2.SamplingParams
     eos_token_ids: bytes
     bad_word_token_ids: tuple[bytes, ...]
+    think_start_token_ids: bytes = b""
+    think_end_token_ids: bytes = b""
 
 
 class SequenceFactory:
@@ -50,7 +52,7 @@ class SequenceFactory:
                 root_hash=submission.root_hash,
                 block_hashes=list(hashes),
                 skip_reading_prefix_cache=submission.sampling.skip_reading_prefix_cache,
-                asks_logprobs=submission.sampling.HasField("logprobs"),
+                asks_logprobs=submission.sampling.HasField("logprobs") or bool(submission.sampling.logprob_token_ids),
                 repetition=_repetition(submission.sampling),
                 min_output_tokens=submission.sampling.min_tokens,
                 payload=payload,
@@ -75,7 +77,13 @@ def _payload(submission: pb.Submission, index: int) -> Payload:
         sampling = sampling_pb2.SamplingParams()
         sampling.CopyFrom(submission.sampling)
         sampling.seed = (sampling.seed + index + 2**63) % 2**64 - 2**63  # wraps as int64
-    return Payload(sampling, submission.eos_token_ids, tuple(submission.bad_word_token_ids))
+    return Payload(
+        sampling,
+        submission.eos_token_ids,
+        tuple(submission.bad_word_token_ids),
+        submission.think_start_token_ids,
+        submission.think_end_token_ids,
+    )
 
 
 def refusal(submission: pb.Submission) -> Failure | None:

@@ -10,6 +10,8 @@ from shared.errors import FailedPrecondition
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2
 
+RAW_LOGPROBS = "raw_logprobs"  # the default, and that of workers from before there was a choice
+
 
 class Terms:
     """Settled once, kept while the scheduler lives, also while no worker is there."""
@@ -17,6 +19,7 @@ class Terms:
     def __init__(self) -> None:
         self.model: model_pb2.ModelIdentity | None = None
         self.layout: model_pb2.BlockLayout | None = None
+        self.logprobs_mode = ""
         self._set_by = ""
 
     @property
@@ -46,6 +49,16 @@ class Terms:
                 f"layout.block_size: the cluster has {self.layout.block_size}, worker {hello.worker_id} has "
                 f"{layout.block_size}",
                 field="layout.block_size",
+            )
+
+    def agree_on_logprobs(self, hello: worker_pb2.WorkerHello) -> None:
+        """A sequence that moves must not go on with numbers of another meaning."""
+        mode = hello.logprobs_mode or RAW_LOGPROBS
+        self.logprobs_mode = self.logprobs_mode or mode
+        if mode != self.logprobs_mode:
+            raise FailedPrecondition(
+                f"logprobs_mode: the cluster has {self.logprobs_mode}, worker {hello.worker_id} has {mode}",
+                field="logprobs_mode",
             )
 
 

@@ -48,7 +48,14 @@ def build_replica(settings: WorkerSettings) -> Replica:
     backend = choose_attention(settings.attention_backend, spec)
     model = _load_model(settings, config, wanted, backend, place)
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, dtype.itemsize)
-    sampler = Sampler(wanted.max_num_seqs, config.vocab_size, settings.max_logprobs, ops, place.device)
+    sampler = Sampler(
+        wanted.max_num_seqs,
+        config.vocab_size,
+        settings.max_logprobs,
+        ops,
+        place.device,
+        logprobs_mode=settings.logprobs_mode,
+    )
     runner = ModelRunner(model, sampler, device)
     graphs = _graph_maker(settings, model, backend, spec, place)
     num_blocks = settings.num_blocks or _measure(settings, wanted, runner, graphs, shape=shape, place=place)

@@ -129,5 +129,6 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         device=f"{settings.device} {replica.device_name}",
-        max_logprobs=settings.max_logprobs,
+        max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+        logprobs_mode=settings.logprobs_mode,
     )

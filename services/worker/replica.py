@@ -93,7 +93,7 @@ class Replica:
     def __init__(self, limits: Limits, vocab_size: int, device_name: str, runner: Runner, table: SlotTable) -> None:
         self.limits = limits
         self.device_name = device_name
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._runner = runner
         self._table = table
         self._held = HeldBlocks(limits.num_blocks, limits.block_size)
@@ -140,7 +140,7 @@ class Replica:
         slot = admission.slot
         self._roots[slot] = admission.root_hash
         try:
-            check_token_ids(self._table.given_tokens[slot], self._vocab_size, "token_ids")
+            check_token_ids(self._table.given_tokens[slot], self.vocab_size, "token_ids")
             self._runner.sampler.admit(slot, admission)
         except QuireError as error:
             self._refused[slot] = error

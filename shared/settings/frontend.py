@@ -35,4 +35,7 @@ class FrontendSettings(Settings):
         30.0, ge=0, description="how long a request waits for a worker when there is none, seconds"
     )
     api_key: str = Field("", description="bearer token that /v1 calls must show; empty: none")
+    stream_interval: int = Field(
+        1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
+    )
     tokenizer_threads: int = Field(2, ge=1, description="threads that tokenize long prompts")

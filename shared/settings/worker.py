@@ -44,7 +44,12 @@ class WorkerSettings(Settings):
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     cuda_graphs: bool = Field(True, description="decode steps as CUDA graphs: faster steps for a second of start-up")
-    max_logprobs: int = Field(20, ge=0, description="most log-probabilities per token that a request may ask for")
+    max_logprobs: int = Field(
+        20, ge=-1, description="most log-probabilities per token that a request may ask for; -1: the whole vocabulary"
+    )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
+        "raw_logprobs", description="raw: as the model gives them; processed: as the token was drawn from them"
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     seed: int = Field(0, ge=0, description="seed of dummy weights")
 

@@ -66,7 +66,9 @@ def _request(model: str, prompt: Prompt, sampling: Sampling, options: pb.Request
         tenant=options.tenant or arrival.tenant,
         cache_salt=options.cache_salt,
         truncate_prompt_tokens=options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None,
+        truncation_side=options.truncation_side or "left",
         final_only=options.final_only,
+        stream_interval=max(1, options.stream_interval),
     )
 
 
@@ -115,7 +117,6 @@ def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults
     """Only what the client set counts as given."""
     fields = {descriptor.name: value for descriptor, value in message.ListFields()}
     refuse_not_offered(fields)
-    fields.pop("spaces_between_special_tokens", None)  # true, which is what every tokenizer's own decoder does
     return sampling_rules.build({name: _plain(value) for name, value in fields.items()}, defaults)
 
 

@@ -41,7 +41,6 @@ ASKS: Mapping[str, Asks] = {
     "response_format": _not_text,
     "structured_output": _given,
     "structured_outputs": _given,
-    "thinking_token_budget": _not(-1),
     # tools and reasoning
     "tools": _present,
     "tool_choice": _calls_tools,
@@ -50,9 +49,11 @@ ASKS: Mapping[str, Asks] = {
     "include_reasoning": _not(True),
     # log-probabilities beyond those of the sampled positions
     "prompt_logprobs": _present,
-    "logprob_token_ids": _given,
+    "prompt_logprob_start": _given,
+    "flat_logprobs": _given,
     # other ways to search
     "use_beam_search": _given,
+    "beam_search": _present,
     "length_penalty": _not(1, 1.0),
     # other prompts and outputs
     "prompt_embeds": _given,
@@ -62,11 +63,7 @@ ASKS: Mapping[str, Asks] = {
     "web_search_options": _given,
     "media_io_kwargs": _given,
     "mm_processor_kwargs": _given,
-    "truncation_side": _not("left"),
-    "spaces_between_special_tokens": _not(True),
     # ways to answer
-    "stream_interval": _not(1),
-    "return_prompt_text": _given,
     "return_weight_versions": _given,
     "watermarking": _given,
     # transfers between engines

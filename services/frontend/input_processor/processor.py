@@ -55,6 +55,7 @@ class InputProcessor:
     def check(self, request: Request) -> None:
         """What can be refused without tokenizing and without knowing the workers."""
         sampling_rules.check(request.sampling)
+        prompt_limits.check_truncation_side(request.truncation_side)
         if request.num_samples > self._max_samples:
             message = f"a request may have at most {self._max_samples} samples in all, got {request.num_samples}."
             raise InvalidArgument(message, field="prompt" if len(request.prompts) > 1 else "n")
@@ -78,6 +79,7 @@ class InputProcessor:
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
         sampling = sampling_rules.settle(request.sampling)
         bad_words = bad_word_columns(sampling.bad_words, self._tokenizer)
+        thinking = self._thinking_marks(sampling)
         root_hash = block_hash.root_hash(salt=request.cache_salt)
         prepared = []
         for prompt in request.prompts:
@@ -92,6 +94,7 @@ class InputProcessor:
                 sampling=_to_proto(sampling, self._output_length(request, len(token_ids), limits)),
                 eos_token_ids=u32_bytes(() if sampling.ignore_eos else self._tokenizer.eos_ids),
                 bad_word_token_ids=bad_words,
+                thinking_marks=thinking,
                 priority=request.priority,
                 tenant=request.tenant,
                 arrival_s=request.arrival_s,
@@ -99,6 +102,16 @@ class InputProcessor:
             )
             prepared.append(Prepared(token_ids, work))
         return prepared
+
+    def _thinking_marks(self, sampling: Sampling) -> tuple[bytes, bytes]:
+        """Columns of what begins and what ends a reasoning section; empty where nobody wants to know."""
+        if sampling.thinking_token_budget is None:
+            return b"", b""
+        marks = self._tokenizer.thinking_marks
+        if marks is None:
+            text = "thinking_token_budget needs a model that marks its reasoning; this one has no such tokens."
+            raise InvalidArgument(text, field="thinking_token_budget")
+        return i32_bytes(marks[:1]), i32_bytes(marks[1:])
 
     def _output_length(self, request: Request, num_prompt_tokens: int, limits: Limits) -> int:
         recommended = self._tokenizer.defaults.max_new_tokens
@@ -173,6 +186,8 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         allowed_token_ids=sampling.allowed_token_ids or (),
         repetition_detection=_detection(sampling.repetition_detection),
         logprobs=sampling.logprobs,
+        logprob_token_ids=sampling.logprob_token_ids,
+        thinking_token_budget=sampling.thinking_token_budget,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
     )
 

@@ -8,10 +8,16 @@ from services.frontend.request import Request
 from shared.errors import InvalidArgument
 
 AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
+SIDES = ("left", "right")
+
+
+def check_truncation_side(side: str) -> None:
+    if side not in SIDES:
+        raise InvalidArgument(f"truncation_side must be 'left' or 'right', got {side!r}.", field="truncation_side")
 
 
 def truncate(token_ids: list[int], request: Request, max_model_len: int) -> list[int]:
-    """Keeps the last tokens of the prompt, if the request says so."""
+    """Keeps the last tokens of the prompt, or the first, if the request says so."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return token_ids
@@ -21,7 +27,7 @@ def truncate(token_ids: list[int], request: Request, max_model_len: int) -> list
         raise InvalidArgument(
             f"truncate_prompt_tokens must be in [1, {max_model_len}], got {keep}.", field="truncate_prompt_tokens"
         )
-    return token_ids[-keep:]
+    return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:

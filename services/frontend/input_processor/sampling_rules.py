@@ -15,8 +15,10 @@ GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
 MAX_SAMPLES = 16384
 MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
 WHOLE_VOCABULARY = -1
+UNBOUNDED = -1  # thinking_token_budget
 SEED_BOUND = 2**63
 MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
 MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
@@ -101,6 +103,16 @@ RULES = (
         "logprobs must be non-negative or -1, got {s.logprobs}.",
     ),
     Rule(
+        "logprob_token_ids",
+        lambda s: len(s.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS,
+        f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} entries.",
+    ),
+    Rule(
+        "thinking_token_budget",
+        lambda s: s.thinking_token_budget is None or s.thinking_token_budget >= UNBOUNDED,
+        "thinking_token_budget must be a non-negative integer or -1, got {s.thinking_token_budget}.",
+    ),
+    Rule(
         "logit_bias",
         lambda s: not any(math.isnan(bias) for bias in s.logit_bias.values()),
         "logit_bias must hold numbers, got {s.logit_bias}.",
@@ -155,6 +167,7 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
         ("stop_token_ids", sampling.stop_token_ids),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
         ("logit_bias", sampling.logit_bias),
+        ("logprob_token_ids", sampling.logprob_token_ids),
     ):
         wrong = [i for i in ids if not 0 <= i < vocab_size]
         if wrong:
@@ -176,6 +189,7 @@ def settle(sampling: Sampling) -> Sampling:
         sampling,
         top_k=min(max(sampling.top_k, 0), MAX_TOP_K),
         seed=None if sampling.seed == -1 else sampling.seed,
+        thinking_token_budget=None if sampling.thinking_token_budget == UNBOUNDED else sampling.thinking_token_budget,
         stop_token_ids=tuple(dict.fromkeys(sampling.stop_token_ids)),
         logit_bias={i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
     )

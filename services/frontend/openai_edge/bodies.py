@@ -98,17 +98,24 @@ class GenerationBody(Body):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
+    logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    skip_reading_prefix_cache: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(None, ge=1, description="tokens of a choice between its chunks")
     echo: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
     request_id: str | None = None
     priority: int | None = None
     tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
 
 
 class CompletionBody(GenerationBody):

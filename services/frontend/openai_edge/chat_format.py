@@ -39,7 +39,7 @@ class ChatFormat:
     def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
         message = {"role": "assistant", "content": self._prefix}
         choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
-        return self._frame([choice], **self._usage(sample, generation), **self._prompt_ids(generation))
+        return self._frame([choice], **self._usage(sample, generation), **self._prompt(generation))
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return self._frame([], usage=usage_object(usage))
@@ -53,7 +53,7 @@ class ChatFormat:
             }
             for delta in deltas
         ]
-        return self._frame(choices, usage=usage_object(generation.usage), **self._prompt_ids(generation))
+        return self._frame(choices, usage=usage_object(generation.usage), **self._prompt(generation))
 
     def _details(self, delta: Delta) -> dict[str, Any]:
         logprobs = chat_logprobs(delta.logprobs, self._texts) if delta.logprobs else None
@@ -65,5 +65,7 @@ class ChatFormat:
             return {}
         return {"usage": usage_object(generation.sample_usage(sample))}
 
-    def _prompt_ids(self, generation: Generation) -> dict[str, Any]:
-        return {"prompt_token_ids": generation.prepared[0].token_ids} if self._options.token_ids else {}
+    def _prompt(self, generation: Generation) -> dict[str, Any]:
+        token_ids = generation.prepared[0].token_ids
+        ids = {"prompt_token_ids": token_ids} if self._options.token_ids else {}
+        return ids | ({"prompt_text": self._texts.prompt(token_ids)} if self._options.prompt_text else {})

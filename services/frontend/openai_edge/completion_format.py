@@ -49,4 +49,6 @@ class CompletionFormat:
         if self._options.token_ids:
             choice["token_ids"] = delta.token_ids
             choice["prompt_token_ids"] = generation.prepared[prompt].token_ids if is_first else None
+        if self._options.prompt_text and is_first:
+            choice["prompt_text"] = self._texts.prompt(generation.prepared[prompt].token_ids)
         return choice

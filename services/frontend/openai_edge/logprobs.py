@@ -9,6 +9,12 @@ from typing import Any
 from services.frontend.delta import TokenLogprobs
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
+LEAST = -9999.0  # what OpenAI writes for a token that could not be sampled: JSON has no infinity
+
+
+def as_json(logprob: float) -> float:
+    return max(logprob, LEAST)
+
 
 class TokenTexts:
     """How tokens are written: as their text, or as token_id:N where clients asked for it."""
@@ -27,6 +33,10 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
+    def prompt(self, token_ids: Sequence[int]) -> str:
+        """As the model got it, special tokens included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
     def raw(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
@@ -40,7 +50,7 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, off
     offsets = list(accumulate((texts.num_characters(entry.token_id) for entry in entries), initial=offset))
     logprobs = {
         "tokens": [texts.text(entry.token_id) for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
+        "token_logprobs": [as_json(entry.logprob) for entry in entries],
         "top_logprobs": [_with_sampled(entry, texts) for entry in entries],
         "text_offset": offsets[:-1],
     }
@@ -49,8 +59,8 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, off
 
 def _with_sampled(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
     """The sampled token is always among them, so there may be one more than was asked for."""
-    top = {texts.text(token_id): logprob for token_id, logprob in entry.top}
-    return {texts.text(entry.token_id): entry.logprob} | top
+    top = {texts.text(token_id): as_json(logprob) for token_id, logprob in entry.top}
+    return {texts.text(entry.token_id): as_json(entry.logprob)} | top
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
@@ -63,4 +73,4 @@ def _chat_entry(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
 
 
 def _candidate(token_id: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": texts.text(token_id), "logprob": logprob, "bytes": list(texts.raw(token_id))}
+    return {"token": texts.text(token_id), "logprob": as_json(logprob), "bytes": list(texts.raw(token_id))}

@@ -35,7 +35,11 @@ SAMPLING_FIELDS = (
     "repetition_penalty",
     "allowed_token_ids",
     "bad_words",
+    "logprob_token_ids",
+    "thinking_token_budget",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "skip_reading_prefix_cache",
 )
 
 
@@ -48,12 +52,13 @@ class AnswerOptions:
     continuous_usage: bool
     token_ids: bool  # also give token ids
     tokens_as_ids: bool  # write tokens in logprobs as token_id:N
+    prompt_text: bool  # also give the prompt as the model got it
     prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
 
 
 def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)
-    given = _given(body) | {"logprobs": body.logprobs}
+    given = _given(body, body.logprobs)
     default = None if "max_tokens" in body.model_fields_set else COMPLETION_MAX_TOKENS
     return _request(body, prompts, given, defaults, headers=headers, default_max_tokens=default)
 
@@ -63,8 +68,7 @@ def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefau
         raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
     variables = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
     prompt = chat_prompt(body, {name: value for name, value in variables.items() if value is not None})
-    given = _given(body) | {
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
     }
     return _request(body, [prompt], given, defaults, headers=headers, default_max_tokens=None)
@@ -80,12 +84,16 @@ def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions
         continuous_usage=options.include_usage and options.continuous_usage_stats,
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        prompt_text=bool(body.return_prompt_text),
         prefix=prefix,
     )
 
 
-def _given(body: GenerationBody) -> dict[str, Any]:
+def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
+    if body.logprob_token_ids and logprobs is None:
+        raise InvalidArgument("when using `logprob_token_ids`, `logprobs` must be set.", field="logprob_token_ids")
     given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None
     if (rule := body.repetition_detection) is not None:
@@ -121,7 +129,9 @@ def _request(
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
         default_max_tokens=default_max_tokens,
         final_only=not body.stream,
+        stream_interval=body.stream_interval or 1,
         strict_length=True,
     )

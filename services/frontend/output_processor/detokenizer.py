@@ -89,7 +89,30 @@ class WindowDetokenizer:
         return self._advance(self._decode(self._window))
 
 
-def new_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Detokenizer:
-    if tokenizer.byte_level:
+class JoinedAddedTokens:
+    """spaces_between_special_tokens=False: an added token that follows another is written as it is."""
+
+    __slots__ = ("_added_token", "_after_added", "_inner", "flush")
+
+    def __init__(self, inner: Detokenizer, tokenizer: Tokenizer) -> None:
+        self._inner = inner
+        self._added_token = tokenizer.added_token
+        self._after_added = False
+        self.flush = inner.flush
+
+    def push(self, token_id: int) -> str:
+        text = self._inner.push(token_id)
+        added = self._added_token(token_id)
+        if added is not None and self._after_added and text.strip() == added:
+            text = added
+        self._after_added = added is not None
+        return text
+
+
+def new_detokenizer(
+    tokenizer: Tokenizer, *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True
+) -> Detokenizer:
+    if tokenizer.byte_level:  # which has no spaces of its own
         return ByteLevelDetokenizer(tokenizer.pieces(skip_special_tokens=skip_special_tokens))
-    return WindowDetokenizer(tokenizer, skip_special_tokens)
+    detokenizer = WindowDetokenizer(tokenizer, skip_special_tokens)
+    return detokenizer if spaces_between_special_tokens else JoinedAddedTokens(detokenizer, tokenizer)

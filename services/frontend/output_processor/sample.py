@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 from services.frontend.delta import Delta, Finish, TokenLogprobs
@@ -10,6 +11,8 @@ from services.frontend.output_processor.sample_text import SampleText
 from services.frontend.scheduler_client.sequence import End
 from shared.metrics.frontend import TokenTraffic
 from shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
+
+AT_END = sys.maxsize  # no news before the sample's end
 
 
 class Owner(Protocol):
@@ -29,8 +32,9 @@ class Sample:
     """A Sink for one sequence. The hot path: on_tokens runs once per step and sample."""
 
     __slots__ = (
-        "_final_only",
+        "_due",
         "_finish",
+        "_interval",
         "_logprobs",
         "_mailbox",
         "_owner",
@@ -57,10 +61,10 @@ class Sample:
         mailbox: Mailbox,
         traffic: TokenTraffic,
         owner: Owner,
-        final_only: bool,
+        interval: int,
     ) -> None:
-        """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens); `final_only`: no
-        news before its end."""
+        """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens); `interval`: tokens
+        from one piece of news to the next, or AT_END."""
         self.index = index
         self.done = False
         self.num_tokens = 0
@@ -70,7 +74,8 @@ class Sample:
         self._mailbox = mailbox
         self._traffic = traffic
         self._owner = owner
-        self._final_only = final_only
+        self._interval = interval
+        self._due = AT_END if interval == AT_END else 1  # tokens that make news
         self._posted = False
         self._token_ids: list[int] = []
         self._text = ""
@@ -92,7 +97,7 @@ class Sample:
             self._end(end, now)
         elif end is not None:
             self.on_end(end, now)
-        if self.done or not self._final_only:
+        if self.done or self.num_tokens >= self._due:
             self._post()
         return stop is not None
 
@@ -128,5 +133,6 @@ class Sample:
     def take(self) -> Delta:
         delta = Delta(self.index, self._token_ids, self._text, self._logprobs, self._finish)
         self._posted = False
+        self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs = [], "", []
         return delta

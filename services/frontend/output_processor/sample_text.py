@@ -106,9 +106,13 @@ class StoppingText:
 def new_text(sampling: Sampling, tokenizer: Tokenizer, *, final_only: bool) -> SampleText:
     if not sampling.detokenize:
         return NoText()
-    if final_only and not sampling.stop:
+    if final_only and not sampling.stop and sampling.spaces_between_special_tokens:
         return WholeText(partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens))
-    detokenizer = new_detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+    detokenizer = new_detokenizer(
+        tokenizer,
+        skip_special_tokens=sampling.skip_special_tokens,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+    )
     if not sampling.stop:
         return PlainText(detokenizer)
     stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)

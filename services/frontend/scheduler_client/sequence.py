@@ -30,6 +30,7 @@ class Work:
     tenant: str
     arrival_s: float
     deadline_s: float | None
+    thinking_marks: tuple[bytes, bytes] = (b"", b"")  # i32 columns: what begins a reasoning section, what ends it
 
     @property
     def num_promised_tokens(self) -> int:

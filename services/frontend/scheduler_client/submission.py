@@ -26,6 +26,8 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         sampling=work.sampling,
         eos_token_ids=work.eos_token_ids,
         bad_word_token_ids=work.bad_word_token_ids,
+        think_start_token_ids=work.thinking_marks[0],
+        think_end_token_ids=work.thinking_marks[1],
         priority=work.priority,
         tenant=work.tenant,
         timeout_ms=_timeout_ms(work.deadline_s, now),

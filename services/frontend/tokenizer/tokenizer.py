@@ -19,6 +19,15 @@ from shared.errors import InvalidArgument
 # (tests/services/frontend/throughput.py prints it).
 INLINE_CHARACTERS = 1024
 
+# What model families put around their reasoning, as single tokens.
+THINKING_MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+)
+
 
 class Tokenizer:
     """Owns the thread pool; `tokenizers` releases the GIL, so that long prompts do not hold up the streams."""
@@ -30,6 +39,8 @@ class Tokenizer:
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
         self._special = frozenset(i for i, token in self._hf.get_added_tokens_decoder().items() if token.special)
+        self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}
+        self.thinking_marks = self._find_marks()
         self._pieces = Pieces(self._hf.id_to_token, frozenset())
         self._plain_pieces = Pieces(self._hf.id_to_token, self._special)
         self.byte_level = is_byte_level(self._hf)
@@ -39,6 +50,14 @@ class Tokenizer:
         named = special_tokens(folder).get("eos_token")
         own = self._hf.token_to_id(named) if named is not None else None
         return tuple(dict.fromkeys(([] if own is None else [own]) + read_eos_ids(folder)))
+
+    def _find_marks(self) -> tuple[int, int] | None:
+        """The tokens that begin and end reasoning."""
+        for start, end in THINKING_MARKS:
+            first, last = self._hf.token_to_id(start), self._hf.token_to_id(end)
+            if first is not None and last is not None:
+                return first, last
+        return None
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= INLINE_CHARACTERS:
@@ -67,6 +86,10 @@ class Tokenizer:
             return self.decode([token_id], skip_special_tokens=False).encode()
         piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
+
+    def added_token(self, token_id: int) -> str | None:
+        """The text of a token that stands for itself, whatever the vocabulary's way of writing; None for others."""
+        return self._added.get(token_id)
 
     @property
     def vocab_size(self) -> int:

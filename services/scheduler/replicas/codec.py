@@ -39,6 +39,8 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     wire.eos_token_ids = payload.eos_token_ids
     wire.bad_word_token_ids.extend(payload.bad_word_token_ids)
     wire.root_hash = sequence.root_hash
+    wire.think_start_token_ids = payload.think_start_token_ids
+    wire.think_end_token_ids = payload.think_end_token_ids
 
 
 def decode_result(wire: pb.StepResult) -> StepResult:

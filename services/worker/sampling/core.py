@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kernels import Ops
+from kernels.reference.sampling import filtered
 from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from shared.pb.common.v1 import sampling_pb2
@@ -65,6 +66,11 @@ class BoundCore:
         return self._sample(
             logits, self.temperature, self._top_k, self._top_p, self._min_p, self.seeds, positions.device
         )
+
+    def filtered(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """What `rows` are drawn from: their `logits` by temperature, -inf where a filter dropped a token."""
+        columns = (self.temperature, self._top_k, self._top_p, self._min_p)
+        return filtered(logits[rows], *(None if column is None else column[rows] for column in columns))
 
     @property
     def is_plain(self) -> bool:

@@ -1,4 +1,4 @@
-"""logprobs: of the sampled token and the most likely ones, from the logits as the model gave them."""
+"""logprobs and logprob_token_ids: of the sampled token, and of the most likely ones or of those that were named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.sampling.component import Tensor, upload
+from services.worker.sampling.component import Tensor, check_token_ids, upload
+from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import F32, I32, U32
@@ -17,35 +18,59 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 WHOLE_VOCABULARY = -1
 UNASKED = -1
+UNNAMED = -1
 
 
 class Logprobs:
-    """How many entries each slot asked for."""
+    """How many entries each slot asked for, or which."""
 
-    def __init__(self, num_slots: int, vocab_size: int, max_logprobs: int, device: Any) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, max_logprobs: int, device: Any, mode: LogprobsMode) -> None:
+        self.mode = mode
         self._vocab_size = vocab_size
-        self._max_logprobs = max_logprobs
+        self._max_logprobs = vocab_size if max_logprobs == WHOLE_VOCABULARY else max_logprobs
         self._device = device
         self._wanted = np.full(num_slots, UNASKED, dtype=np.int32)
+        self._named: dict[int, I32] = {}  # by slot
 
     def admit(self, slot: int, admission: pb.Admission) -> None:
-        if not admission.sampling.HasField("logprobs"):
-            return
-        wanted = admission.sampling.logprobs
-        wanted = self._vocab_size if wanted == WHOLE_VOCABULARY else wanted
+        sampling = admission.sampling
+        if sampling.logprob_token_ids:
+            named = columns.i32(columns.u32_bytes(sampling.logprob_token_ids))
+            check_token_ids(named, self._vocab_size, "logprob_token_ids")
+            self._named[slot] = named
+            self._wanted[slot] = len(named)
+        elif sampling.HasField("logprobs"):
+            self._wanted[slot] = self.count(sampling.logprobs, "logprobs")
+
+    def count(self, asked: int, field: str) -> int:
+        """Entries beside the token's own."""
+        wanted = self._vocab_size if asked == WHOLE_VOCABULARY else asked
         if wanted > self._max_logprobs:
             raise InvalidArgument(
-                f"logprobs: {wanted} is more than this worker returns, {self._max_logprobs}", field="logprobs"
+                f"{field}: {wanted} is more than this worker returns, {self._max_logprobs}", field=field
             )
-        self._wanted[slot] = min(wanted, self._vocab_size)
+        return min(wanted, self._vocab_size)
 
     def release(self, slot: int) -> None:
         self._wanted[slot] = UNASKED
+        self._named.pop(slot, None)
 
     def bind(self, slots: Rows) -> BoundLogprobs | None:
         wanted = self._wanted[slots]
         rows = np.flatnonzero(wanted != UNASKED)
-        return BoundLogprobs(rows, wanted[rows], self._device) if len(rows) else None
+        if not len(rows):
+            return None
+        return BoundLogprobs(self.mode, rows, wanted[rows], self._names(slots[rows], wanted[rows]), self._device)
+
+    def _names(self, slots: Rows, wanted: I32) -> I32 | None:
+        """[num_asked, most wanted], UNNAMED where the most likely are wanted; None if nobody named any."""
+        if not self._named:
+            return None
+        names = np.full((len(slots), int(wanted.max())), UNNAMED, dtype=np.int32)
+        for row, slot in enumerate(slots.tolist()):
+            if slot in self._named:
+                names[row, : wanted[row]] = self._named[slot]
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +95,37 @@ class RowLogprobs:
 
 
 class BoundLogprobs:
-    """Looks at the rows that asked: at the logits before anything changes them, then at the choice."""
+    """Of the rows that asked; the sampler hands it their values at the stage that the mode names, then the choice."""
 
-    def __init__(self, rows: Rows, num_wanted: I32, device: Any) -> None:
-        self._rows = upload(rows, device)
+    def __init__(self, mode: LogprobsMode, rows: Rows, num_wanted: I32, names: I32 | None, device: Any) -> None:
+        self.mode = mode
+        self.rows = upload(rows, device)
         self._num_wanted = num_wanted
+        self._names = None if names is None else upload(names, device, np.int64)
         self._most = int(num_wanted.max())
 
-    def look(self, logits: Tensor) -> Tensor:
-        """float32 [num_asked, vocab_size]"""
-        return logits[self._rows].log_softmax(dim=1)
+    def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
+        """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen."""
+        chosen = sampled[self.rows].long().unsqueeze(1)  # [num_asked, 1]
+        return entries(values, chosen, self._others(values), self._num_wanted)
 
-    def collect(self, logprobs: Tensor, sampled: Tensor) -> RowLogprobs:
-        """`logprobs`: from look(); `sampled` [num_rows]: the tokens chosen."""
-        chosen = sampled[self._rows].long().unsqueeze(1)  # [num_asked, 1]
-        own = logprobs.gather(1, chosen)
-        best = logprobs.topk(self._most, dim=1)
-        return RowLogprobs(
-            num_wanted=self._num_wanted,
-            token_ids=torch.cat((chosen, best.indices), dim=1).int(),
-            logprobs=torch.cat((own, best.values), dim=1),
-            ranks=(logprobs >= own).sum(dim=1).int(),
-        )
+    def _others(self, values: Tensor) -> Tensor:
+        """int64 [num_asked, most wanted]"""
+        if self._names is None:
+            return values.topk(self._most, dim=1).indices
+        best = torch.zeros_like(self._names)
+        count = min(self._most, values.size(1))
+        best[:, :count] = values.topk(count, dim=1).indices
+        return torch.where(self._names == UNNAMED, best, self._names)
+
+
+def entries(values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
+    """`values` [n, vocab_size], `chosen` int64 [n, 1], `others` int64 [n, most wanted]."""
+    token_ids = torch.cat((chosen, others), dim=1)
+    found = values.gather(1, token_ids)
+    return RowLogprobs(
+        num_wanted=num_wanted,
+        token_ids=token_ids.int(),
+        logprobs=found,
+        ranks=(values >= found[:, :1]).sum(dim=1).int(),
+    )

@@ -14,13 +14,15 @@ from services.worker.sampling.component import Bound, Component, Positions, Slot
 from services.worker.sampling.core import BoundCore, Core
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogprobs
+from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
+from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.slots import Rows
 from shared.errors import Unimplemented
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-UNSUPPORTED = ("prompt_logprobs", "structured_output", "thinking_token_budget")
+UNSUPPORTED = ("prompt_logprobs", "structured_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Ready:
     logits: Tensor  # [num_rows, vocab_size], temperature and filters still to come
     positions: Positions
     _bindings: _Bindings
-    _looked: Tensor
+    _looked: Tensor  # what log-probabilities are taken from; None if nobody asked
 
     def choose(self) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""
@@ -65,14 +67,24 @@ class Ready:
 class Sampler:
     """Owns the sampling state of all slots."""
 
-    def __init__(self, num_slots: int, vocab_size: int, max_logprobs: int, ops: Ops, device: Any) -> None:
-        self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device)
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        max_logprobs: int,
+        ops: Ops,
+        device: Any,
+        *,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
+        self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, LogprobsMode.of(logprobs_mode))
         self._features: list[Component] = [
             AllowedTokenIds(vocab_size, device),
             BadWords(num_slots, vocab_size, device),
             MinTokens(vocab_size, device),
             LogitBias(vocab_size, device),
             Penalties(vocab_size, device),
+            ThinkingBudget(num_slots, vocab_size, device),
         ]
         self._parts: list[SlotState] = [self._logprobs, *self._features]
         self._core = Core(num_slots, vocab_size, ops, device)
@@ -103,9 +115,14 @@ class Sampler:
         bindings = self._bind(slots)
         if bindings.features or bindings.logprobs or not self._core.takes_16_bit:
             logits = logits.float()
-        looked = bindings.logprobs.look(logits) if bindings.logprobs else None
+        asked = bindings.logprobs
+        looked = None
+        if asked and not asked.mode.is_processed:
+            looked = asked.mode.values(logits[asked.rows])
         for feature in bindings.features:
             feature.apply(logits, positions)
+        if asked and asked.mode.is_processed:
+            looked = asked.mode.values(bindings.core.filtered(logits, asked.rows))
         return Ready(logits, positions, bindings, looked)
 
     def plain(self, slots: Rows) -> BoundCore | None:

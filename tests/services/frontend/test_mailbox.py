@@ -9,7 +9,7 @@ import pytest
 
 from services.frontend.delta import Delta, Finish, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.sample import Sample
+from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Sampling
 from services.frontend.scheduler_client.sequence import End
@@ -45,6 +45,7 @@ def new_sample(
     silent: Collection[int] = (),
     *,
     final_only: bool = False,
+    interval: int = 1,
     **sampling: object,
 ) -> tuple[Sample, Witness]:
     asked = Sampling(**sampling)  # type: ignore[arg-type]
@@ -56,9 +57,23 @@ def new_sample(
         mailbox=mailbox,
         traffic=TokenTraffic(("m", "0")),
         owner=witness,
-        final_only=final_only,
+        interval=AT_END if final_only else interval,
     )
     return sample, witness
+
+
+async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tokenizer) -> None:
+    mailbox = Mailbox()
+    sample, _ = new_sample(tokenizer, mailbox, interval=3)
+    ids = tokenizer.encode_now("the quick brown fox jumps over", add_special_tokens=False)[:6]
+    pieces = []
+    for count, token in enumerate(ids):
+        sample.on_tokens([token], [], LENGTH if count == 5 else None, float(count))
+        if mailbox._ready:
+            (delta,) = await mailbox.take()
+            pieces.append((count, len(delta.token_ids), delta.text))
+    assert [(count, size) for count, size, _ in pieces] == [(0, 1), (3, 3), (5, 2)]
+    assert "".join(text for _, _, text in pieces) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: Tokenizer) -> None:

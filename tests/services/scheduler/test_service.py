@@ -253,6 +253,10 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         (worker_pb2.WorkerHello(model=model_pb2.ModelIdentity(name="other")), "model.name: .*'paper'.*'other'"),
         (worker_pb2.WorkerHello(layout=layout(8)), "layout.block_size: the cluster has 4, worker w1 has 8"),
         (worker_pb2.WorkerHello(layout=model_pb2.BlockLayout(hash_scheme="md5")), "layout.hash_scheme"),
+        (
+            worker_pb2.WorkerHello(logprobs_mode="raw_logits"),
+            "logprobs_mode: the cluster has raw_logprobs, .*raw_logits",
+        ),
         (worker_pb2.WorkerHello(max_num_batched_tokens=7), "max_num_batched_tokens: worker w1 has 7, needs at least 8"),
     ],
 )

@@ -29,15 +29,18 @@ class Bench:
     """A sampler whose slots count their own positions; every step starts from LOGITS."""
 
     max_logprobs: int = MAX_LOGPROBS
+    logprobs_mode: str = "raw_logprobs"
     lengths: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ops = kernels.load("cpu", ("kernels.reference",))
-        self.sampler = Sampler(NUM_SLOTS, VOCAB_SIZE, self.max_logprobs, ops, torch.device("cpu"))
+        device = torch.device("cpu")
+        self.sampler = Sampler(NUM_SLOTS, VOCAB_SIZE, self.max_logprobs, ops, device, logprobs_mode=self.logprobs_mode)
 
     def admit(self, slot: int, prompt: list[int] | None = None, output: list[int] | None = None, **fields: Any) -> None:
         prompt, output = prompt or [0], output or []
         eos, bad_words = fields.pop("eos", []), fields.pop("bad_words", [])
+        marks = {name: columns.i32_bytes(ids) for name, ids in fields.pop("marks", {}).items()}
         self.lengths[slot] = len(prompt + output)
         self.sampler.admit(
             slot,
@@ -48,6 +51,7 @@ class Bench:
                 sampling=sampling_pb2.SamplingParams(**{"temperature": 0.0, **fields}),
                 eos_token_ids=columns.u32_bytes(eos),
                 bad_word_token_ids=[columns.i32_bytes(word) for word in bad_words],
+                **marks,
             ),
         )
 
@@ -289,7 +293,127 @@ def test_what_would_go_wrong_is_refused(fields: dict[str, Any], field_name: str)
     assert refusal.value.field == field_name
 
 
-@pytest.mark.parametrize("field_name", ["prompt_logprobs", "thinking_token_budget"])
-def test_what_is_not_offered_is_refused(field_name: str) -> None:
-    with pytest.raises(Unimplemented, match=field_name):
-        Bench().admit(0, **{field_name: 3})
+def test_what_is_not_offered_is_refused() -> None:
+    with pytest.raises(Unimplemented, match="prompt_logprobs"):
+        Bench().admit(0, prompt_logprobs=3)
+
+
+def test_logprobs_of_named_tokens_come_in_the_order_of_the_names() -> None:
+    bench = Bench()
+    bench.admit(0, logprob_token_ids=[6, 1, 2, 6, 0, 4, 7])
+    bench.admit(1, logprobs=2)
+    bench.admit(2, logprobs=4, logprob_token_ids=[10])
+    sampled, _ = bench.run()
+    found = entries(sampled)
+    assert columns.u32(found.entry_counts).tolist() == [8, 3, 2]
+    ids = columns.i32(found.token_ids).tolist()
+    assert ids == [1, 6, 1, 2, 6, 0, 4, 7, 1, 1, 3, 1, 10]
+    assert columns.f32(found.logprobs).tolist() == pytest.approx(LOGITS.log_softmax(0)[ids].tolist(), abs=1e-6)
+
+
+def test_more_names_than_the_vocabulary_has() -> None:
+    bench = Bench()
+    bench.admit(0, logprob_token_ids=[5] * 20)
+    bench.admit(1, logprobs=1)
+    found = entries(bench.run()[0])
+    assert columns.i32(found.token_ids).tolist() == [1, *[5] * 20, 1, 1]
+
+
+def test_all_of_the_vocabulary_may_be_asked_for_where_the_limit_is_off() -> None:
+    bench = Bench(max_logprobs=-1)
+    bench.admit(0, logprobs=-1)
+    assert columns.u32(entries(bench.run()[0]).entry_counts).tolist() == [VOCAB_SIZE + 1]
+
+
+PROCESSED = torch.tensor([NEG_INF] * VOCAB_SIZE)
+PROCESSED[[1, 6]] = torch.tensor([2.0, 2.5]) / 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "values"),
+    [
+        ("raw_logprobs", LOGITS.log_softmax(0)),
+        ("raw_logits", LOGITS),
+        ("processed_logprobs", PROCESSED.log_softmax(0)),
+        ("processed_logits", PROCESSED),
+    ],
+)
+def test_modes_of_logprobs(mode: str, values: torch.Tensor) -> None:
+    """Bias lifts 6 above 1, the temperature halves, the filter leaves two."""
+    bench = Bench(logprobs_mode=mode)
+    bench.admit(0)
+    bench.admit(1, logprobs=2, temperature=0.5, top_k=2, logit_bias={6: 5.5}, seed=1)
+    bench.admit(2, logprobs=1)
+    found = entries(bench.run()[0])
+    ids, numbers = columns.i32(found.token_ids).tolist(), columns.f32(found.logprobs).tolist()
+    assert ids[0] in (1, 6)
+    assert ids[1:3] == ([6, 1] if "processed" in mode else [1, 3])
+    assert numbers[:3] == pytest.approx(values[ids[:3]].tolist(), abs=1e-6)
+    assert columns.u32(found.ranks).tolist() == [int((values >= values[ids[0]]).sum()), 1]
+    greedy = LOGITS if "logits" in mode else LOGITS.log_softmax(0)
+    assert numbers[3:] == pytest.approx([greedy[1].item()] * 2, abs=1e-6), (
+        "greedy rows have neither temperature nor filters"
+    )
+
+
+THINK, DONE = 10, 7
+
+
+def think(bench: Bench, slot: int, budget: int, **admission: Any) -> None:
+    marks = {"think_start_token_ids": [THINK], "think_end_token_ids": [DONE], **admission.pop("marks", {})}
+    bench.admit(slot, thinking_token_budget=budget, marks=marks, **admission)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_reasoning_that_the_prompt_opened_ends_within_its_budget(budget: int) -> None:
+    bench = Bench()
+    think(bench, 0, budget, prompt=[4, THINK])
+    bench.admit(1)
+    assert [bench.tokens() for _ in range(6)] == [[1, 1]] * budget + [[DONE, 1]] + [[1, 1]] * (5 - budget)
+
+
+def test_reasoning_that_the_output_opens_is_bounded_every_time() -> None:
+    bench = Bench()
+    think(bench, 0, 2)
+    opens = LOGITS.clone()
+    opens[THINK] = 9.0
+    assert bench.tokens() == [1]
+    for _ in range(2):
+        assert bench.run(logits=opens)[0].token_ids.tolist() == [THINK]
+        assert [bench.tokens()[0] for _ in range(4)] == [1, 1, DONE, 1]
+
+
+def test_reasoning_that_ends_by_itself_is_left_alone() -> None:
+    bench = Bench()
+    think(bench, 0, 3, prompt=[THINK])
+    ends = LOGITS.clone()
+    ends[DONE] = 9.0
+    bench.run(logits=ends)
+    assert [bench.tokens()[0] for _ in range(6)] == [1] * 6
+
+
+def test_a_moved_sequence_goes_on_counting() -> None:
+    bench = Bench()
+    think(bench, 0, 3, prompt=[DONE, THINK], output=[1, 1])
+    think(bench, 1, 3, prompt=[THINK], output=[1, 1, 1, DONE])
+    think(bench, 2, 3, prompt=[DONE, THINK], output=[THINK, 1, 1])
+    assert [bench.tokens() for _ in range(3)] == [[1, 1, DONE], [DONE, 1, 1], [1, 1, 1]]
+
+
+def test_another_start_inside_a_section_does_not_begin_it_anew() -> None:
+    bench = Bench()
+    think(bench, 0, 3)
+    opens = LOGITS.clone()
+    opens[THINK] = 9.0
+    assert [bench.run(logits=opens)[0].token_ids.tolist()[0] for _ in range(5)] == [*[THINK] * 4, DONE]
+
+
+def test_marks_of_several_tokens_and_an_end_that_nothing_else_allows() -> None:
+    bench = Bench()
+    marks = {"think_start_token_ids": [4, 4], "think_end_token_ids": [7, 7, 8]}
+    think(bench, 0, 2, prompt=[4, 4], marks=marks, allowed_token_ids=[3, 4])
+    think(bench, 1, 1, prompt=[4, 4], output=[1, 7], marks=marks)
+    think(bench, 2, 0, prompt=[4], marks=marks)
+    assert [bench.tokens() for _ in range(6)] == [
+        [3, 7, 1], [3, 8, 1], [7, 1, 1], [7, 1, 1], [8, 1, 1], [3, 1, 1]
+    ]  # fmt: skip

@@ -19,6 +19,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words": [[3, 1, 5], [1, 1, 9], [9, 3], [7]]},
     "min_tokens": {"min_tokens": 3, "eos": [1], "stop_token_ids": [9]},
     "ids": {"logit_bias": {3: 1.5}, "allowed_token_ids": [1, 3, 5, 9, 11]},
+    "thinking": {
+        "thinking_token_budget": 2,
+        "marks": {"think_start_token_ids": [3], "think_end_token_ids": [1, 9]},
+    },
     "all": {
         "presence_penalty": 0.7,
         "bad_words": [[3, 1, 5]],
