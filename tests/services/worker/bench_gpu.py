@@ -1,7 +1,7 @@
 """Steps of one worker on a GPU, without the other services: python -m tests.services.worker.bench_gpu SHAPE [CASE ...]
 
 SHAPE: one of quire.bench.shapes with random weights. Plans are made beforehand; steps are launched `--depth` ahead of
-what has been waited for, as the engine does it. `--profile`: where the GPU's time goes in some decode steps.
+what has been waited for, as the engine does it. `--profile`: also where the GPU's time goes in the last steps.
 """
 
 from __future__ import annotations
@@ -172,10 +172,9 @@ def main() -> None:
     bench = Bench(options.shape, cuda_graphs=not options.no_graphs)
     for case in options.cases:
         for make in CASES[case]:
+            bench.run(make, options.depth)
             if options.profile:
                 bench.profile(make)
-            else:
-                bench.run(make, options.depth)
 
 
 if __name__ == "__main__":
