@@ -27,7 +27,7 @@ class Staging(Protocol):
 
 
 def staging_for(device: Device) -> Staging:
-    return SharedMemory() if device.is_synchronous else PinnedCopy(device)
+    return SharedMemory() if device.is_synchronous else PinnedCopy(device.torch_device)
 
 
 class SharedMemory:
@@ -50,8 +50,8 @@ class _Buffer:
 class PinnedCopy:
     """One asynchronous copy for all arrays, out of a ring of pinned buffers."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device.torch_device
+    def __init__(self, device: Any) -> None:
+        self._device = device
         self._capacity = 0
         self._ring: list[_Buffer] = []
         self._next = 0
