@@ -29,6 +29,7 @@ FUNCTIONS = (
     "paged_attention",
     "silu_mul",
     "sample",
+    "mask_logits",
 )
 
 # By device type, best first. Names are imported only when that device is asked for.
@@ -51,6 +52,7 @@ class Ops:
     paged_attention: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
+    mask_logits: Callable[[Tensor, Tensor | None, Tensor], None]
     sources: dict[str, str]  # function -> package it came from
     refused: dict[str, str]  # package -> why it was passed over
 

@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
+from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
+
+Json = str | bool | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The form of the output: exactly one of the first six. Schemas and tags as JSON text or as Python values."""
+
+    json: Json | None = None  # a JSON Schema
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None  # EBNF or Lark
+    structural_tag: Json | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def to_proto(self) -> pb.StructuredOutput:
+        given = [item.name for item in fields(self)[:6] if getattr(self, item.name) is not None]
+        if len(given) != 1:
+            text = f"StructuredOutput needs exactly one constraint, got {', '.join(given) or 'none'}"
+            raise InvalidArgument(text, field="structured_output")
+        return pb.StructuredOutput(
+            json_schema=_json_text(self.json),
+            json_object=self.json_object,
+            regex=self.regex,
+            choice=None if self.choice is None else pb.StructuredOutput.Choice(options=self.choice),
+            grammar=self.grammar,
+            structural_tag=_json_text(self.structural_tag),
+            disable_any_whitespace=self.disable_any_whitespace,
+            disable_additional_properties=self.disable_additional_properties,
+            whitespace_pattern=self.whitespace_pattern or "",
+        )
+
+
+def _json_text(document: Json | None) -> str | None:
+    return document if document is None or isinstance(document, str) else json.dumps(document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +93,7 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     skip_reading_prefix_cache: bool = False
+    structured_output: StructuredOutput | None = None
 
     def to_proto(self) -> pb.SamplingParams:
         message = pb.SamplingParams()
@@ -61,7 +103,9 @@ class SamplingParams:
                 value = (value,)
             if value is None:
                 continue
-            if isinstance(value, Mapping):
+            if isinstance(value, StructuredOutput):
+                message.structured_output.CopyFrom(value.to_proto())
+            elif isinstance(value, Mapping):
                 getattr(message, item.name).update(value)
             elif isinstance(value, RepetitionDetection):
                 getattr(message, item.name).CopyFrom(value.to_proto())

@@ -231,3 +231,14 @@ def sample(
         out.data_ptr(),
     )
     return out
+
+
+def mask_logits(logits: Tensor, rows: Tensor | None, masks: Tensor) -> None:
+    vocab_size = logits.size(1)
+    assert logits.dtype is torch.float32
+    assert masks.dtype is torch.int32
+    assert masks.size(1) == -(-vocab_size // 32)
+    assert dense(logits, masks)
+    assert rows is None or (rows.dtype is torch.int64 and rows.is_contiguous() and len(rows) == len(masks))
+    pointer = None if rows is None else rows.data_ptr()
+    calls.mask_logits(len(masks), vocab_size, logits.data_ptr(), pointer, masks.data_ptr())

@@ -14,6 +14,7 @@ from kernels.cpu import built, processor
 SIGNATURES = {
     "embed": "nippp",
     "linear": "iniipppp",
+    "mask_logits": "nippp",
     "paged_attention": "iniiiiiifppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "rms_norm": "inifpppp",

@@ -8,6 +8,7 @@ from kernels.reference.noise import gumbel_noise
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling import sample
+from kernels.reference.token_mask import mask_logits
 
 
 def unavailable() -> str | None:
@@ -19,6 +20,7 @@ __all__ = [
     "embed",
     "gumbel_noise",
     "linear",
+    "mask_logits",
     "paged_attention",
     "prepare_linear",
     "qk_norm_rope_store",

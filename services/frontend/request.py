@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.pb.common.v1 import sampling_pb2
+
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
@@ -71,6 +73,7 @@ class Sampling:
     logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     thinking_token_budget: int | None = None  # -1: no bound, like None
+    structured_output: sampling_pb2.StructuredOutput | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

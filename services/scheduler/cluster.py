@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.lobby) + sum(len(r.core.waiting) for r in self.replicas.values())
+        return len(self.lobby) + sum(r.core.num_waiting for r in self.replicas.values())
 
     @property
     def num_running(self) -> int:
@@ -157,7 +157,7 @@ class Cluster:
     def gauges(self) -> ClusterGauges:
         layout = self.terms.layout
         return ClusterGauges(
-            waiting_without_worker=len(self.lobby),
+            deferred=len(self.lobby) + sum(r.core.grammars.num_blocked for r in self.replicas.values()),
             unowned_blocks=sum(replica.core.kv.num_unowned() for replica in self.replicas.values()),
             block_size=layout.block_size if layout is not None else 0,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class SequenceFactory:
     def sequences(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
         """Sequence i samples with seed + i. The chain of block hashes may be missing: see complete()."""
         hashes = block_hash.split(submission.block_hashes)
+        grammar_id = _grammar_id(submission.sampling)
         eos = tuple(u32(submission.eos_token_ids).tolist())
         arrival = now - submission.age_ms / 1000
         deadline = now + submission.timeout_ms / 1000 if submission.timeout_ms else math.inf
@@ -55,6 +57,7 @@ class SequenceFactory:
                 asks_logprobs=submission.sampling.HasField("logprobs") or bool(submission.sampling.logprob_token_ids),
                 repetition=_repetition(submission.sampling),
                 min_output_tokens=submission.sampling.min_tokens,
+                grammar_id=grammar_id,
                 payload=payload,
                 request_id=submission.request_id,
                 priority=submission.priority,
@@ -69,6 +72,13 @@ def _repetition(sampling: sampling_pb2.SamplingParams) -> RepetitionRule | None:
         return None
     rule = sampling.repetition_detection
     return RepetitionRule(rule.min_pattern_size, rule.max_pattern_size, rule.min_count)
+
+
+def _grammar_id(sampling: sampling_pb2.SamplingParams) -> bytes:
+    """Equal constraints have equal names, whoever asks for them."""
+    if not sampling.HasField("structured_output"):
+        return b""
+    return hashlib.sha256(sampling.structured_output.SerializeToString(deterministic=True)).digest()
 
 
 def _payload(submission: pb.Submission, index: int) -> Payload:

@@ -179,6 +179,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             kind = message.WhichOneof("message")
             if kind == "result":
                 replica.take(message.result)
+            elif kind == "grammar_prepared":
+                replica.take_prepared(message.grammar_prepared)
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
                 self._cluster.let_leave(replica)

@@ -32,6 +32,10 @@ class Executor(Protocol):
 
     def forget_cache(self) -> None: ...
 
+    def prepare_grammar(self, receiver: Attachment, order: pb.PrepareGrammar) -> None: ...
+
+    def release_grammar(self, grammar_id: bytes) -> None: ...
+
 
 class BrokenSession(Exception):
     """The attachment cannot go on; another one can."""
@@ -67,6 +71,10 @@ class Attachment:
         self.num_results += 1
         self._session.send(pb.AttachRequest(result=result))
 
+    def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None:
+        """Engine: a grammar is ready, or never will be."""
+        self._session.send(pb.AttachRequest(grammar_prepared=prepared))
+
     def break_off(self, reason: str) -> None:
         """Engine: no further result will come."""
         if not self._broken.done():
@@ -92,6 +100,10 @@ class Attachment:
             match message.WhichOneof("message"):
                 case "plan":
                     self._take(message.plan)
+                case "prepare_grammar":
+                    self._engine.prepare_grammar(self, message.prepare_grammar)
+                case "release_grammar":
+                    self._engine.release_grammar(message.release_grammar.grammar_id)
                 case "cache_reset":
                     self._engine.forget_cache()
                 case "redirect":

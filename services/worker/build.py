@@ -26,6 +26,8 @@ from services.worker.profiling import run_largest_steps
 from services.worker.replica import Replica
 from services.worker.sampling.sampler import Sampler
 from services.worker.slots import SlotTable
+from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.port import GrammarBackend
 from shared.logs import logger
 from shared.model_identity import read_config
 from shared.settings import WorkerSettings
@@ -33,8 +35,11 @@ from shared.settings import WorkerSettings
 log = logger("worker.build")
 
 
-def build_replica(settings: WorkerSettings) -> Replica:
-    """Raises QuireError with what is wrong with the settings, the checkpoint or the machine."""
+def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None) -> Replica:
+    """`grammars`: None where no output is to be constrained.
+
+    Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
+    """
     config = read_model_config(read_config(Path(settings.model)))
     wanted = limits.from_settings(settings, config.max_positions)
     device = open_device(settings.device, settings.threads)
@@ -55,6 +60,7 @@ def build_replica(settings: WorkerSettings) -> Replica:
         ops,
         place.device,
         logprobs_mode=settings.logprobs_mode,
+        grammars=grammars,
     )
     runner = ModelRunner(model, sampler, device)
     graphs = _graph_maker(settings, model, backend, spec, place)
@@ -71,6 +77,17 @@ def build_replica(settings: WorkerSettings) -> Replica:
     _use_tape(runner, model, backend, place, fitting)
     kv_memory.report(fitting, shape)
     return Replica(fitting, config.vocab_size, device.name, runner, table)
+
+
+def open_grammars(settings: WorkerSettings) -> GrammarBackend:
+    """The model's vocabulary, ready for grammars. Raises QuireError where it is missing. Any thread may call it."""
+    from services.worker.structured.llguidance_backend import LLGuidanceBackend
+
+    folder = Path(settings.model)
+    config = read_config(folder)
+    eos = config.get("eos_token_id")
+    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return LLGuidanceBackend(folder, read_model_config(config).vocab_size, eos_ids)
 
 
 def _attention_spec(config: DecoderConfig, wanted: Limits, place: Placement) -> AttentionSpec:

@@ -22,7 +22,8 @@ from services.worker.device import is_broken
 from services.worker.held_blocks import HeldReport
 from services.worker.replica import Flight, Occupancy, Replica
 from services.worker.slots import PlanViolation
-from shared.errors import Internal
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared.errors import Internal, to_proto
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -40,11 +41,15 @@ class Receiver(Protocol):
     def break_off(self, reason: str) -> None:
         """No result will come any more: the attachment cannot go on."""
 
+    def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
+
 
 class StepObserver(Protocol):
     """Is told of every step, on the event loop."""
 
     def step_done(self, result: pb.StepResult, num_tokens: int) -> None: ...
+
+    def grammar_prepared(self, prepared: Prepared) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,11 @@ class _Rest:
 @dataclass(frozen=True, slots=True)
 class _ForgetCache:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class _ReleaseGrammar:
+    grammar_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +99,11 @@ class _Landed:
 class Engine:
     """Built and used on the event loop; everything with `_on_device` in its name runs on the device's thread."""
 
-    def __init__(self, build: Callable[[], Replica], observer: StepObserver, *, synchronous: bool) -> None:
+    def __init__(
+        self, build: Callable[[], Replica], observer: StepObserver, *, grammars: CompilePool, synchronous: bool
+    ) -> None:
         """`build` makes the replica, on the device's thread; `synchronous`: its launches return when they are done."""
+        self._grammars = grammars
         self._build = build
         self._observer = observer
         self._synchronous = synchronous
@@ -137,6 +150,19 @@ class Engine:
 
     def forget_cache(self) -> None:
         self._inbox.put(_ForgetCache())
+
+    def prepare_grammar(self, receiver: Receiver, order: pb.PrepareGrammar) -> None:
+        """At once, beside the steps."""
+        grammar_id = order.grammar_id
+
+        def done(prepared: Prepared) -> None:
+            self._post(self._deliver_grammar, receiver, grammar_id, prepared)
+
+        self._grammars.prepare(grammar_id, order.constraint, done)
+
+    def release_grammar(self, grammar_id: bytes) -> None:
+        """After the plans that are here, which may name it."""
+        self._inbox.put(_ReleaseGrammar(grammar_id))
 
     async def stop(self, timeout_s: float) -> bool:
         """Lets the threads finish what they are at; whether they did in time."""
@@ -190,7 +216,10 @@ class Engine:
                 self._rest = command
             case _ForgetCache():
                 replica.forget_cache()
+            case _ReleaseGrammar(grammar_id):
+                self._grammars.release(grammar_id)
         if self._rest and not self._num_airborne:
+            self._grammars.release_all()
             self._post(_set_result, self._rest.reply, replica.rest())
             self._rest = None
 
@@ -251,6 +280,13 @@ class Engine:
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _deliver_grammar(self, receiver: Receiver, grammar_id: bytes, prepared: Prepared) -> None:
+        self._observer.grammar_prepared(prepared)
+        if receiver is self._receiver:
+            error = to_proto(prepared.error) if prepared.error else None
+            message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
+            receiver.grammar_prepared(message)
 
     def _deliver(self, receiver: Receiver, result: pb.StepResult, num_tokens: int) -> None:
         self.last_step_s = time.monotonic()

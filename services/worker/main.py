@@ -10,11 +10,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from services.worker.admin_service import AdminService
-from services.worker.build import build_replica
+from services.worker.build import build_replica, open_grammars
 from services.worker.engine import Engine
 from services.worker.replica import Replica
 from services.worker.session import Session
 from services.worker.status import Status
+from services.worker.structured.compile_pool import CompilePool
 from shared import block_hash, lifecycle, logs, model_identity
 from shared.metrics import base
 from shared.metrics.worker import StatusCollector, WorkerMetrics
@@ -77,7 +78,11 @@ class Worker:
     async def run(self) -> None:
         """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
         settings = self._settings
-        engine = Engine(lambda: build_replica(settings), self._metrics, synchronous=settings.device == "cpu")
+        grammars = CompilePool(lambda: open_grammars(settings))
+        synchronous = settings.device == "cpu"
+        engine = Engine(
+            lambda: build_replica(settings, grammars), self._metrics, grammars=grammars, synchronous=synchronous
+        )
         try:
             await lifecycle.first(engine.started, self._shutdown.wait())
             if not self._shutdown.requested:

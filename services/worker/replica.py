@@ -35,6 +35,9 @@ class SamplingState(Protocol):
 
     def release(self, slot: int) -> None: ...
 
+    def take_faults(self) -> dict[int, QuireError]:
+        """By slot: sequences of the last step that cannot go on."""
+
 
 class Runner(Protocol):
     """The device's side of a step."""
@@ -111,6 +114,7 @@ class Replica:
         self._hand_out(step.new_blocks)
         inputs = assemble(step, self._table)
         launch = self._runner.launch(inputs, step.new_blocks)
+        self._refused.update(self._runner.sampler.take_faults())
         return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(step))
 
     def record(self, flight: Flight, outcome: Outcome) -> None:

@@ -124,7 +124,7 @@ class ClusterCollector(Collector):
 class ClusterGauges:
     """What no single worker knows."""
 
-    waiting_without_worker: int
+    deferred: int  # waiting for a worker, or for their grammar
     unowned_blocks: int
     block_size: int
 
@@ -134,13 +134,13 @@ Read = Callable[[pb.ServiceStatus], float]
 
 
 def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:
-    """capacity: in a worker's queue; deferred: no worker can take it."""
+    """capacity: in a worker's queue; deferred: no worker can take it, or its grammar is being prepared."""
     family = GaugeMetricFamily(
         "vllm:num_requests_waiting_by_reason", "Sequences waiting", labels=(*MODEL_LABELS, "reason")
     )
     for labels, worker in rows:
         family.add_metric((*labels, "capacity"), worker.waiting)
-    family.add_metric((model, "", "deferred"), cluster.waiting_without_worker)
+    family.add_metric((model, "", "deferred"), cluster.deferred)
     return family
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -15,6 +16,18 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 MICROSECOND = 1e-6
 SAMPLED_BYTES = 4  # a token in a result's column
 PHASES = ("wait", "prepare", "forward", "sample")
+GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
+
+
+class GrammarOutcome(Protocol):
+    """What came of a grammar that was asked for."""
+
+    @property
+    def error(self) -> object | None: ...
+
+    @property
+    def compile_us(self) -> int:
+        """0: it was there."""
 
 
 class WorkerMetrics:
@@ -37,6 +50,25 @@ class WorkerMetrics:
         self.broken = Counter(
             "quire_worker_sessions_broken", "Attachments ended because something was wrong", registry=registry
         )
+        self.grammar_compile = Histogram(
+            "quire_worker_grammar_compile_seconds",
+            "Compiling a grammar for constrained outputs",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.grammars = Counter(
+            "quire_worker_grammars_prepared", "Grammars asked for, by what came of it", ["outcome"], registry=registry
+        )
+        for outcome in GRAMMAR_OUTCOMES:
+            self.grammars.labels(outcome)
+
+    def grammar_prepared(self, prepared: GrammarOutcome) -> None:
+        if prepared.error is not None:
+            self.grammars.labels("failed").inc()
+        else:
+            self.grammars.labels("compiled" if prepared.compile_us else "cached").inc()
+        if prepared.compile_us:
+            self.grammar_compile.observe(prepared.compile_us * MICROSECOND)
 
     def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
         timings = result.timings

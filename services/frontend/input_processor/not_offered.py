@@ -24,10 +24,6 @@ def _present(value: Any) -> bool:
     return value is not None
 
 
-def _not_text(response_format: Any) -> bool:
-    return response_format is not None and response_format != {"type": "text"}
-
-
 def _calls_tools(tool_choice: Any) -> bool:
     return tool_choice not in (None, "none", "auto")
 
@@ -37,10 +33,6 @@ def _not(*harmless: Any) -> Asks:
 
 
 ASKS: Mapping[str, Asks] = {
-    # constrained output
-    "response_format": _not_text,
-    "structured_output": _given,
-    "structured_outputs": _given,
     # tools and reasoning
     "tools": _present,
     "tool_choice": _calls_tools,

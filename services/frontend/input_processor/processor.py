@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
+from services.frontend.input_processor.grammar_door import GrammarDoor
 from services.frontend.request import (
     ChatPrompt,
     Prompt,
@@ -47,6 +48,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
+        self._grammar_door = GrammarDoor()
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:
@@ -75,6 +77,8 @@ class InputProcessor:
         return sum(_estimate(prompt) for prompt in request.prompts) + request.num_promised_output_tokens
 
     async def prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+        if request.sampling.structured_output is not None:
+            await self._grammar_door.check(request.sampling.structured_output)
         _check_priority(request.priority, limits)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
         sampling = sampling_rules.settle(request.sampling)
@@ -92,7 +96,7 @@ class InputProcessor:
                 num_prompt_tokens=len(token_ids),
                 hashes=PromptHashes(root_hash, column),
                 sampling=_to_proto(sampling, self._output_length(request, len(token_ids), limits)),
-                eos_token_ids=u32_bytes(() if sampling.ignore_eos else self._tokenizer.eos_ids),
+                eos_token_ids=u32_bytes(self._eos_ids(sampling)),
                 bad_word_token_ids=bad_words,
                 thinking_marks=thinking,
                 priority=request.priority,
@@ -112,6 +116,10 @@ class InputProcessor:
             text = "thinking_token_budget needs a model that marks its reasoning; this one has no such tokens."
             raise InvalidArgument(text, field="thinking_token_budget")
         return i32_bytes(marks[:1]), i32_bytes(marks[1:])
+
+    def _eos_ids(self, sampling: Sampling) -> Sequence[int]:
+        """A grammar that allows nothing more ends the answer, with ignore_eos, too."""
+        return () if sampling.ignore_eos and sampling.structured_output is None else self._tokenizer.eos_ids
 
     def _output_length(self, request: Request, num_prompt_tokens: int, limits: Limits) -> int:
         recommended = self._tokenizer.defaults.max_new_tokens
@@ -188,6 +196,7 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         logprobs=sampling.logprobs,
         logprob_token_ids=sampling.logprob_token_ids,
         thinking_token_budget=sampling.thinking_token_budget,
+        structured_output=sampling.structured_output,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
     )
 

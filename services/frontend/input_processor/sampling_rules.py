@@ -143,6 +143,11 @@ RULES = (
         lambda s: _detection(s).max_pattern_size * _detection(s).min_count <= MAX_REPETITION,
         f"repetition_detection: max_pattern_size * min_count must be at most {MAX_REPETITION}.",
     ),
+    Rule(
+        "structured_output",
+        lambda s: s.structured_output is None or s.detokenize,
+        "structured_output constrains text: detokenize must be true.",
+    ),
     Rule("n", lambda s: s.n == 1 or not is_greedy(s), "n must be 1 when using greedy sampling, got {s.n}."),
 )
 

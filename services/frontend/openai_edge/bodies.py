@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
+from services.frontend.openai_edge.output_forms import ResponseFormat, StructuredOutputsBody
 from shared.errors import InvalidArgument
 
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
@@ -100,6 +101,8 @@ class GenerationBody(Body):
     repetition_detection: RepetitionDetectionBody | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from services.frontend.openai_edge.headers import CallHeaders
+from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
 from services.frontend.request import Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
@@ -96,6 +97,7 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None
+    given["structured_output"] = constraint(body.response_format, body.structured_outputs)
     if (rule := body.repetition_detection) is not None:
         given["repetition_detection"] = RepetitionDetection(**rule.model_dump())
     return given

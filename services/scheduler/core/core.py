@@ -17,6 +17,7 @@ import numpy as np
 from services.scheduler.core import policies
 from services.scheduler.core.admission import Admitter
 from services.scheduler.core.forecast import Forecast
+from services.scheduler.core.grammars import Grammars
 from services.scheduler.core.growth import Grower
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.outcome import Outcome
@@ -56,6 +57,7 @@ class Core:
         )
         self.running = Running(limits.max_num_seqs, limits.block_size)
         self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights)
+        self.grammars = Grammars()
         self.forecast = Forecast()
         self.pace = Pace()
         self.num_waiting_tokens = 0
@@ -77,15 +79,18 @@ class Core:
     # What goes in.
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence; one that can never run here ends with an error at once."""
+        """Queues a sequence, if it need not wait for its grammar first; one that can never run here ends with an error
+        at once."""
         self._sequences[sequence.key] = sequence
-        sequence.status = Status.WAITING
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
         sequence.fence = 0
         if sequence.order < 0:
             sequence.order = next(self._orders)
-        self.waiting.push(sequence)
         self._count_waiting(sequence)
+        if sequence.grammar_id and not self.grammars.join(sequence):
+            sequence.status = Status.BLOCKED
+        else:
+            self._queue(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
         refusal = self.limits.refusal(sequence.num_tokens)
@@ -97,6 +102,15 @@ class Core:
         sequence = self._sequences.get(key)
         if sequence is not None:
             self.end(sequence, reason)
+
+    def grammar_prepared(self, grammar_id: bytes, failure: Failure | None = None) -> None:
+        """The worker has a grammar, or, if there is a `failure`, cannot have it."""
+        if failure is None:
+            for sequence in self.grammars.prepared(grammar_id):
+                self._queue(sequence)
+            return
+        for sequence in self.grammars.failed(grammar_id):
+            self.end(sequence, Reason.ERROR, failure=failure)
 
     # The two verbs.
 
@@ -136,6 +150,11 @@ class Core:
         return len(self._sequences)
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot, whatever they wait for."""
+        return len(self.waiting) + self.grammars.num_blocked
+
+    @property
     def use(self) -> BlockUse:
         return self.kv.use
 
@@ -163,8 +182,10 @@ class Core:
             if reason in ANSWERED:
                 self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
         else:
-            self.waiting.remove(sequence)
+            self._leave_queue(sequence)
             self.num_waiting_tokens -= sequence.num_queued_tokens
+        if sequence.grammar_id:
+            self.grammars.leave(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.key]
         self.events.finished.append(Finished(sequence, reason, stop_token_id, failure))
@@ -203,15 +224,17 @@ class Core:
             sequence = self.running.leave(slot)
             if lost:
                 sequence.num_losses = 1 if progressed else sequence.num_losses + 1
-            self.waiting.push(sequence)
+            self._queue(sequence)
         self.flights.clear()
         return self.evacuate_waiting()
 
     def evacuate_waiting(self) -> list[Sequence]:
         """Those that hold no slot, in order of arrival; the core forgets them."""
-        sequences = sorted(self.waiting, key=lambda s: s.order)
+        sequences = sorted([*self.waiting, *self.grammars.blocked()], key=lambda s: s.order)
         for sequence in sequences:
-            self.waiting.remove(sequence)
+            self._leave_queue(sequence)
+            if sequence.grammar_id:
+                self.grammars.leave(sequence)
             del self._sequences[sequence.key]
             sequence.order = -1
             sequence.status = Status.WAITING
@@ -228,6 +251,14 @@ class Core:
             for slot in by_age[: len(self.running)].tolist():
                 self.preempt(slot)
         return self.kv.reset() if self.kv.idle else None
+
+    def _queue(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        self.waiting.push(sequence)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        if sequence.status is not Status.BLOCKED:
+            self.waiting.remove(sequence)
 
     def _count_waiting(self, sequence: Sequence) -> None:
         sequence.num_queued_tokens = sequence.num_tokens

@@ -16,6 +16,7 @@ TOKEN_BYTES = 4
 class Status(Enum):
     """Where a sequence is in its life."""
 
+    BLOCKED = "blocked"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -60,6 +61,7 @@ class Sequence:
     asks_logprobs: bool = False
     repetition: RepetitionRule | None = None
     min_output_tokens: int = 0  # no repetition is seen before
+    grammar_id: bytes = b""  # what constrains its output; empty: nothing
     payload: object = None  # what the worker needs beside the tokens; not looked at here
     request_id: str = ""
     priority: int = 0

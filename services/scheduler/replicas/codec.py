@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Failure
 from services.scheduler.submissions import Payload
@@ -41,10 +42,26 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     wire.root_hash = sequence.root_hash
     wire.think_start_token_ids = payload.think_start_token_ids
     wire.think_end_token_ids = payload.think_end_token_ids
+    if sequence.grammar_id:
+        wire.grammar_id = sequence.grammar_id
+        wire.sampling.ClearField("structured_output")
+
+
+def encode_order(order: GrammarOrder) -> pb.AttachResponse:
+    if order.sequence is None:
+        return pb.AttachResponse(release_grammar=pb.ReleaseGrammar(grammar_id=order.grammar_id))
+    payload = order.sequence.payload
+    assert isinstance(payload, Payload)
+    prepare = pb.PrepareGrammar(grammar_id=order.grammar_id, constraint=payload.sampling.structured_output)
+    return pb.AttachResponse(prepare_grammar=prepare)
+
+
+def decode_failure(error: finish_pb2.Error) -> Failure:
+    return Failure(_code(error.code), error.message, error.retry_after_ms)
 
 
 def decode_result(wire: pb.StepResult) -> StepResult:
-    failures = [(failure.slot, Failure(_code(failure.error.code), failure.error.message)) for failure in wire.failures]
+    failures = [(failure.slot, decode_failure(failure.error)) for failure in wire.failures]
     logprobs = _decode_logprobs(wire.logprobs) if wire.HasField("logprobs") else None
     return StepResult(wire.step_id, i32(wire.token_ids), failures, logprobs)
 

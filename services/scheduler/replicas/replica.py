@@ -10,7 +10,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Reason, Sequence
 from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.replicas.codec import decode_failure, decode_result, encode_order, encode_plan
 from services.scheduler.throughput import Throughput
 from shared.errors import FailedPrecondition
 from shared.metrics.scheduler import SchedulerMetrics
@@ -93,6 +93,7 @@ class Replica:
     def pump(self) -> None:
         """Sends the steps that can go out now, and what happened to the frontends."""
         self._awake = False
+        self._send_orders()
         started = perf_counter()
         while not self.paused and (plan := self.core.schedule(self._clock())) is not None:
             self._metrics.schedule.observe(perf_counter() - started)
@@ -129,6 +130,18 @@ class Replica:
                 self._metrics.migration.observe(now - sequence.moved_at)
                 sequence.moved_at = None
                 self._moved.discard(key)
+
+    def take_prepared(self, wire: pb.GrammarPrepared) -> None:
+        """The worker has a grammar that was ordered, or says why not."""
+        if not self.core.grammars.awaits(wire.grammar_id):
+            raise FailedPrecondition(f"grammar_id: the scheduler awaits no grammar {wire.grammar_id.hex()}")
+        failure = decode_failure(wire.error) if wire.HasField("error") else None
+        self.core.grammar_prepared(wire.grammar_id, failure)
+        self.wake()
+
+    def _send_orders(self) -> None:
+        for order in self.core.grammars.take_orders():
+            self.send(encode_order(order))
 
     def flush(self) -> None:
         events = self.core.take_events()

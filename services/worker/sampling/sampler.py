@@ -19,10 +19,12 @@ from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.slots import Rows
-from shared.errors import Unimplemented
+from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.masks import GrammarMasks
+from shared.errors import QuireError, Unimplemented
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-UNSUPPORTED = ("prompt_logprobs", "structured_output")
+UNSUPPORTED = ("prompt_logprobs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,11 @@ class Sampler:
         device: Any,
         *,
         logprobs_mode: str = "raw_logprobs",
+        grammars: CompilePool | None = None,
     ) -> None:
+        """`grammars`: None where no output is constrained."""
         self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, LogprobsMode.of(logprobs_mode))
+        self._grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
         self._features: list[Component] = [
             AllowedTokenIds(vocab_size, device),
             BadWords(num_slots, vocab_size, device),
@@ -85,6 +90,7 @@ class Sampler:
             LogitBias(vocab_size, device),
             Penalties(vocab_size, device),
             ThinkingBudget(num_slots, vocab_size, device),
+            self._grammar_masks,  # last: what a grammar leaves may have to be allowed again
         ]
         self._parts: list[SlotState] = [self._logprobs, *self._features]
         self._core = Core(num_slots, vocab_size, ops, device)
@@ -104,6 +110,10 @@ class Sampler:
         self._bindings = None
         for part in self._parts:
             part.release(slot)
+
+    def take_faults(self) -> dict[int, QuireError]:
+        """By slot: sequences that cannot go on, found out since the last time."""
+        return self._grammar_masks.take_faults()
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
         """`logits` [num_rows, vocab_size] of `slots` [num_rows]; may overwrite them."""

@@ -47,6 +47,13 @@ class SimulatedEngine:
     def forget_cache(self) -> None:
         pass
 
+    def prepare_grammar(self, receiver: Attachment, order: pb.PrepareGrammar) -> None:
+        """Made-up tokens follow no grammar; who waits for one goes on."""
+        receiver.grammar_prepared(pb.GrammarPrepared(grammar_id=order.grammar_id))
+
+    def release_grammar(self, grammar_id: bytes) -> None:
+        pass
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

@@ -131,11 +131,12 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
         ),
         (
             pb.GenerateRequest(
-                text="x", sampling=Sampling(structured_output=sampling_pb2.StructuredOutput(json_object=True))
+                text="x", sampling=Sampling(structured_output=sampling_pb2.StructuredOutput(regex="(a"))
             ),
-            "UNIMPLEMENTED",
+            "INVALID_ARGUMENT",
             "structured_output",
-            "structured_output is not offered by this server yet",
+            'structured_output: it cannot be compiled: invalid regex "(a" (in regex): regex parse error: (a ^ error: '
+            "unclosed group",
         ),
         (
             pb.GenerateRequest(text="x", options=pb.RequestOptions(priority=1)),

@@ -136,8 +136,6 @@ def test_equal_meanings_get_one_spelling() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"regex": "a+"}),
         ("prompt_logprobs", 0),
         ("tools", []),
         ("tool_choice", "required"),

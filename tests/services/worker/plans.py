@@ -35,6 +35,7 @@ class New:
     sampling: sampling_pb2.SamplingParams = field(default_factory=lambda: GREEDY)
     eos: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar_id: bytes = b""
 
 
 class PaperScheduler:
@@ -116,4 +117,5 @@ def _admission(new: New, block_size: int) -> pb.Admission:
         eos_token_ids=columns.u32_bytes(list(new.eos)),
         bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],
         root_hash=root_hash(),
+        grammar_id=new.grammar_id,
     )

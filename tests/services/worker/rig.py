@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from services.worker.build import build_replica
+from services.worker.build import build_replica, open_grammars
 from services.worker.replica import Replica
+from services.worker.structured.compile_pool import CompilePool
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings
 from tests.services.worker.plans import New, PaperScheduler
@@ -22,8 +23,10 @@ class Rig:
         """Without `record_logits`, plain choices in CUDA graphs are as they are elsewhere: part of the graph."""
         values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
         values = {"attention_backend": "reference", **values, **settings}
+        worker = WorkerSettings(model=str(folder), **values)
+        self.grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
-            self.replica: Replica = build_replica(WorkerSettings(model=str(folder), **values))
+            self.replica: Replica = build_replica(worker, self.grammars)
         self.scheduler = PaperScheduler(values["block_size"], values["num_blocks"])
         self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
         if record_logits:

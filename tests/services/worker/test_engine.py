@@ -13,7 +13,9 @@ from services.worker.engine import Engine
 from services.worker.held_blocks import HeldReport
 from services.worker.replica import Occupancy
 from services.worker.slots import PlanViolation
+from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 PATIENCE_S = 10.0
@@ -116,6 +118,22 @@ class NoObserver:
     def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
         """Not looked at here."""
 
+    def grammar_prepared(self, prepared: Prepared) -> None:
+        """Not looked at here."""
+
+
+class NoLibrary:
+    """Refuses every grammar, and says which thread was asked."""
+
+    num_words = 1
+
+    def compile(self, constraint: sampling_pb2.StructuredOutput) -> None:
+        raise InvalidArgument(f"no {constraint.regex} in {threading.current_thread().name}")
+
+
+def no_grammars() -> CompilePool:
+    return CompilePool(NoLibrary)  # type: ignore[arg-type]
+
 
 Start = Callable[..., Engine]
 
@@ -130,7 +148,8 @@ async def start(replica: PaperReplica) -> AsyncIterator[Start]:
     engines: list[Engine] = []
 
     def run(*, synchronous: bool = True) -> Engine:
-        engines.append(Engine(lambda: replica, NoObserver(), synchronous=synchronous))  # type: ignore[arg-type, return-value]
+        engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=synchronous)  # type: ignore[arg-type, return-value]
+        engines.append(engine)
         return engines[-1]
 
     yield run
@@ -262,7 +281,7 @@ async def test_what_goes_wrong_while_building_is_told() -> None:
     def build() -> None:
         raise InvalidArgument("no such model")
 
-    engine = Engine(build, NoObserver(), synchronous=True)  # type: ignore[arg-type]
+    engine = Engine(build, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="no such model"):
         async with asyncio.timeout(PATIENCE_S):
             await engine.started

@@ -1,0 +1,116 @@
+"""The form of the output as OpenAI's clients ask for it (response_format) and as vLLM's do (structured_outputs)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class JsonSchemaFormat(BaseModel):
+    """response_format.json_schema; name, description and strict change nothing: every schema is kept to."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's field, and vLLM's structural tags."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputsBody(BaseModel):
+    """vLLM's field: exactly one constraint; StructuredOutput of sampling.proto."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+def constraint(response_format: ResponseFormat | None, outputs: StructuredOutputsBody | None) -> Any:
+    """The one constraint that was asked for, or None. Raises InvalidArgument."""
+    asked = None if response_format is None else _of_response_format(response_format)
+    if outputs is None:
+        return asked
+    if asked is not None:
+        raise InvalidArgument(
+            "response_format and structured_outputs both constrain the output: send one of them.",
+            field="structured_outputs",
+        )
+    return _of_outputs(outputs)
+
+
+def _of_response_format(asked: ResponseFormat) -> pb.StructuredOutput | None:
+    if asked.type != "structural_tag" and asked.model_extra:
+        name = next(iter(asked.model_extra))
+        raise InvalidArgument(
+            f"Unrecognized request argument supplied: response_format.{name}", field="response_format"
+        )
+    match asked.type:
+        case "json_object":
+            return pb.StructuredOutput(json_object=True)
+        case "json_schema":
+            if asked.json_schema is None or asked.json_schema.schema_ is None:
+                text = "response_format of type json_schema needs json_schema.schema"
+                raise InvalidArgument(text, field="response_format")
+            return pb.StructuredOutput(json_schema=json.dumps(asked.json_schema.schema_))
+        case "structural_tag":
+            tag = {"type": asked.type, **(asked.model_extra or {})}
+            return pb.StructuredOutput(structural_tag=json.dumps(tag))
+    return None
+
+
+def _of_outputs(asked: StructuredOutputsBody) -> pb.StructuredOutput:
+    given = [name for name in CONSTRAINTS if getattr(asked, "json_" if name == "json" else name) is not None]
+    if len(given) != 1:
+        got = ", ".join(given) or "none"
+        raise InvalidArgument(
+            f"structured_outputs must hold exactly one of {', '.join(CONSTRAINTS)}, got {got}.",
+            field="structured_outputs",
+        )
+    wanted = pb.StructuredOutput(
+        disable_any_whitespace=asked.disable_any_whitespace,
+        disable_additional_properties=asked.disable_additional_properties,
+        whitespace_pattern=asked.whitespace_pattern or "",
+    )
+    match given[0]:
+        case "json":
+            wanted.json_schema = _text(asked.json_)
+        case "regex":
+            wanted.regex = asked.regex or ""
+        case "choice":
+            wanted.choice.options.extend(asked.choice or ())
+            wanted.choice.SetInParent()
+        case "grammar":
+            wanted.grammar = asked.grammar or ""
+        case "json_object":
+            wanted.json_object = bool(asked.json_object)
+        case "structural_tag":
+            wanted.structural_tag = _text(asked.structural_tag)
+    return wanted
+
+
+def _text(document: Any) -> str:
+    return document if isinstance(document, str) else json.dumps(document)

@@ -1,0 +1,216 @@
+"""The grammar mask: a sampling feature that bans what a sequence's grammar does not allow next.
+
+Masks are made on the host by a thread of their own, from the moment a step's tokens are there: beside whatever the
+device and the device's thread do then, which is the next step's forward pass. That step's sampling waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels import Ops
+from services.worker.sampling.component import Positions, Tensor, upload
+from services.worker.slots import Rows
+from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.port import Matcher
+from shared import columns
+from shared.columns import I32
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+MASK_BITS = 32
+Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
+
+
+class Constrained:
+    """A sequence under a grammar."""
+
+    def __init__(self, slot: int, matcher: Matcher, admission: pb.Admission, vocab_size: int) -> None:
+        self.slot = slot
+        self.matcher = matcher
+        self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
+        self.may_end_early = not admission.sampling.ignore_eos
+        self.ended = False
+        self.must_end = False  # the grammar allows nothing more
+        self.error: QuireError | None = None
+
+    @property
+    def live(self) -> bool:
+        return not self.ended and self.error is None
+
+    def take(self, token_id: int) -> None:
+        """A token that was sampled; negative: none was."""
+        if token_id < 0 or not self.live:
+            return
+        if token_id in self.eos_ids:
+            self.ended = True
+        elif not self.matcher.accept([token_id]):
+            self._fail(f"the grammar does not allow token {token_id}, which the output holds")
+
+    def permit_end(self, mask: I32) -> None:
+        """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
+        fault = self.matcher.fault if self.live else ""
+        if fault:
+            self._fail(f"the grammar became too complex: {' '.join(fault.split())[:200]}")
+        if not self.live:
+            mask[:] = 0
+        elif not self.matcher.can_end:
+            return
+        self.must_end = not mask.any()
+        if self.must_end or self.may_end_early:
+            for token_id in self.eos_ids:
+                mask[token_id // MASK_BITS] |= bit(token_id)
+
+    def _fail(self, text: str) -> None:
+        self.error = InvalidArgument(f"structured_output: {text}", field="structured_output")
+
+
+class GrammarMasks:
+    """Matchers and masks by slot."""
+
+    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool | None, ops: Ops, device: Any) -> None:
+        self._shape = num_slots, -(-vocab_size // MASK_BITS)
+        self._grammars = grammars
+        self.ops = ops
+        self.device = device
+        self.vocab_size = vocab_size
+        self.slots: dict[int, Constrained] = {}
+        self.masks: I32 = np.zeros((0, 0), dtype=np.int32)  # [num_slots, num_words] once there is any
+        self._pinned: Tensor | None = None  # where masks are put together for CUDA
+        self._faults: dict[int, QuireError] = {}  # by slot: found out since they were last asked for
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[None] | None = None
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        if not admission.grammar_id:
+            return
+        grammar = self._grammars.grammar(admission.grammar_id) if self._grammars else None
+        if grammar is None:
+            raise FailedPrecondition(f"grammar {admission.grammar_id.hex()} has not been prepared")
+        self._make_room()
+        sequence = self.slots[slot] = Constrained(slot, grammar.start(), admission, self.vocab_size)
+        output = columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
+        self._post(lambda: self._advance([sequence] * len(output), lambda: output, [sequence]))
+
+    def release(self, slot: int) -> None:
+        self.slots.pop(slot, None)
+        self._faults.pop(slot, None)
+
+    def bind(self, slots: Rows) -> BoundGrammarMasks | None:
+        if not self.slots:
+            return None
+        rows = [row for row, slot in enumerate(slots.tolist()) if slot in self.slots]
+        return BoundGrammarMasks(self, np.array(rows), slots) if rows else None
+
+    def take_faults(self) -> dict[int, QuireError]:
+        """Sequences that cannot go on, by slot."""
+        found, self._faults = self._faults, {}
+        return found
+
+    # For bound rows.
+
+    def follow(self, sequences: Sequence[Constrained], token_ids: Tensor) -> None:
+        """These sequences got `token_ids`, one each, in order: their next masks are made, meanwhile."""
+        tokens = download(token_ids)
+        self._post(lambda: self._advance(sequences, tokens, list(dict.fromkeys(sequences))))
+
+    def settle(self, sequences: Sequence[Constrained]) -> None:
+        """Until the masks of all are made."""
+        if self._last is not None:
+            self._last.result()
+            self._last = None
+        for sequence in sequences:
+            if sequence.error is not None:
+                self._faults[sequence.slot] = sequence.error
+
+    def fill(self, sequences: Sequence[Constrained], places: Sequence[int], masks: I32) -> None:
+        """Only with settled masks, or on their thread."""
+        live = [(s.matcher, place) for s, place in zip(sequences, places, strict=True) if s.live]
+        if live:
+            matchers, live_places = zip(*live, strict=True)
+            assert self._grammars is not None
+            self._grammars.backend.fill(matchers, live_places, masks)
+        for sequence, place in zip(sequences, places, strict=True):
+            sequence.permit_end(masks[place])
+
+    def upload(self, masks: I32) -> Tensor:
+        """To the device. Steps before this one are done with the pinned memory: their tokens have been seen."""
+        if self._pinned is None:
+            return torch.from_numpy(masks)
+        staged = self._pinned[: len(masks)]
+        staged.copy_(torch.from_numpy(masks))
+        return staged.to(self.device, non_blocking=True)
+
+    def _make_room(self) -> None:
+        if not len(self.masks):
+            self.masks = np.zeros(self._shape, dtype=np.int32)
+            if torch.device(self.device).type == "cuda":
+                self._pinned = torch.empty(self._shape, dtype=torch.int32, pin_memory=True)
+
+    def _post(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._last = self._thread.submit(job)
+
+    def _advance(self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained]) -> None:
+        """On the masks' thread."""
+        for sequence, token_id in zip(takers, tokens(), strict=True):
+            sequence.take(token_id)
+        self.fill(sequences, [sequence.slot for sequence in sequences], self.masks)
+
+
+class BoundGrammarMasks:
+    """The masks of some rows."""
+
+    def __init__(self, owner: GrammarMasks, rows: Rows, slots: Rows) -> None:
+        self._owner = owner
+        self._rows = rows
+        self._slots = slots[rows]
+        self._sequences = [owner.slots[slot] for slot in self._slots.tolist()]
+        self._device_rows = None if len(rows) == len(slots) else upload(rows, owner.device)
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        owner = self._owner
+        owner.settle(self._sequences)
+        masks = owner.masks[self._slots]
+        if positions.drafts is not None:
+            self._look_ahead(masks, positions.drafts)
+        owner.ops.mask_logits(logits, self._device_rows, owner.upload(masks))
+        ends = [(row, s.eos_ids[0]) for row, s in zip(self._rows.tolist(), self._sequences, strict=True) if s.must_end]
+        if ends and positions.drafts is None:  # whatever min_tokens says
+            rows, ids = zip(*ends, strict=True)
+            logits[upload(rows, owner.device), upload(ids, owner.device)] = 0.0
+
+    def sampled(self, token_ids: Tensor) -> None:
+        mine = token_ids if self._device_rows is None else token_ids[self._device_rows]
+        self._owner.follow(self._sequences, mine)
+
+    def _look_ahead(self, masks: I32, drafts: Tensor) -> None:
+        """Rows behind drafts get the masks that hold if these are accepted."""
+
+
+def download(token_ids: Tensor) -> Tokens:
+    """To the host, without waiting for it here."""
+    if token_ids.device.type == "cpu":
+        found = token_ids.tolist()
+        return lambda: found
+    host = torch.empty_like(token_ids, device="cpu", pin_memory=True).copy_(token_ids, non_blocking=True)
+    arrived = torch.cuda.Event(blocking=True)
+    arrived.record()
+
+    def wait() -> Sequence[int]:
+        arrived.synchronize()
+        ids: list[int] = host.tolist()
+        return ids
+
+    return wait
+
+
+def bit(token_id: int) -> np.int32:
+    """Of a token in its word."""
+    return np.uint32(1 << token_id % MASK_BITS).view(np.int32)

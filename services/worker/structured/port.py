@@ -1,0 +1,50 @@
+"""What the worker asks of a grammar library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.columns import I32
+from shared.pb.common.v1 import sampling_pb2
+
+
+class Matcher(Protocol):
+    """Where one sequence is in its grammar."""
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Goes on by the first so many of these tokens that the grammar allows; none is an end of sequence."""
+
+    def rollback(self, count: int) -> None:
+        """Takes back the last `count` tokens."""
+
+    @property
+    def can_end(self) -> bool:
+        """What has been accepted is whole."""
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot go on (its limits, mostly); empty if it can."""
+
+
+class Grammar(Protocol):
+    """Compiled once, for any number of sequences."""
+
+    def start(self) -> Matcher:
+        """At its beginning."""
+
+
+class GrammarBackend(Protocol):
+    """A library, bound to a vocabulary. Any thread may call it; a matcher only has one caller at a time."""
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a mask, which has a bit for each token, lowest bits first."""
+
+    def compile(self, constraint: sampling_pb2.StructuredOutput) -> Grammar:
+        """In bounded time and memory. Raises InvalidArgument for a constraint that is wrong, that nothing fulfils, or
+        that is too large."""
+
+    def fill(self, matchers: Sequence[Matcher], places: Sequence[int], masks: I32) -> None:
+        """masks[places[i]] = the tokens that matchers[i] allows next, ends of sequence left out. `masks` int32
+        [num_masks, num_words]. Afterwards a matcher may have a fault."""

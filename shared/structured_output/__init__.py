@@ -1,0 +1,9 @@
+"""What StructuredOutput of sampling.proto may hold, and what it means: one grammar text for every kind of constraint.
+
+Text only. Frontends check at the door what workers will compile, so both read it here.
+"""
+
+from shared.structured_output.checks import check, unusable
+from shared.structured_output.grammar import lark
+
+__all__ = ["check", "lark", "unusable"]

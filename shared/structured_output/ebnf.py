@@ -1,0 +1,148 @@
+"""EBNF grammars in Lark.
+
+Rules that cannot reach themselves become terminals, matched as regular expressions: exactly, and fast. What remains are
+rules over terminals, and of those the longest match counts, as in every Lark grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from shared.structured_output.checks import refuse
+from shared.structured_output.ebnf_syntax import Characters, Choice, Name, Node, Repeat, Sequence, Text, rules
+
+ROOT = "root"
+DEFINITION = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
+
+
+def is_ebnf(text: str) -> bool:
+    """Lark writes `name: alternatives`."""
+    return DEFINITION.search(text) is not None
+
+
+def lark(text: str) -> str:
+    """Raises InvalidArgument."""
+    bodies = rules(text)
+    if ROOT not in bodies:
+        raise refuse(f"grammar: there is no rule named {ROOT}")
+    for body in bodies.values():
+        for name in _names(body):
+            if name not in bodies:
+                raise refuse(f"grammar: {name} is not defined")
+    return _Writer(bodies).write()
+
+
+class _Writer:
+    """Names rules and terminals afresh: Lark tells them apart by case."""
+
+    def __init__(self, bodies: dict[str, Node]) -> None:
+        self._bodies = bodies
+        self._recursive = _recursive(bodies)
+        self._written = {
+            name: f"r{number}" if name in self._recursive else f"T{number}" for number, name in enumerate(bodies)
+        }
+        self._terminals: list[str] = []  # for runs of regular items inside of rules
+
+    def write(self) -> str:
+        lines = [f"start: {self._written[ROOT]}"]
+        for name, body in self._bodies.items():
+            written = self._rule(body) if name in self._recursive else self._regular(body)
+            lines.append(f"{self._written[name]}: {written}")
+        return "\n".join([*lines, *self._terminals]) + "\n"
+
+    def _is_regular(self, node: Node) -> bool:
+        return self._recursive.isdisjoint(_names(node))
+
+    def _rule(self, node: Node) -> str:
+        """As part of a rule."""
+        if self._is_regular(node):
+            return self._terminal(node)
+        match node:
+            case Name(value):
+                return self._written[value]
+            case Sequence(items):
+                return " ".join(self._run(items))
+            case Choice(options):
+                return f"({' | '.join(self._rule(option) for option in options)})"
+            case Repeat(item, least, most):
+                return f"({self._rule(item)}){_bounds(least, most)}"
+        raise AssertionError(f"{node} is regular")
+
+    def _run(self, items: tuple[Node, ...]) -> Iterator[str]:
+        """Neighbours that are regular become one terminal."""
+        regular: list[Node] = []
+        for item in items:
+            if self._is_regular(item):
+                regular.append(item)
+                continue
+            if regular:
+                yield self._terminal(Sequence(tuple(regular)))
+                regular = []
+            yield self._rule(item)
+        if regular:
+            yield self._terminal(Sequence(tuple(regular)))
+
+    def _terminal(self, node: Node) -> str:
+        written = self._regular(node)
+        if isinstance(node, Text | Characters | Name) or not written:
+            return written
+        name = f"R{len(self._terminals)}"
+        self._terminals.append(f"{name}: {written}")
+        return name
+
+    def _regular(self, node: Node) -> str:
+        """As part of a terminal."""
+        match node:
+            case Text(value):
+                return json.dumps(value, ensure_ascii=False)
+            case Characters(ranges, negated):
+                inside = "".join(rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges)
+                return f"/[{'^' if negated else ''}{inside}]/"
+            case Name(value):
+                return self._written[value]
+            case Sequence(items):
+                return f"({' '.join(self._regular(item) for item in items)})" if items else '""'
+            case Choice(options):
+                return f"({' | '.join(self._regular(option) for option in options)})"
+            case Repeat(item, least, most):
+                return f"({self._regular(item)}){_bounds(least, most)}"
+
+
+def _bounds(least: int, most: int | None) -> str:
+    simple = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return simple.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
+
+
+def _names(node: Node) -> Iterator[str]:
+    """Rules that `node` names itself."""
+    rest = [node]
+    while rest:
+        match rest.pop():
+            case Name(value):
+                yield value
+            case Sequence(items):
+                rest.extend(items)
+            case Choice(options):
+                rest.extend(options)
+            case Repeat(item, _, _):
+                rest.append(item)
+
+
+def _recursive(bodies: dict[str, Node]) -> set[str]:
+    """Rules from which a cycle can be reached: what is left when rules that only name finished ones are taken away."""
+    waiting = {name: set(_names(body)) for name, body in bodies.items()}
+    users: dict[str, list[str]] = {name: [] for name in bodies}
+    for name, named in waiting.items():
+        for other in named:
+            users[other].append(name)
+    done = [name for name, named in waiting.items() if not named]
+    while done:
+        finished = done.pop()
+        del waiting[finished]
+        for user in users[finished]:
+            waiting[user].discard(finished)
+            if not waiting[user]:
+                done.append(user)
+    return set(waiting)

@@ -1,0 +1,260 @@
+"""Reads grammars written as `name ::= alternatives` (the form that GBNF and XGrammar share).
+
+Elements: "text", [characters], [^characters], `.`, names, (groups); behind any of them *, +, ?, {n}, {n,} or {n,m};
+comments from # to the end of a line. Escapes: \\n \\r \\t \\" \\' \\\\ \\] \\[ \\- \\^ \\xHH \\uHHHH \\UHHHHHHHH.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shared.errors import InvalidArgument
+from shared.structured_output.checks import MAX_NESTING, refuse
+
+TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\r\n]+|\#[^\n]*)
+  | (?P<define>::=)
+  | (?P<name>[A-Za-z_][\w-]*)
+  | (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+  | (?P<characters>\[\^?(?:[^\]\\\n]|\\.)*\])
+  | (?P<count>\{\s*\d+\s*(?:,\s*\d*\s*)?\})
+  | (?P<mark>[|()*+?.])
+    """,
+    re.VERBOSE,
+)
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", **{c: c for c in "\"'\\[]-^/"}}
+HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+MAX_REPEAT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """These characters."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """One character of some ranges (both ends included), or one of none of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Another rule."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One after the other; empty: nothing."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Any of these."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Between `least` and `most` times; None: without end."""
+
+    item: Node
+    least: int
+    most: int | None
+
+
+Node = Text | Characters | Name | Sequence | Choice | Repeat
+
+ANY_CHARACTER = Characters(((10, 10),), negated=True)  # as `.` of a regular expression
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+def rules(text: str) -> dict[str, Node]:
+    """By name, in order. Raises InvalidArgument naming the line."""
+    parser = _Parser(_tokens(text))
+    found: dict[str, Node] = {}
+    while not parser.at_end:
+        line, name, body = parser.rule()
+        if name in found:
+            raise error(line, f"{name} is defined twice")
+        found[name] = body
+    return found
+
+
+def error(line: int, text: str) -> InvalidArgument:
+    return refuse(f"grammar, line {line}: {text}")
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens = []
+    at, line = 0, 1
+    while at < len(text):
+        match = TOKEN.match(text, at)
+        if match is None:
+            raise error(line, f"cannot be read from {text[at : at + 20]!r} on")
+        if match.lastgroup != "space":
+            tokens.append(_Token(str(match.lastgroup), match.group(), line))
+        line += match.group().count("\n")
+        at = match.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent; a name that `::=` follows begins the next rule."""
+
+    def __init__(self, tokens: list[_Token]) -> None:
+        self._tokens = [*tokens, _Token("end", "the end", tokens[-1].line if tokens else 1)]
+        self._at = 0
+        self._depth = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._peek().kind == "end"
+
+    def rule(self) -> tuple[int, str, Node]:
+        name = self._take("name")
+        self._take("define")
+        body = self._choice()
+        if not (self.at_end or self._begins_rule()):
+            token = self._peek()
+            raise error(token.line, f"{token.text} is out of place")
+        return name.line, name.text, body
+
+    def _choice(self) -> Node:
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            raise error(self._peek().line, f"groups are nested more than {MAX_NESTING} levels deep")
+        options = [self._sequence()]
+        while self._peek().text == "|":
+            self._at += 1
+            options.append(self._sequence())
+        self._depth -= 1
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def _sequence(self) -> Node:
+        items: list[Node] = []
+        while (item := self._item()) is not None:
+            items.append(item)
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+    def _item(self) -> Node | None:
+        node = self._element()
+        while node is not None and (bounds := self._bounds()) is not None:
+            node = Repeat(node, *bounds)
+        return node
+
+    def _element(self) -> Node | None:
+        token = self._peek()
+        if token.kind == "name" and self._begins_rule():
+            return None
+        if token.text == "(":
+            self._at += 1
+            inside = self._choice()
+            self._take("mark", ")")
+            return inside
+        node = _leaf(token)
+        self._at += node is not None
+        return node
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        token = self._peek()
+        simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        bounds = simple.get(token.text) if token.kind == "mark" else None
+        if token.kind == "count":
+            numbers = [part.strip() for part in token.text[1:-1].split(",")]
+            most = int(numbers[-1]) if numbers[-1] else None
+            bounds = int(numbers[0]), most
+            if max(int(numbers[0]), most or 0) > MAX_REPEAT or (most is not None and most < bounds[0]):
+                raise error(token.line, f"{token.text} is no repetition of at most {MAX_REPEAT}")
+        self._at += bounds is not None
+        return bounds
+
+    def _begins_rule(self) -> bool:
+        return self._peek().kind == "name" and self._tokens[self._at + 1].kind == "define"
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _take(self, kind: str, text: str = "") -> _Token:
+        token = self._peek()
+        if token.kind != kind or (text and token.text != text):
+            raise error(token.line, f"{text or {'define': '::='}.get(kind, kind)} is due, not {token.text}")
+        self._at += 1
+        return token
+
+
+def _leaf(token: _Token) -> Node | None:
+    match token.kind:
+        case "name":
+            return Name(token.text)
+        case "text":
+            return Text("".join(chr(code) for code, _ in _characters(token.text[1:-1], token.line)))
+        case "characters":
+            return _class(token)
+        case "mark" if token.text == ".":
+            return ANY_CHARACTER
+    return None
+
+
+def _class(token: _Token) -> Characters:
+    inside = token.text[1:-1]
+    negated = inside.startswith("^")
+    characters = _characters(inside.removeprefix("^"), token.line)
+    ranges: list[tuple[int, int]] = []
+    at = 0
+    while at < len(characters):
+        first = last = characters[at][0]
+        if at + 2 < len(characters) and characters[at + 1] == (ord("-"), False):
+            last = characters[at + 2][0]
+            at += 2
+        if last < first:
+            raise error(token.line, f"{token.text} holds a range that runs backwards")
+        ranges.append((first, last))
+        at += 1
+    if not ranges:
+        raise error(token.line, f"{token.text} holds no character")
+    return Characters(tuple(ranges), negated)
+
+
+def _characters(text: str, line: int) -> list[tuple[int, bool]]:
+    """Code points, and whether each was escaped."""
+    found = []
+    at = 0
+    while at < len(text):
+        if text[at] != "\\":
+            found.append((ord(text[at]), False))
+            at += 1
+            continue
+        letter = text[at + 1]
+        digits = text[at + 2 : at + 2 + HEX_DIGITS.get(letter, 0)]
+        found.append((_escaped(letter, digits, line), True))
+        at += 2 + len(digits)
+    return found
+
+
+def _escaped(letter: str, digits: str, line: int) -> int:
+    if letter in ESCAPES:
+        return ord(ESCAPES[letter])
+    try:
+        code = int(digits, 16) if len(digits) == HEX_DIGITS[letter] else -1
+        chr(code)
+    except (KeyError, ValueError):
+        raise error(line, f"\\{letter}{digits} is no escape") from None
+    return code

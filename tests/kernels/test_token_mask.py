@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import cpu, reference
+from tests.kernels.cpu.closeness import needs_library
+
+VERSIONS = [
+    pytest.param(reference.mask_logits, id="reference"),
+    pytest.param(getattr(cpu, "mask_logits", None), id="cpu", marks=pytest.mark.skipif(**needs_library)),
+]
+
+
+def packed(allowed: np.ndarray) -> torch.Tensor:
+    """bool [num_masks, vocab_size] as a mask's words; bits behind the vocabulary are set, which must not matter."""
+    num_words = -(-allowed.shape[1] // 32)
+    padded = np.ones((len(allowed), num_words * 32), dtype=bool)
+    padded[:, : allowed.shape[1]] = allowed
+    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+
+
+@pytest.mark.parametrize("mask_logits", VERSIONS)
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 1000, 4096, 32003])
+@pytest.mark.parametrize("rows", [None, [0], [4, 1], [5, 3, 2, 0, 1, 4]])
+def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_size, rows):
+    rng = np.random.default_rng(vocab_size)
+    logits = torch.randn(6, vocab_size)
+    masked = range(6) if rows is None else rows
+    allowed = rng.random((len(masked), vocab_size)) < rng.choice([0.02, 0.5, 0.98], (len(masked), 1))
+    allowed[0, : 40 * (vocab_size > 80)] = True  # whole words of either kind
+    allowed[-1, : 40 * (vocab_size > 80)] = False
+    want = logits.clone()
+    for row, mask in zip(masked, allowed, strict=True):
+        want[row, torch.from_numpy(~mask)] = float("-inf")
+    mask_logits(logits, None if rows is None else torch.tensor(rows), packed(allowed))
+    assert torch.equal(logits, want)

@@ -1,0 +1,180 @@
+"""What constraints are refused by their text alone, and what grammar the others become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from services.frontend.input_processor.grammar_door import Bytes
+from shared import structured_output
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+
+BYTES = LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def accepts(text: str, **constraint: Any) -> bool:
+    """Whether the whole text fulfils the constraint."""
+    message = pb.StructuredOutput(**constraint)
+    structured_output.check(message)
+    matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(structured_output.lark(message)), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def refusal(**constraint: Any) -> str:
+    with pytest.raises(InvalidArgument) as refused:
+        accepts("", **constraint)
+    assert refused.value.field == "structured_output"
+    return refused.value.message.removeprefix("structured_output: ")
+
+
+def choice(*options: str) -> pb.StructuredOutput.Choice:
+    return pb.StructuredOutput.Choice(options=options)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        ({}, "exactly one of json_schema, json_object, regex, choice, grammar, structural_tag must be set"),
+        ({"json_schema": ""}, "json_schema cannot be empty"),
+        ({"json_schema": "{"}, "json_schema is not valid JSON: Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1)"),
+        ({"json_schema": '{"minimum": NaN}'}, "json_schema is not valid JSON: NaN is not JSON"),
+        ({"json_schema": "3"}, "json_schema must be an object or a boolean, got int"),
+        ({"json_schema": "[" * 65 + "]" * 65}, "json_schema is nested 65 levels deep; at most 64 are taken"),
+        ({"json_schema": "[" * 200_000}, "json_schema is nested 200000 levels deep; at most 64 are taken"),
+        ({"json_schema": '{"enum": ["' + "a" * 600_000 + '"]}'},
+            "json_schema has 600018 bytes; at most 524288 are taken"),
+        ({"json_schema": '{"multipleOf": 1299709}'},
+            "multipleOf: the least common multiple of all is 1299709; at most 10000 is taken"),
+        ({"json_schema": '{"allOf": [{"multipleOf": 1009}, {"multipleOf": 0.0997}]}'},
+            "multipleOf: the least common multiple of all is 1005973; at most 10000 is taken"),
+        ({"json_object": False}, "json_object must be true, or left out"),
+        ({"regex": " "}, "regex cannot be empty"),
+        ({"regex": "a\0"}, "regex contains a NUL character"),
+        ({"choice": pb.StructuredOutput.Choice()}, "choice must have at least one option"),
+        ({"choice": choice("a", "")}, "choice cannot contain an empty string"),
+        ({"grammar": "\n"}, "grammar cannot be empty"),
+        ({"grammar": "root ::= x"}, "grammar: x is not defined"),
+        ({"grammar": 'a ::= "x"'}, "grammar: there is no rule named root"),
+        ({"grammar": 'root ::= "x"\nroot ::= "y"'}, "grammar, line 2: root is defined twice"),
+        ({"grammar": 'root ::= "x'}, "grammar, line 1: cannot be read from '\"x' on"),
+        ({"grammar": 'root ::= "x"\n\n  | ( "y"'}, "grammar, line 3: ) is due, not the end"),
+        ({"grammar": 'root ::= "x" )'}, "grammar, line 1: ) is out of place"),
+        ({"grammar": "root ::= [z-a]"}, "grammar, line 1: [z-a] holds a range that runs backwards"),
+        ({"grammar": "root ::= [\\q]"}, "grammar, line 1: \\q is no escape"),
+        ({"grammar": 'root ::= "\\x4"'}, "grammar, line 1: \\x4 is no escape"),
+        ({"grammar": 'root ::= "x"{3,2}'}, "grammar, line 1: {3,2} is no repetition of at most 10000"),
+        ({"grammar": "root ::= " + "(" * 100 + '"x"' + ")" * 100},
+            "grammar, line 1: groups are nested more than 64 levels deep"),
+        ({"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": " "},
+            "whitespace_pattern and disable_any_whitespace exclude each other"),
+    ],
+)  # fmt: skip
+def test_refused_by_its_text(constraint: dict[str, Any], text: str) -> None:
+    assert refusal(**constraint) == text
+
+
+def test_multiples_that_people_write_are_fine() -> None:
+    money = {"type": "object", "properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 5}, "c": {"const": {}}}}
+    structured_output.check(pb.StructuredOutput(json_schema=json.dumps(money)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\d{3}-[\w/]+$", ["123-a/b_"], ["12-a", "123-é", "٣٣٣-a"]),
+        (r"a/b|c\$", ["a/b", "c$"], ["a", "c"]),
+        (r"[^\d]x", ["yx"], ["1x"]),
+        (r"\Dx\W", ["yx "], ["1x ", "yxy"]),
+        ("(a|b)\n", ["a\n"], ["a"]),
+        (r"[\]/]+", ["]/"], ["\\"]),
+        (r"\p{Lu}é", ["Äé"], ["äé"]),
+        ("^$", [""], ["a"]),
+    ],
+)
+def test_regular_expressions_match_as_a_whole(pattern: str, right: list[str], wrong: list[str]) -> None:
+    for text in right:
+        assert accepts(text, regex=pattern), text
+    for text in wrong:
+        assert not accepts(text, regex=pattern), text
+
+
+def test_a_choice_is_one_of_its_options() -> None:
+    options = choice('say "hi"', "\\n", "a/b", "a", "ü\n")
+    for option in options.options:
+        assert accepts(option, choice=options)
+    for text in ("", "say", "aa", "\n"):
+        assert not accepts(text, choice=options)
+
+
+JSON_GRAMMAR = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+# Optional space
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (JSON_GRAMMAR, ["{}", '{"a": [1,2,{"b":null}], "c\\n\\u00e9": -1.5e3}', '{"é": {}}'], ["[]", '{"a" 1}', '{"a']),
+        ('root ::= ("a" | "ab") "bc"', ["abc", "abbc"], ["ab", "abcc"]),  # where the longest match is the wrong one
+        ('root ::= "(" root ")" | "x" |', ["((x))", "(())", ""], ["((x)", "xx"]),
+        ("root ::= a-b 'it''s' # why not\na-b ::= [^a-c\\]]+ . \"\\t\\U0001F600\"", ["xyz\t😀its"], ["az\t😀its"]),
+        ("root ::= a a\na ::= b b\nb ::= c c\nc ::= [x]{1,2}", ["x" * 8, "x" * 16], ["x" * 7, "x" * 17]),
+        ('root ::= ("x" y)*\ny ::= "(" root ")"', ["", "x(x())"], ["x"]),
+    ],
+)
+def test_ebnf(grammar: str, right: list[str], wrong: list[str]) -> None:
+    for text in right:
+        assert accepts(text, grammar=grammar), text
+    for text in wrong:
+        assert not accepts(text, grammar=grammar), text
+
+
+def test_lark_is_taken_as_it_is() -> None:
+    assert accepts('n={"a": 1}', grammar='start: NAME "=" %json {"type": "object"}\nNAME: /[a-z]+/')
+
+
+PRETTY = """{
+  "a": {
+\t\t"b": [
+      1,
+      2
+    ]
+  }
+}"""
+
+
+def test_whitespace_in_json() -> None:
+    assert accepts(PRETTY, json_object=True)
+    assert accepts('{ "a": 1, "b" : [ ] }', json_object=True)
+    assert not accepts('{  "a": 1}', json_object=True)  # by which a model could fill its answer
+    assert accepts('{   "a":1}', json_object=True, whitespace_pattern=" +")
+    assert accepts('{"a":[1,2]}', json_object=True, disable_any_whitespace=True)
+    assert not accepts('{"a": 1}', json_object=True, disable_any_whitespace=True)
+
+
+def test_additional_properties_can_be_switched_off_everywhere() -> None:
+    inner = {"properties": {"b": {"type": "integer"}}, "type": "object"}
+    schema = json.dumps({
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/inner"}, "open": {"type": "object", "additionalProperties": True}},
+        "$defs": {"inner": inner},
+    })  # fmt: skip
+    extra = ['{"x": 1}', '{"a": {"x": 1}}']
+    assert all(accepts(text, json_schema=schema) for text in extra)
+    assert not any(accepts(text, json_schema=schema, disable_additional_properties=True) for text in extra)
+    fine = '{"a": {"b": 1}, "open": {"x": 2}}'
+    assert accepts(fine, json_schema=schema, disable_additional_properties=True)
