@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +84,8 @@ class Clock(Protocol):
     def wait(self, mark: Any) -> None:
         """Until the device has passed the mark."""
 
-    def elapsed_us(self, start: Any, end: Any) -> int: ...
+    def spans_us(self, marks: list[Any]) -> list[int]:
+        """From each mark to the next, all of them passed; they are not asked for again."""
 
 
 class HostClock:
@@ -95,8 +97,8 @@ class HostClock:
     def wait(self, mark: int) -> None:
         """It has."""
 
-    def elapsed_us(self, start: int, end: int) -> int:
-        return (end - start) // 1000
+    def spans_us(self, marks: list[int]) -> list[int]:
+        return [(end - start) // 1000 for start, end in pairwise(marks)]
 
 
 class CudaClock:
@@ -105,17 +107,23 @@ class CudaClock:
     def __init__(self, *, spins: bool) -> None:
         """`spins`: waiting takes a core and ends at once; else the driver wakes the thread, tens of µs late."""
         self._spins = spins
+        self._spare: list[Any] = []  # events that have served: several threads take and return them
 
     def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True, blocking=not self._spins)
+        try:
+            event = self._spare.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True, blocking=not self._spins)
         event.record()
         return event
 
     def wait(self, mark: Any) -> None:
         mark.synchronize()
 
-    def elapsed_us(self, start: Any, end: Any) -> int:
-        return int(start.elapsed_time(end) * 1000)
+    def spans_us(self, marks: list[Any]) -> list[int]:
+        spans = [int(start.elapsed_time(end) * 1000) for start, end in pairwise(marks)]
+        self._spare += marks
+        return spans
 
 
 def clock_of(device: Device) -> Clock:

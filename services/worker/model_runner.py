@@ -90,11 +90,7 @@ class Launch:
         self._clock.wait(self._marks[-1])
         token_ids, *rest = (tensor.numpy() for tensor in self._downloads)
         logprobs = self._logprobs.to_proto(*rest) if self._logprobs else None
-        return Outcome(token_ids, logprobs, self._timings())
-
-    def _timings(self) -> Timings:
-        spans = zip(self._marks, self._marks[1:], strict=False)
-        return Timings(*(self._clock.elapsed_us(start, end) for start, end in spans))
+        return Outcome(token_ids, logprobs, Timings(*self._clock.spans_us(self._marks)))
 
 
 class ModelRunner:

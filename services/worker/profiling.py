@@ -6,12 +6,10 @@ import numpy as np
 
 from services.worker.limits import Limits
 from services.worker.model_runner import ModelRunner
-from services.worker.slots import NewBlocks
+from services.worker.slots import NO_BLOCKS
 from services.worker.step_inputs import StepInputs
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
-
-NO_BLOCKS = NewBlocks(np.zeros(0, np.intp), np.zeros(0, np.intp), np.zeros(0, np.int32))
 
 # Filters that sort the vocabulary need more memory than any other choice.
 COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)

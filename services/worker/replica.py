@@ -15,7 +15,8 @@ from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.sampling.component import check_token_ids
-from services.worker.slots import NewBlocks, SlotTable, Step
+from services.worker.slots import NewBlocks, SlotTable
+from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.errors import Internal, QuireError, to_proto
@@ -99,6 +100,7 @@ class Replica:
         self.vocab_size = vocab_size
         self._runner = runner
         self._table = table
+        self._steady = Steady(table)
         self._held = HeldBlocks(limits.num_blocks, limits.block_size)
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
@@ -106,16 +108,22 @@ class Replica:
 
     def launch(self, plan: pb.StepPlan) -> Flight:
         """Raises PlanViolation."""
+        inputs, new_blocks = self._steady.follow(plan) or self._apply(plan)
+        self._hand_out(new_blocks)
+        launch = self._runner.launch(inputs, new_blocks)
+        self._refused.update(self._runner.sampler.take_faults())
+        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs))
+
+    def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks]:
+        """A step of which anything may have changed."""
         step = self._table.apply(plan)
         for slot in step.released.tolist():
             self._release(slot)
         for admission in step.admitted:
             self._admit(admission)
-        self._hand_out(step.new_blocks)
         inputs = assemble(step, self._table)
-        launch = self._runner.launch(inputs, step.new_blocks)
-        self._refused.update(self._runner.sampler.take_faults())
-        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(step))
+        self._steady.take(plan, inputs)
+        return inputs, step.new_blocks
 
     def record(self, flight: Flight, outcome: Outcome) -> None:
         """The step has been executed: its tokens are known and their KV is where it belongs."""
@@ -130,6 +138,7 @@ class Replica:
         for slot in np.flatnonzero(self._table.live).tolist():
             self._release(slot)
         self._table.clear()
+        self._steady.forget()
         return self._held.report()
 
     def forget_cache(self) -> None:
@@ -167,8 +176,8 @@ class Replica:
         firsts = np.flatnonzero(positions == 0).tolist()
         self._held.hand_out(ids, parents, {int(ids[i]): self._roots[int(slots[i])] for i in firsts})
 
-    def _refused_in(self, step: Step) -> dict[int, QuireError]:
+    def _refused_in(self, inputs: StepInputs) -> dict[int, QuireError]:
         if not self._refused:
             return {}
-        sampling = set(step.slots[step.samples].tolist())
+        sampling = set(inputs.sampling_slots.tolist())
         return {slot: error for slot, error in self._refused.items() if slot in sampling}

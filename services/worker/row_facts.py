@@ -29,7 +29,7 @@ class RowWatch:
         self._block_table = block_table
         self._block_size = block_size
         self._rows_per_tile = rows_per_prefix_tile
-        self._slots: Rows | None = None
+        self._slots: Rows = np.zeros(0, np.intp)
         self._facts: RowFacts | None = None
 
     def forget(self) -> None:
@@ -38,7 +38,8 @@ class RowWatch:
 
     def facts(self, inputs: StepInputs, graph_rows: int) -> RowFacts:
         """Of a decode step whose graph has `graph_rows` rows."""
-        if self._facts is None or self._slots is None or not np.array_equal(self._slots, inputs.slots):
+        unchanged = inputs.slots is self._slots or np.array_equal(inputs.slots, self._slots)
+        if self._facts is None or not unchanged:
             self._slots = inputs.slots
             order = np.argsort(-inputs.seq_lens, kind="stable").astype(np.int32)
             self._facts = RowFacts(order, self._shared(inputs, graph_rows))

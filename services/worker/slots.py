@@ -36,6 +36,9 @@ class NewBlocks:
     ids: I32
 
 
+NO_BLOCKS = NewBlocks(np.zeros(0, np.intp), np.zeros(0, np.intp), NO_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A plan, spelled out."""
@@ -152,15 +155,17 @@ class SlotTable:
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
         lacking = np.where(self.live, needed - self.num_blocks, 0)
         growing = np.flatnonzero(lacking)
-        gains = lacking[growing]
+        return self.hand_out(growing, lacking[growing], ids)
+
+    def hand_out(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
+        """Appends `gains` of the blocks `ids` to each slot of `growing`. Raises PlanViolation."""
         wanted = int(gains.sum())
         _require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
-        if wanted:
-            width, most = self.block_table.shape[1], self._limits.num_blocks
-            _require(int(needed[growing].max()) <= width, lambda: f"a slot outgrows {width} blocks")
-            _require(
-                bool(ids.min() > 0 and ids.max() < most), lambda: f"new_block_ids are not all in 1..{most - 1}: {ids}"
-            )
+        if not wanted:
+            return NO_BLOCKS
+        width, most = self.block_table.shape[1], self._limits.num_blocks
+        _require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
+        _require(bool(ids.min() > 0 and ids.max() < most), lambda: f"new_block_ids are not all in 1..{most - 1}: {ids}")
         slots = np.repeat(growing, gains)
         firsts = np.cumsum(gains) - gains  # index into `ids` of each slot's first block
         within = np.arange(wanted) - np.repeat(firsts, gains)

@@ -144,7 +144,7 @@ class Sampler:
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""
         last = self._bindings
-        if last is None or not np.array_equal(last.slots, slots):
+        if last is None or not (slots is last.slots or np.array_equal(slots, last.slots)):
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
             last = _Bindings(slots, self._logprobs.bind(slots), features, self._core.bind(slots))
