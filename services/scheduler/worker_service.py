@@ -10,6 +10,7 @@ import grpc.aio
 
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Core
+from services.scheduler.core.depth import Depth
 from services.scheduler.core.limits import Limits
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
@@ -110,7 +111,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             scheduler_id=self._settings.name,
             epoch=replica.epoch,
             version=VERSION,
-            max_steps_in_flight=self._settings.max_steps_in_flight,
+            max_steps_in_flight=Depth.most_ever(self._settings.max_steps_in_flight),
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
             peers=self.spread.addresses,
         )

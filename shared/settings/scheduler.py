@@ -40,7 +40,9 @@ class SchedulerSettings(Settings):
     watermark: float = Field(
         0.01, ge=0, lt=1, description="share of the blocks kept free at admission, so that running sequences can grow"
     )
-    max_steps_in_flight: int = Field(2, ge=1, le=4, description="plans under way at a time on a worker")
+    max_steps_in_flight: int = Field(
+        0, ge=0, le=4, description="plans under way at a time on a worker; 0: two, three while steps are short"
+    )
     step_deadline_s: float = Field(30.0, gt=0, description="a worker that takes longer for a step is given up, seconds")
     heartbeat_interval_ms: int = Field(
         1000, ge=50, description="how often idle sessions say they are alive, milliseconds"

@@ -1,6 +1,6 @@
 """The scheduling of one worker: schedule() orders a step, apply() takes in what it did.
 
-Up to max_steps_in_flight steps are under way at a time, so schedule() works on the state as it will be once they are
+Several steps (depth.py) are under way at a time, so schedule() works on the state as it will be once they are
 done: every sampled token counts as known, though its value comes later.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from services.scheduler.core import policies
 from services.scheduler.core.admission import Admitter
+from services.scheduler.core.depth import Depth
 from services.scheduler.core.forecast import Forecast
 from services.scheduler.core.grammars import Grammars
 from services.scheduler.core.growth import Grower
@@ -60,6 +61,7 @@ class Core:
         self.grammars = Grammars()
         self.forecast = Forecast()
         self.pace = Pace()
+        self.depth = Depth(limits.max_steps_in_flight)
         self.num_waiting_tokens = 0
         self.counts = Counts() if counts is None else counts
         self.events = Events()
@@ -117,7 +119,7 @@ class Core:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None while there is nothing to do or enough under way. `now`: seconds, any fixed origin."""
         self._expire(now)
-        if len(self.flights) >= self.limits.max_steps_in_flight:
+        if len(self.flights) >= self.depth.most:
             return None
         draft = self._draft(now)
         while draft.num_tokens == 0 and draft.short_of_blocks and not self.flights:
@@ -129,6 +131,7 @@ class Core:
         flight = self.flights.popleft()
         begun = max(flight.planned_at, self._last_applied_at)
         self.pace.learn(flight.num_tokens, len(flight.slots), now - begun)
+        self.depth.learn(now - begun)
         self._last_applied_at = now
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.last_applied = flight.step_id
