@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from services.frontend.output_processor.answer_parser import Part
 from shared.pb.common.v1.finish_pb2 import FinishReason
 
 
@@ -32,3 +33,4 @@ class Delta(NamedTuple):
     text: str  # may lag behind the tokens
     logprobs: list[TokenLogprobs]  # one per token if asked for, else empty
     finish: Finish | None
+    parts: list[Part] | None = None  # the text taken apart, if the request asks for that and there is a format for it

@@ -10,6 +10,8 @@ from services.frontend import measures
 from services.frontend.admission import Lease
 from services.frontend.delta import Delta
 from services.frontend.input_processor.processor import Prepared
+from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.mailbox import Mailbox
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
@@ -46,6 +48,7 @@ class Generation:
         lease: Lease,
         client: SchedulerClient,
         tokenizer: Tokenizer,
+        formats: AnswerFormats,
         metrics: FrontendMetrics,
     ) -> None:
         self.request = request
@@ -56,17 +59,19 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox()
         silent = _silent_tokens(request.sampling, tokenizer)
-        self._samples = [self._new_sample(index, tokenizer, silent) for index in range(request.num_samples)]
+        self._parsers = formats.parsers(request, prepared)
+        shown = formats.markup(request)
+        self._samples = [self._new_sample(index, tokenizer, silent, shown) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
         self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
         self._deadline: asyncio.TimerHandle | None = None
         self._num_tokens_read = [0] * len(self._samples)
 
-    def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int]) -> Sample:
+    def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
         return Sample(
             index,
-            new_text(self.request.sampling, tokenizer, final_only=self.request.final_only),
+            new_text(self.request.sampling, tokenizer, final_only=self.request.final_only, shown=shown),
             silent=silent,
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,
@@ -96,7 +101,13 @@ class Generation:
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
-        return deltas
+        return deltas if self._parsers is None else [self._take_apart(delta, self._parsers) for delta in deltas]
+
+    @staticmethod
+    def _take_apart(delta: Delta, parsers: list[AnswerParser]) -> Delta:
+        parser = parsers[delta.sample]
+        parts = parser.push(delta.text)
+        return delta._replace(parts=parts if delta.finish is None else parts + parser.finish())
 
     async def collect(self) -> list[Delta]:
         """Of a request that is final_only: a delta for each sample."""

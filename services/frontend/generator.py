@@ -9,6 +9,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.directory.prefix_lookup import Prefixes
 from services.frontend.generation import Generation
 from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.request import Request
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ class Generator:
         prefixes: Prefixes,
         client: SchedulerClient,
         tokenizer: Tokenizer,
+        formats: AnswerFormats,
         metrics: FrontendMetrics,
         stream_interval: int,
     ) -> None:
@@ -37,6 +39,7 @@ class Generator:
         self._prefixes = prefixes
         self._client = client
         self._tokenizer = tokenizer
+        self._formats = formats
         self._metrics = metrics
         self._stream_interval = stream_interval
 
@@ -45,6 +48,7 @@ class Generator:
         self._catalogue.check(request.model)
         self._processor.check(request)
         request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
+        self._formats.check(request)
         lease = self._admission.admit(request.num_samples, self._processor.estimate_tokens(request))
         try:
             limits = await self._client.ready(request.deadline_s)
@@ -58,6 +62,7 @@ class Generator:
                 lease=lease,
                 client=self._client,
                 tokenizer=self._tokenizer,
+                formats=self._formats,
                 metrics=self._metrics,
             )
         except BaseException:

@@ -22,6 +22,7 @@ from services.frontend.openai_edge.model_routes import ModelRoutes
 from services.frontend.openai_edge.server import HttpServer
 from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
+from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import logs, model_identity, prefix_index
@@ -64,7 +65,7 @@ class Frontend:
         identity = model_identity.identity(folder, settings.served_model_name)
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
         self.metrics = FrontendMetrics(identity.name, context)
-        self._tokenizer = Tokenizer(folder, settings.tokenizer_threads)
+        self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template)
         self._grpc = Server(settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports)
         self.grpc_address = settings.reachable(self._grpc.port)
         hello = scheduler_pb2.FrontendHello(
@@ -92,6 +93,12 @@ class Frontend:
             prefixes=self._lookup or NoPrefixes(),
             client=self._client,
             tokenizer=self._tokenizer,
+            formats=AnswerFormats(
+                settings.tool_call_parser,
+                settings.reasoning_parser,
+                self._tokenizer,
+                auto_tool_choice=settings.enable_auto_tool_choice,
+            ),
             metrics=self.metrics,
             stream_interval=settings.stream_interval,
         )

@@ -33,9 +33,29 @@ class ChatPrompt:
     continue_last: bool = False  # the last message is the beginning of the answer
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False  # templates write them themselves
+    tools: Sequence[Mapping[str, Any]] = ()  # as the template shows them: OpenAI's form
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the answer may call."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of its arguments
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Functions that an answer may call."""
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"  # or required: at least one call
+    name: str = ""  # with required: the function that is to be called
+    parallel: bool = True  # more than one call in an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +118,9 @@ class Request:
     default_max_tokens: int | None = None  # None: what fits in the model's context
     final_only: bool = False  # the reader wants each sample in one piece, when it has ended
     stream_interval: int = 1  # tokens from one piece of a sample to the next
+    take_apart: bool = False  # the reader wants reasoning and tool calls apart from the content
+    tool_use: ToolUse | None = None
+    include_reasoning: bool = True
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
 
     @property

@@ -38,4 +38,12 @@ class FrontendSettings(Settings):
     stream_interval: int = Field(
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
     )
+    chat_template: str = Field("", description="file with a Jinja chat template; default: the model's own")
+    tool_call_parser: str = Field(
+        "auto", description="how the model writes tool calls: a parser's name, none, or auto (by its chat template)"
+    )
+    enable_auto_tool_choice: bool = Field(True, description="let requests with tools leave the choice to the model")
+    reasoning_parser: str = Field(
+        "auto", description="how the model sets reasoning apart: a parser's name, none, or auto (by its chat template)"
+    )
     tokenizer_threads: int = Field(2, ge=1, description="threads that tokenize long prompts")

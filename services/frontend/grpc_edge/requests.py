@@ -23,7 +23,7 @@ from services.frontend.request import (
     TokenPrompt,
 )
 from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -45,7 +45,8 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
 
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
-    refuse_not_offered({"tools": list(message.tools) or None})
+    if message.tools:
+        raise Unimplemented("tools is not offered by this server yet", field="tools")
     prompt = ChatPrompt(_messages(message.messages), template_variables=_variables(message.chat_template_kwargs))
     return _request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
 

@@ -24,21 +24,14 @@ def _present(value: Any) -> bool:
     return value is not None
 
 
-def _calls_tools(tool_choice: Any) -> bool:
-    return tool_choice not in (None, "none", "auto")
-
-
 def _not(*harmless: Any) -> Asks:
     return lambda value: value is not None and value not in harmless
 
 
 ASKS: Mapping[str, Asks] = {
-    # tools and reasoning
-    "tools": _present,
-    "tool_choice": _calls_tools,
+    # what OpenAI has replaced with tools
     "functions": _given,
     "function_call": _not("none", "auto"),
-    "include_reasoning": _not(True),
     # log-probabilities beyond those of the sampled positions
     "prompt_logprobs": _present,
     "prompt_logprob_start": _given,

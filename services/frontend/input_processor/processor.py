@@ -144,6 +144,7 @@ class InputProcessor:
             raise InvalidArgument("messages must hold at least one message", field="messages")
         return self._tokenizer.template.render(
             prompt.messages,
+            tools=prompt.tools,
             open_turn=prompt.open_turn,
             continue_last=prompt.continue_last,
             variables=prompt.template_variables,

@@ -13,7 +13,6 @@ from shared.errors import InvalidArgument
 # OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
 IGNORED = frozenset({
     "metadata",
-    "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -24,6 +23,8 @@ IGNORED = frozenset({
     "user",
     "verbosity",
 })  # fmt: skip
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 PromptField = Annotated[
     Any,
@@ -142,7 +143,11 @@ class ChatBody(GenerationBody):
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeBody(Body):
@@ -155,6 +160,7 @@ class TokenizeBody(Body):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

@@ -8,9 +8,12 @@ from services.frontend.delta import Delta
 from services.frontend.generation import Generation, Usage
 from services.frontend.openai_edge.format import Frame, ending, usage_object
 from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.message_parts import delta_of, has_calls, message_of
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
+
+TOOL_CALLS = "tool_calls"
 
 
 class ChatFormat:
@@ -22,6 +25,8 @@ class ChatFormat:
         self._options = options
         self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
         self._opened: set[int] = set()
+        self._called: set[int] = set()  # samples with tool calls
+        self._was_free = request.tool_use is None or not request.tool_use.name
 
     @property
     def _prefix(self) -> str:
@@ -32,8 +37,11 @@ class ChatFormat:
         if delta.sample not in self._opened:
             self._opened.add(delta.sample)
             chunks.append(self._opening(delta.sample, generation))
-        choice = {"index": delta.sample, "delta": {"content": delta.text}, **self._details(delta)}
-        chunks.append(self._frame([choice], **self._usage(delta.sample, generation)))
+        news = {"content": delta.text} if delta.parts is None else delta_of(delta.parts)
+        details = self._details(delta)
+        if news or delta.finish is not None or delta.logprobs or self._options.token_ids:
+            choice = {"index": delta.sample, "delta": news, **details}
+            chunks.append(self._frame([choice], **self._usage(delta.sample, generation)))
         return chunks
 
     def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
@@ -45,20 +53,28 @@ class ChatFormat:
         return self._frame([], usage=usage_object(usage))
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
-        choices = [
-            {
-                "index": delta.sample,
-                "message": {"role": "assistant", "content": self._prefix + delta.text, "refusal": None},
-                **self._details(delta),
-            }
-            for delta in deltas
-        ]
+        choices = [{"index": delta.sample, "message": self._message(delta), **self._details(delta)} for delta in deltas]
         return self._frame(choices, usage=usage_object(generation.usage), **self._prompt(generation))
+
+    def _message(self, delta: Delta) -> dict[str, Any]:
+        message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)
+        if self._prefix:
+            message["content"] = self._prefix + (message["content"] or "")
+        return {"role": "assistant", "refusal": None, **message}
 
     def _details(self, delta: Delta) -> dict[str, Any]:
         logprobs = chat_logprobs(delta.logprobs, self._texts) if delta.logprobs else None
         token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
-        return {"logprobs": logprobs, **ending(delta.finish), **token_ids}
+        return {"logprobs": logprobs, **self._ending(delta), **token_ids}
+
+    def _ending(self, delta: Delta) -> dict[str, Any]:
+        """A call that the client itself named ends with stop, as OpenAI has it."""
+        if delta.parts and has_calls(delta.parts):
+            self._called.add(delta.sample)
+        end = ending(delta.finish)
+        if end["finish_reason"] == "stop" and delta.sample in self._called and self._was_free:
+            end["finish_reason"] = TOOL_CALLS
+        return end
 
     def _usage(self, sample: int, generation: Generation) -> dict[str, Any]:
         if not self._options.continuous_usage:

@@ -33,7 +33,9 @@ def _is_token_ids(value: Sequence[Any]) -> bool:
     return all(type(entry) is int for entry in value)
 
 
-def chat_prompt(body: ChatBody | TokenizeBody, variables: Mapping[str, Any]) -> ChatPrompt:
+def chat_prompt(
+    body: ChatBody | TokenizeBody, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> ChatPrompt:
     if body.chat_template is not None:
         raise InvalidArgument(
             "chat_template: a request's own template is not run; the model's is used", field="chat_template"
@@ -44,6 +46,7 @@ def chat_prompt(body: ChatBody | TokenizeBody, variables: Mapping[str, Any]) -> 
         continue_last=body.continue_final_message,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
         add_special_tokens=bool(body.add_special_tokens),
+        tools=tools,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from services.frontend import reasoning
 from services.frontend.input_processor import sampling_rules
+from services.frontend.openai_edge import tools
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from services.frontend.openai_edge.headers import CallHeaders
 from services.frontend.openai_edge.output_forms import constraint
@@ -67,12 +69,14 @@ def completion_request(body: CompletionBody, headers: CallHeaders, defaults: Gen
 def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
-    variables = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
-    prompt = chat_prompt(body, {name: value for name, value in variables.items() if value is not None})
+    documents = {} if body.documents is None else {"documents": body.documents}
+    offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    prompt = chat_prompt(body, {**documents, **reasoning.variables(body.reasoning_effort)}, offer.shown)
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
     }
-    return _request(body, [prompt], given, defaults, headers=headers, default_max_tokens=None)
+    request = _request(body, [prompt], given, defaults, headers=headers, default_max_tokens=None)
+    return replace(request, take_apart=True, tool_use=offer.use, include_reasoning=body.include_reasoning)
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:

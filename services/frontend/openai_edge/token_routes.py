@@ -46,7 +46,7 @@ class TokenRoutes:
 
 def _prompt(body: TokenizeBody) -> Prompt:
     if body.messages is not None:
-        return chat_prompt(body, {})
+        return chat_prompt(body, {}, body.tools or ())
     if body.prompt is None:
         raise InvalidArgument("either prompt or messages must be given", field="prompt")
     return TextPrompt(body.prompt, add_special_tokens=body.add_special_tokens is not False)

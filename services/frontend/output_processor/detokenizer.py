@@ -63,8 +63,8 @@ class WindowDetokenizer:
 
     __slots__ = ("_decode", "_known", "_start", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown: frozenset[str]) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, shown=shown)
         self._window: list[int] = []
         self._start = 0  # of the tokens in the window whose text is still unknown
         self._known = ""  # text of those before
@@ -110,9 +110,14 @@ class JoinedAddedTokens:
 
 
 def new_detokenizer(
-    tokenizer: Tokenizer, *, skip_special_tokens: bool, spaces_between_special_tokens: bool = True
+    tokenizer: Tokenizer,
+    *,
+    skip_special_tokens: bool,
+    spaces_between_special_tokens: bool = True,
+    shown: frozenset[str] = frozenset(),
 ) -> Detokenizer:
+    """`shown`: special tokens that are not skipped in any case."""
     if tokenizer.byte_level:  # which has no spaces of its own
-        return ByteLevelDetokenizer(tokenizer.pieces(skip_special_tokens=skip_special_tokens))
-    detokenizer = WindowDetokenizer(tokenizer, skip_special_tokens)
+        return ByteLevelDetokenizer(tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown))
+    detokenizer = WindowDetokenizer(tokenizer, skip_special_tokens, shown)
     return detokenizer if spaces_between_special_tokens else JoinedAddedTokens(detokenizer, tokenizer)

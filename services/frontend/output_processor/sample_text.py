@@ -103,15 +103,19 @@ class StoppingText:
         return Piece(text + self._stops.flush(), 0, stop)
 
 
-def new_text(sampling: Sampling, tokenizer: Tokenizer, *, final_only: bool) -> SampleText:
+def new_text(
+    sampling: Sampling, tokenizer: Tokenizer, *, final_only: bool, shown: frozenset[str] = frozenset()
+) -> SampleText:
+    """`shown`: special tokens that are not skipped in any case."""
     if not sampling.detokenize:
         return NoText()
     if final_only and not sampling.stop and sampling.spaces_between_special_tokens:
-        return WholeText(partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens))
+        return WholeText(partial(tokenizer.decode, skip_special_tokens=sampling.skip_special_tokens, shown=shown))
     detokenizer = new_detokenizer(
         tokenizer,
         skip_special_tokens=sampling.skip_special_tokens,
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        shown=shown,
     )
     if not sampling.stop:
         return PlainText(detokenizer)

@@ -61,9 +61,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """Refuses with InvalidArgument what the template refuses, and everything when the model has none."""
 
-    def __init__(self, source: str | None, variables: Mapping[str, str]) -> None:
+    def __init__(self, source: str | None, variables: Mapping[str, str], with_tools: str | None = None) -> None:
+        """`with_tools`: another one, for conversations that offer tools."""
         self._template = self._compile(source) if source is not None else None
+        self._with_tools = self._compile(with_tools) if with_tools is not None else self._template
         self._variables = variables
+        self.source = (source or "") + (with_tools or "")
+
+    @property
+    def shows_tools(self) -> bool:
+        return "tools" in self.source
 
     @staticmethod
     def _compile(source: str) -> Template:
@@ -73,14 +80,28 @@ class ChatTemplate:
             raise InvalidArgument(f"model: its chat template does not compile: {error}", field="model") from None
 
     def render(
-        self, messages: Sequence[Message], *, open_turn: bool, continue_last: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        *,
+        open_turn: bool,
+        continue_last: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """`open_turn`: end with the start of the assistant's answer. `continue_last`: leave the last message open."""
-        if self._template is None:
+        template = self._with_tools if tools else self._template
+        if template is None:
             raise InvalidArgument("messages: this model has no chat template; send a prompt instead", field="messages")
-        scope = {**self._variables, **variables, "messages": messages, "add_generation_prompt": open_turn}
+        scope = {
+            "documents": None,  # templates ask whether these are none
+            **self._variables,
+            **variables,
+            "messages": messages,
+            "tools": list(tools) or None,
+            "add_generation_prompt": open_turn,
+        }
         try:
-            text = self._template.render(scope)
+            text = template.render(scope)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidArgument(f"messages: the chat template refuses them: {error}", field="messages") from None
         return _cut_after(text, messages[-1]) if continue_last else text
@@ -94,12 +115,17 @@ def _cut_after(text: str, last: Message) -> str:
     return text[: at + len(content)]
 
 
-def load(folder: Path) -> ChatTemplate:
-    """chat_template.jinja, else `chat_template` of tokenizer_config.json: one text, or a list of named ones."""
-    file = folder / "chat_template.jinja"
+def load(folder: Path, override: str = "") -> ChatTemplate:
+    """The file `override`, else chat_template.jinja, else `chat_template` of tokenizer_config.json: one text, or a list
+    of named ones, of which `tool_use` is for conversations with tools."""
+    variables = special_tokens(folder)
+    file = Path(override) if override else folder / "chat_template.jinja"
+    if override and not file.is_file():
+        raise InvalidArgument(f"chat_template: there is no file {override!r}", field="chat_template")
     if file.exists():
-        return ChatTemplate(file.read_text(encoding="utf-8"), special_tokens(folder))
+        return ChatTemplate(file.read_text(encoding="utf-8"), variables)
     written = read_optional(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(written, list):
-        written = {entry["name"]: entry["template"] for entry in written}.get("default")
-    return ChatTemplate(written, special_tokens(folder))
+        named = {entry["name"]: entry["template"] for entry in written}
+        return ChatTemplate(named.get("default"), variables, named.get("tool_use"))
+    return ChatTemplate(written, variables)

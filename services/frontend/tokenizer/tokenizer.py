@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from services.frontend.tokenizer import chat_template
+from services.frontend.tokenizer import chat_template as templates
 from services.frontend.tokenizer.folder import special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from services.frontend.tokenizer.pieces import Pieces, is_byte_level
@@ -32,17 +32,19 @@ THINKING_MARKS = (
 class Tokenizer:
     """Owns the thread pool; `tokenizers` releases the GIL, so that long prompts do not hold up the streams."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, chat_template: str = "") -> None:
+        """`chat_template`: a file to use instead of the folder's own."""
         self._hf = _read(folder)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self.template = chat_template.load(folder)
+        self.template = templates.load(folder, chat_template)
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
-        self._special = frozenset(i for i, token in self._hf.get_added_tokens_decoder().items() if token.special)
         self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}
+        self._special = {token.content: i for i, token in self._hf.get_added_tokens_decoder().items() if token.special}
         self.thinking_marks = self._find_marks()
+        self._skipped: dict[frozenset[str], frozenset[int]] = {}  # by the special tokens that are shown
+        self._plain_pieces: dict[frozenset[str], Pieces] = {}  # likewise
         self._pieces = Pieces(self._hf.id_to_token, frozenset())
-        self._plain_pieces = Pieces(self._hf.id_to_token, self._special)
         self.byte_level = is_byte_level(self._hf)
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
@@ -72,13 +74,26 @@ class Tokenizer:
         ids: list[int] = self._hf.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
+        """`shown`: special tokens that are not skipped in any case."""
+        if skip_special_tokens and shown:
+            skipped = self._skipped_but(shown)
+            ids, skip_special_tokens = [i for i in ids if i not in skipped], False
         text: str = self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def pieces(self, *, skip_special_tokens: bool) -> Pieces:
+    def _skipped_but(self, shown: frozenset[str]) -> frozenset[int]:
+        if shown not in self._skipped:
+            self._skipped[shown] = frozenset(i for text, i in self._special.items() if text not in shown)
+        return self._skipped[shown]
+
+    def pieces(self, *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> Pieces:
         """Texts of single tokens; exact for byte-level vocabularies only."""
-        return self._plain_pieces if skip_special_tokens else self._pieces
+        if not skip_special_tokens:
+            return self._pieces
+        if shown not in self._plain_pieces:
+            self._plain_pieces[shown] = Pieces(self._hf.id_to_token, self._skipped_but(shown))
+        return self._plain_pieces[shown]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What this one token stands for, special tokens by name."""

@@ -137,8 +137,7 @@ def test_equal_meanings_get_one_spelling() -> None:
     ("name", "value"),
     [
         ("prompt_logprobs", 0),
-        ("tools", []),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
         ("use_beam_search", True),
     ],
 )

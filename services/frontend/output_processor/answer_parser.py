@@ -1,0 +1,102 @@
+"""An answer's text taken apart: reasoning, content, tool calls with their numbers and ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
+from services.frontend.output_processor.parsing.reader import Reader
+
+
+class CallPiece(NamedTuple):
+    """News of one tool call."""
+
+    number: int  # from 0, in the order of the answer
+    id: str  # like the name: in a call's first piece only
+    name: str
+    arguments: str  # a piece of JSON text
+
+
+Part = Content | Reasoning | CallPiece
+
+
+class AnswerParser:
+    """One per sample. What the parts add up to does not depend on how the text was cut."""
+
+    __slots__ = ("_most_calls", "_new_id", "_num_calls", "_reasoning", "_tools", "_wants_reasoning")
+
+    def __init__(
+        self,
+        reasoning: Reader | None,
+        tools: Reader | None,
+        *,
+        new_id: Callable[[int, str], str],
+        most_calls: int | None,
+        wants_reasoning: bool,
+    ) -> None:
+        """`most_calls`: whatever follows so many calls is left out."""
+        self._reasoning = reasoning
+        self._tools = tools
+        self._new_id = new_id
+        self._most_calls = most_calls
+        self._wants_reasoning = wants_reasoning
+        self._num_calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        if not text:
+            return []
+        events = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
+        return self._parts(self._with_calls(events))
+
+    def finish(self) -> list[Part]:
+        events = [] if self._reasoning is None else self._reasoning.finish()
+        events = self._with_calls(events)
+        if self._tools is not None:
+            events += self._tools.finish()
+        return self._parts(events)
+
+    def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, Content) and self._tools is not None:
+                found += self._tools.push(event.text)
+            else:
+                found.append(event)
+        return found
+
+    def _parts(self, events: list[Event]) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            self._add(parts, event)
+        return parts
+
+    def _add(self, parts: list[Part], event: Event) -> None:
+        if isinstance(event, CallStart):
+            call_id = event.id or self._new_id(self._num_calls, event.name)
+            self._num_calls += 1
+            piece = CallPiece(self._num_calls - 1, call_id, event.name, "")
+            if self._most_calls is None or piece.number < self._most_calls:
+                parts.append(piece)
+        elif isinstance(event, CallArguments):
+            self._add_arguments(parts, event.text)
+        elif self._wants(event):
+            last = parts[-1] if parts else None
+            if type(last) is type(event):
+                parts[-1] = type(event)(last.text + event.text)
+            else:
+                parts.append(event)
+
+    def _add_arguments(self, parts: list[Part], text: str) -> None:
+        last = parts[-1] if parts else None
+        if self._most_calls is not None and self._num_calls > self._most_calls:
+            return
+        if isinstance(last, CallPiece):
+            parts[-1] = last._replace(arguments=last.arguments + text)
+        else:
+            parts.append(CallPiece(self._num_calls - 1, "", "", text))
+
+    def _wants(self, event: Content | Reasoning) -> bool:
+        if isinstance(event, Reasoning):
+            return self._wants_reasoning
+        return self._most_calls is None or self._num_calls < self._most_calls

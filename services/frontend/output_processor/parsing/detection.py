@@ -1,0 +1,55 @@
+"""Which parsers fit a chat template: by the markup that it writes itself for conversations with calls or reasoning.
+
+The first row counts whose texts are all there.
+"""
+
+from __future__ import annotations
+
+NONE = "none"
+
+Rows = tuple[tuple[tuple[str, ...], str], ...]
+
+TOOLS: Rows = (
+    (("<|channel|>", "<|start|>"), "openai"),
+    (("｜DSML｜tool_calls",), "deepseek_v4"),
+    (("｜DSML｜",), "deepseek_v32"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v3"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("steptml:",), "step3"),
+    (("<longcat_tool_call>",), "longcat"),
+    (("<|START_ACTION|>",), "cohere_command3"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<|tool_call>",), "gemma4"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|action_start|>",), "internlm"),
+    (("<|/tool|>",), "phi4_mini_json"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<function_calls>",), "olmo3"),
+    (("<arg_key>",), "glm45"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<tool_calls>",), "jamba"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_start|>",), "llama4_pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+)
+REASONING: Rows = (
+    (("<|channel|>", "<|start|>"), "openai_gptoss"),
+    (("[THINK]",), "mistral"),
+    (("<seed:think>",), "seed_oss"),
+    (("<|START_THINKING|>",), "cohere_command3"),
+    (("<|channel>thought",), "gemma4"),
+    (("<|tool_calls_section_begin|>", "<think>"), "kimi_k2"),
+    (("<think>", "<answer>"), "hunyuan_a13b"),
+    (("<think>", "<response>"), "ernie45"),
+    (("thought process",), "granite"),
+    (("<think>",), "deepseek_r1"),
+)
+
+
+def detect(rows: Rows, template: str) -> str:
+    """A parser's name, or none."""
+    return next((name for texts, name in rows if all(text in template for text in texts)), NONE)

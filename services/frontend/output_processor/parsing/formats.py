@@ -1,0 +1,46 @@
+"""What a file in tool_parsers/ or reasoning_parsers/ defines."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.frontend.output_processor.parsing.json_calls import Keys, blocks
+from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+
+def call_id(_index: int, _name: str) -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How models of a family write calls."""
+
+    read: Callable[[Scanner, Writer, ToolSchemas], Steps[None]]
+    tokens: tuple[str, ...]  # markup that tokenizers have as special tokens: it must not be left out of the text
+    new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How models of a family set their reasoning apart. What is neither goes on as content, tool calls included."""
+
+    read: Callable[[Scanner, Writer, bool], Steps[None]]  # the flag: the prompt ends inside of reasoning
+    tokens: tuple[str, ...]
+    starts: tuple[str, ...] = ()  # what begins reasoning; a prompt may end with it
+    ends: tuple[str, ...] = ()
+
+
+def json_blocks(start: str, *ends: str, keys: Keys | None = None) -> ToolFormat:
+    """JSON objects between markers; without `ends` up to the end of the JSON."""
+    markers = Markers(start)
+    keys = keys or Keys()
+
+    def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+        yield from blocks(scan, writer, markers, ends, keys)
+
+    return ToolFormat(read, (start, *ends))

@@ -1,0 +1,33 @@
+"""A format at work on one text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.frontend.output_processor.parsing.events import Event
+from services.frontend.output_processor.parsing.scanner import Scanner, Steps
+from services.frontend.output_processor.parsing.writer import Writer
+
+Read = Callable[[Scanner, Writer], Steps[None]]
+
+
+class Reader:
+    """push() the text in pieces, finish() once; the events add up to the same whatever the pieces were."""
+
+    __slots__ = ("_scan", "_steps", "_writer")
+
+    def __init__(self, read: Read) -> None:
+        self._scan = Scanner()
+        self._writer = Writer(self._scan)
+        self._steps = read(self._scan, self._writer)
+
+    def push(self, text: str) -> list[Event]:
+        self._scan.feed(text)
+        next(self._steps, None)
+        return self._writer.take()
+
+    def finish(self) -> list[Event]:
+        self._scan.end()
+        next(self._steps, None)
+        self._writer.finish()
+        return self._writer.take()

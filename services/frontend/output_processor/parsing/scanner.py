@@ -1,0 +1,188 @@
+"""Text that comes in pieces, read as if it were there in one.
+
+Formats are generators over a Scanner: where they need a character that has not come, they yield. Nothing that they can
+ask depends on where the text was cut, so that what they find does not either.
+
+`at` is where reading goes on. What lies before `settled` is accounted for: handed out, or markup that served its
+purpose. What lies between the two has been read but may still turn out to be no markup; then it is content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""A reading that pauses, by yielding, until more text has come or the end is known."""
+
+Sink = Callable[[str], None]
+
+WHITE = " \t\r\n"
+SPACE = re.compile(f"[{WHITE}]+")
+
+
+class Malformed(Exception):
+    """The text is not what its format says."""
+
+
+def white_space(text: str, start: int, end: int) -> int:
+    """Padding of markers: where the white space begins that ends at `end`."""
+    return start + len(text[start:end].rstrip(WHITE))
+
+
+def one_newline(text: str, start: int, end: int) -> int:
+    """Padding of markers that follow text in which white space counts."""
+    return end - text.endswith("\n", start, end)
+
+
+class Markers:
+    """Texts to look for, none of them part of another, so that the first to be complete is also the first to begin."""
+
+    def __init__(self, *texts: str, padding: Callable[[str, int, int], int] = white_space) -> None:
+        """`padding`: where in text[start:end] begins what belongs to a marker that follows it."""
+        assert not any(a in b for a in texts for b in texts if a is not b), texts
+        self.find = re.compile("|".join(map(re.escape, texts)))
+        self.padding = padding
+        begun = {text[:size] for text in texts for size in range(1, len(text))}
+        self._begun = re.compile(f"(?:{'|'.join(map(re.escape, sorted(begun, key=len, reverse=True)))})\\Z")
+        self._longest = max(map(len, texts))
+
+    def undecided(self, text: str, start: int) -> int:
+        """From where on text[start:], which holds no marker, may be the beginning of one, or its padding."""
+        begun = self._begun.search(text, max(start, len(text) - self._longest + 1))
+        return self.padding(text, start, begun.start() if begun else len(text))
+
+
+class Scanner:
+    """The text so far, from `settled` on. Positions count from the very beginning, so that they can be kept."""
+
+    __slots__ = ("_dropped", "_ended", "_text", "at", "settled")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._dropped = 0  # characters in front of _text
+        self._ended = False
+        self.at = 0
+        self.settled = 0
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self.settled - self._dropped :] + text
+        self._dropped = self.settled
+
+    def end(self) -> None:
+        """No more comes."""
+        self._ended = True
+
+    def settle(self) -> None:
+        self.settled = self.at
+
+    @property
+    def unsettled(self) -> str:
+        return self._text[self.settled - self._dropped : self._here]
+
+    @property
+    def _here(self) -> int:
+        return self.at - self._dropped
+
+    def peek(self) -> Steps[str]:
+        """The next character; empty at the end."""
+        while self._here == len(self._text):
+            if self._ended:
+                return ""
+            yield
+        return self._text[self._here]
+
+    def next(self) -> Steps[str]:
+        """The next character, read; Malformed at the end."""
+        character = yield from self.peek()
+        if not character:
+            raise Malformed
+        self.at += 1
+        return character
+
+    def ready(self, run: re.Pattern[str]) -> str:
+        """Of a run of characters of one class, what is there, read."""
+        found = run.match(self._text, self._here)
+        if found is None:
+            return ""
+        self.at += len(found[0])
+        return found[0]
+
+    def whole(self, run: re.Pattern[str], at_most: int) -> Steps[str]:
+        """A run of characters of one class, read; Malformed if it is longer than `at_most`."""
+        parts: list[str] = []
+        keep = self.keeping(parts, at_most)
+        while (yield from self.peek()) and (part := self.ready(run)):
+            keep(part)
+        return "".join(parts)
+
+    def keeping(self, parts: list[str], at_most: int) -> Sink:
+        """For characters just read. Malformed if they are more than `at_most`; reading then goes on right behind the
+        one too many, however many came at once."""
+
+        def keep(part: str) -> None:
+            parts.append(part)
+            excess = sum(map(len, parts)) - at_most
+            if excess > 0:
+                self.at -= excess - 1
+                raise Malformed
+
+        return keep
+
+    def rest(self) -> str:
+        """All that is there, read."""
+        text = self._text[self._here :]
+        self.at += len(text)
+        return text
+
+    def skip_space(self) -> Steps[None]:
+        while (yield from self.peek()) and self.ready(SPACE):
+            pass
+
+    def try_text(self, *options: str) -> Steps[str]:
+        """The one of `options` that comes next, read; empty, and nothing read, if none does. None begins another."""
+        longest = max(map(len, options))
+        while True:
+            text = self._text[self._here : self._here + longest]
+            for option in options:
+                if text.startswith(option):
+                    self.at += len(option)
+                    return option
+            if self._ended or not any(option.startswith(text) for option in options):
+                return ""
+            yield
+
+    def expect(self, *options: str) -> Steps[str]:
+        """The same; Malformed if none comes next."""
+        found = yield from self.try_text(*options)
+        if not found:
+            raise Malformed
+        return found
+
+    def comes(self, *options: str) -> Steps[bool]:
+        """Whether one of `options` comes next; reads nothing."""
+        found = yield from self.try_text(*options)
+        self.at -= len(found)
+        return bool(found)
+
+    def until(self, markers: Markers, sink: Sink) -> Steps[str]:
+        """Hands out text up to the padding of the first marker; returns the marker, read but not settled, or nothing
+        at the end."""
+        while True:
+            found = markers.find.search(self._text, self._here)
+            if found is not None:
+                self._hand_out(markers.padding(self._text, self._here, found.start()), sink)
+                self.at = self._dropped + found.end()
+                return found[0]
+            self._hand_out(len(self._text) if self._ended else markers.undecided(self._text, self._here), sink)
+            if self._ended:
+                return ""
+            yield
+
+    def _hand_out(self, end: int, sink: Sink) -> None:
+        text = self._text[self._here : end]
+        self.at = self._dropped + end
+        if text:
+            sink(text)

@@ -1,0 +1,8 @@
+"""Gemma 4: <|channel>thought
+…<channel|>"""
+
+from dataclasses import replace
+
+from services.frontend.output_processor.parsing.delimited_reasoning import delimited
+
+FORMAT = replace(delimited("<|channel>thought", "<channel|>"), tokens=("<|channel>", "<channel|>"))

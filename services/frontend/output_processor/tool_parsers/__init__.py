@@ -1,0 +1,1 @@
+"""How model families write tool calls: a file for each format, `FORMAT` in it."""

@@ -1,0 +1,48 @@
+"""Apertus: <|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>"""
+
+from services.frontend.output_processor.parsing import json_text
+from services.frontend.output_processor.parsing.formats import ToolFormat
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+START, END = "<|tools_prefix|>", "<|tools_suffix|>"
+MARKERS = Markers(START)
+
+
+def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    while (yield from scan.until(MARKERS, writer.content)):
+        before = writer.num_calls
+        try:
+            yield from _calls(scan, writer)
+        except Malformed:
+            writer.no_markup()
+        yield from close(scan, writer, (END,), called=writer.num_calls > before)
+
+
+def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
+    yield from scan.skip_space()
+    yield from scan.expect("[")
+    more = ","
+    while more == ",":
+        yield from scan.skip_space()
+        yield from scan.expect("{")
+        yield from scan.skip_space()
+        name = yield from json_text.short_string(scan, LONGEST_NAME)
+        yield from scan.skip_space()
+        yield from scan.expect(":")
+        yield from scan.skip_space()
+        if not name or not (yield from scan.comes("{")):
+            raise Malformed
+        writer.start(name)
+        yield from json_text.value(scan, writer.arguments)
+        yield from scan.skip_space()
+        yield from scan.expect("}")
+        scan.settle()
+        yield from scan.skip_space()
+        more = yield from scan.expect(",", "]")
+    scan.settle()
+
+
+FORMAT = ToolFormat(read, (START, END))

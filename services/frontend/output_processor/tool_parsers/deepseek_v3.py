@@ -1,0 +1,66 @@
+"""DeepSeek V3 and R1-0528:
+
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
+```json
+{"a": 1}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+and V3.1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+"""
+
+import re
+
+from services.frontend.output_processor.parsing.delimited_calls import arguments, fence
+from services.frontend.output_processor.parsing.formats import ToolFormat
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+STARTS = Markers(BLOCK, CALL)
+ENDS = Markers(CALL_END, BLOCK_END, padding=fence)
+KIND, FENCE = "function", "```json"
+NAME = re.compile(r"[^<>\n]+")
+
+
+def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    while begin := (yield from scan.until(STARTS, writer.content)):
+        before = writer.num_calls
+        try:
+            yield from scan.skip_space()
+            if begin == BLOCK:
+                yield from scan.expect(CALL)
+            yield from _calls(scan, writer)
+        except Malformed:
+            writer.no_markup()
+        yield from close(scan, writer, (BLOCK_END,), called=writer.num_calls > before)
+
+
+def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
+    more = CALL
+    while more:
+        name = yield from _name(scan)
+        yield from scan.expect(SEPARATOR)
+        if name == KIND:
+            name = (yield from _name(scan)) or KIND
+        yield from scan.skip_space()
+        fenced = yield from scan.try_text(FENCE)
+        if not name or not (fenced or (yield from scan.comes("{", CALL_END))):
+            raise Malformed
+        writer.start(name)
+        if (yield from arguments(scan, writer, ENDS)) == BLOCK_END:
+            scan.at -= len(BLOCK_END)
+            return
+        scan.settle()
+        yield from scan.skip_space()
+        more = yield from scan.try_text(CALL)
+
+
+def _name(scan: Scanner) -> Steps[str]:
+    yield from scan.skip_space()
+    return (yield from scan.whole(NAME, LONGEST_NAME)).strip()
+
+
+FORMAT = ToolFormat(read, (BLOCK, BLOCK_END, CALL, SEPARATOR, CALL_END))

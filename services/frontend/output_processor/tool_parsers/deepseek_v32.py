@@ -1,0 +1,31 @@
+"""DeepSeek V3.2; V4 calls the outer tag tool_calls:
+
+<｜DSML｜function_calls>
+<｜DSML｜invoke name="add">
+<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜function_calls>
+"""
+
+from services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+from services.frontend.output_processor.parsing.tool_schemas import ANYTHING
+from services.frontend.output_processor.parsing.typed_arguments import STRING
+
+MARK = "｜DSML｜"
+
+
+def _tags(block: str) -> Tags:
+    return Tags(
+        block=f"<{MARK}{block}>",
+        block_end=f"</{MARK}{block}>",
+        function=f'<{MARK}invoke name="',
+        named='">',
+        function_end=f"</{MARK}invoke>",
+        parameter=f'<{MARK}parameter name="',
+        keyed={'">': None, '" string="true">': STRING, '" string="false">': ANYTHING - STRING},
+        parameter_end=f"</{MARK}parameter>",
+    )
+
+
+FORMAT = tagged(_tags("function_calls"), MARK)
+V4 = tagged(_tags("tool_calls"), MARK)

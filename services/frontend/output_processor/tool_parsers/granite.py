@@ -1,0 +1,17 @@
+"""Granite 3: <|tool_call|>[{"name": "add", "arguments": {"a": 1}}], with nothing behind it; 3.0 wrote <tool_call>."""
+
+from services.frontend.output_processor.parsing.formats import ToolFormat
+from services.frontend.output_processor.parsing.json_calls import Keys, blocks
+from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+STARTS = ("<|tool_call|>", "<tool_call>")
+MARKERS = Markers(*STARTS)
+
+
+def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    yield from blocks(scan, writer, MARKERS, (), Keys())
+
+
+FORMAT = ToolFormat(read, STARTS)

@@ -1,0 +1,10 @@
+"""Hermes, Qwen 2.5 and 3, Granite 4, quire-tiny:
+
+<tool_call>
+{"name": "add", "arguments": {"a": 1, "b": 2}}
+</tool_call>
+"""
+
+from services.frontend.output_processor.parsing.formats import json_blocks
+
+FORMAT = json_blocks("<tool_call>", "</tool_call>")

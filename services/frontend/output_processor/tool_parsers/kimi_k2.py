@@ -1,0 +1,64 @@
+"""Kimi K2:
+
+<|tool_calls_section_begin|>
+<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>
+<|tool_calls_section_end|>
+
+What stands for the name is the call's id; templates want to see it again, so clients get it.
+"""
+
+import re
+
+from services.frontend.output_processor.parsing.delimited_calls import arguments
+from services.frontend.output_processor.parsing.formats import ToolFormat
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+STARTS = Markers(SECTION, CALL)
+ENDS = Markers(CALL_END, SECTION_END, CALL)
+ID = re.compile(r"[^<>\s]+")
+PREFIX = "functions."
+
+
+def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    while begin := (yield from scan.until(STARTS, writer.content)):
+        before = writer.num_calls
+        try:
+            yield from scan.skip_space()
+            if begin == SECTION:
+                yield from scan.expect(CALL)
+            yield from _calls(scan, writer)
+        except Malformed:
+            writer.no_markup()
+        yield from close(scan, writer, (SECTION_END,), called=writer.num_calls > before)
+
+
+def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
+    found = CALL
+    while found == CALL:
+        yield from scan.skip_space()
+        call_id = yield from scan.whole(ID, LONGEST_NAME)
+        name = call_id.removeprefix(PREFIX).rpartition(":")[0] or call_id.removeprefix(PREFIX)
+        yield from scan.skip_space()
+        yield from scan.expect(ARGUMENTS)
+        if not name:
+            raise Malformed
+        writer.start(name, call_id if ":" in call_id else "")
+        found = yield from arguments(scan, writer, ENDS)
+        if found == CALL_END:
+            scan.settle()
+            yield from scan.skip_space()
+            found = yield from scan.try_text(CALL)
+        elif found == SECTION_END:
+            scan.at -= len(found)
+
+
+def new_id(index: int, name: str) -> str:
+    return f"{PREFIX}{name}:{index}"
+
+
+FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id)

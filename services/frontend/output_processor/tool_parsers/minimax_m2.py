@@ -1,0 +1,18 @@
+"""MiniMax M2: <minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke></minimax:tool_call>"""
+
+from services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+
+FORMAT = tagged(
+    Tags(
+        block="<minimax:tool_call>",
+        block_end="</minimax:tool_call>",
+        function='<invoke name="',
+        named='">',
+        function_end="</invoke>",
+        parameter='<parameter name="',
+        keyed={'">': None},
+        parameter_end="</parameter>",
+    ),
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+)

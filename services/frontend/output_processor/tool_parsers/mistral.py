@@ -1,0 +1,56 @@
+"""Mistral: [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}] up to the tokenizers of 2024, and since then
+[TOOL_CALLS]add[CALL_ID]123456789[ARGS]{"a": 1}, with the id and [ARGS] left out by some, a marker for each call."""
+
+import re
+import secrets
+import string
+
+from services.frontend.output_processor.parsing import json_text
+from services.frontend.output_processor.parsing.formats import ToolFormat
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls, close
+from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MARKERS = Markers(START)
+NAME = re.compile(r"[^\[\]{}\s]+")
+ID_LENGTH = 9  # what Mistral's templates insist on
+ALPHABET = string.ascii_letters + string.digits
+
+
+def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
+    while (yield from scan.until(MARKERS, writer.content)):
+        before = writer.num_calls
+        try:
+            yield from scan.skip_space()
+            if (yield from scan.peek()) in ("[", "{"):
+                yield from calls(scan, writer, Keys())
+            else:
+                yield from _named(scan, writer)
+        except Malformed:
+            writer.no_markup()
+        yield from close(scan, writer, (), called=writer.num_calls > before)
+
+
+def _named(scan: Scanner, writer: Writer) -> Steps[None]:
+    name = yield from scan.whole(NAME, LONGEST_NAME)
+    if not name:
+        raise Malformed
+    call_id = ""
+    yield from scan.skip_space()
+    if (yield from scan.try_text(ID)):
+        call_id = yield from scan.whole(NAME, LONGEST_NAME)
+    yield from scan.try_text(ARGUMENTS)
+    yield from scan.skip_space()
+    if (yield from scan.peek()) != "{":
+        raise Malformed
+    writer.start(name, call_id)
+    yield from json_text.value(scan, writer.arguments)
+
+
+def new_id(_index: int, _name: str) -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
+
+
+FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id)

@@ -1,0 +1,29 @@
+"""Qwen3-Coder, Qwen3.5, MiMo, Step 3.5, Nemotron 3:
+
+<tool_call>
+<function=add>
+<parameter=a>
+1
+</parameter>
+</function>
+</tool_call>
+"""
+
+from services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+
+FORMAT = tagged(
+    Tags(
+        block="<tool_call>",
+        block_end="</tool_call>",
+        function="<function=",
+        named=">",
+        function_end="</function>",
+        parameter="<parameter=",
+        keyed={">": None},
+        parameter_end="</parameter>",
+        on_lines=True,
+        bare_functions=True,
+    ),
+    "<tool_call>",
+    "</tool_call>",
+)

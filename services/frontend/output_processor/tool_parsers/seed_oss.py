@@ -1,0 +1,19 @@
+"""Seed-OSS: <seed:tool_call><function=add><parameter=a>1</parameter></function></seed:tool_call>"""
+
+from services.frontend.output_processor.parsing.tagged_calls import Tags, tagged
+
+FORMAT = tagged(
+    Tags(
+        block="<seed:tool_call>",
+        block_end="</seed:tool_call>",
+        function="<function=",
+        named=">",
+        function_end="</function>",
+        parameter="<parameter=",
+        keyed={">": None},
+        parameter_end="</parameter>",
+        on_lines=True,
+    ),
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+)

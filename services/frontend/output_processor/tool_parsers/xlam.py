@@ -1,0 +1,29 @@
+"""xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
+
+from services.frontend.output_processor.parsing.formats import ToolFormat
+from services.frontend.output_processor.parsing.json_calls import Keys, calls, close
+from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.writer import Writer
+
+FENCE = "```json"
+MARKERS = Markers("[TOOL_CALLS]", "<tool_call>", FENCE)
+ENDS = ("```", "</tool_call>")
+KEYS = Keys(others=("type",))
+
+
+def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
+    """It could be any JSON answer: only names of tools on offer count."""
+    yield from scan.skip_space()
+    while True:
+        before = writer.num_calls
+        try:
+            yield from calls(scan, writer, KEYS, schemas.__contains__)
+        except Malformed:
+            writer.no_markup()
+        yield from close(scan, writer, ENDS, called=writer.num_calls > before)
+        if not (yield from scan.until(MARKERS, writer.content)):
+            return
+
+
+FORMAT = ToolFormat(read, ())

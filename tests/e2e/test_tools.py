@@ -1,0 +1,74 @@
+"""quire-tiny calls tools, end to end: offered, called, answered, worded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from quire.cluster import Cluster
+from quire.tiny.skills import check, held_back_items
+from quire.tiny.skills.item import Item
+from quire.tiny.skills.tools import spell_call
+
+ITEMS = held_back_items(4, ["tools"])
+
+
+@pytest.fixture
+def http(cluster: Cluster) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{cluster.http_address}/v1", api_key="none", max_retries=0)
+
+
+def turns(item: Item) -> list[Any]:
+    """Arguments as text, as clients have them."""
+    written: list[Any] = json.loads(json.dumps(item.messages))
+    for message in written:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return written
+
+
+def spoken(message: Any) -> str:
+    calls = [
+        spell_call({"name": c.function.name, "arguments": json.loads(c.function.arguments)})
+        for c in message.tool_calls or ()
+    ]
+    return (message.content or "") + "".join(calls)
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=[f"{item.size}-{i}" for i, item in enumerate(ITEMS)])
+def test_known_answers(http: openai.OpenAI, item: Item) -> None:
+    reply = http.chat.completions.create(
+        model="quire-tiny", messages=turns(item), tools=list(item.tools), temperature=0, max_tokens=item.max_tokens
+    )
+    assert check(item, spoken(reply.choices[0].message)).right
+    assert reply.choices[0].finish_reason == ("stop" if item.size == "reply" else "tool_calls")
+
+
+def test_a_conversation_with_a_call_in_it(http: openai.OpenAI) -> None:
+    """Streamed call, its result sent back, the answer in words."""
+    item = next(item for item in ITEMS if item.size == "reply")
+    question: Any = list(item.messages[:1])
+    tools: Any = list(item.tools)
+    name, call_id, arguments = "", "", ""
+    for chunk in http.chat.completions.create(
+        model="quire-tiny", messages=question, tools=tools, temperature=0, max_tokens=128, stream=True
+    ):
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            name, call_id = name or piece.function.name, call_id or piece.id
+            arguments += piece.function.arguments
+    called = item.messages[1]["tool_calls"][0]["function"]
+    assert (name, json.loads(arguments)) == (called["name"], called["arguments"])
+    function = {"name": name, "arguments": arguments}
+    question += [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call_id, "content": item.messages[2]["content"]},
+    ]
+    reply = http.chat.completions.create(model="quire-tiny", messages=question, tools=tools, temperature=0)
+    assert reply.choices[0].message.content == item.expected

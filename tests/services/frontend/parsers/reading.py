@@ -1,0 +1,57 @@
+"""Formats at work on texts cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from services.frontend.output_processor.parsing.events import CallStart, Event
+from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.request import Tool
+
+TOOLS = (
+    Tool(
+        "add",
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer"},
+                "b": {"type": "string"},
+                "c": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "d": {"$ref": "#/$defs/flags"},
+            },
+            "$defs": {"flags": {"type": "array", "items": {"type": "boolean"}}},
+        },
+    ),
+    Tool("now"),
+)
+
+
+def pieces(text: str, cuts: Iterable[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[begin:end] for begin, end in pairwise(places)]
+
+
+def calls_in(parser: str, parts: Sequence[str]) -> list[Event]:
+    found = tool_format(parser)
+    return _read(Reader(lambda scan, writer: found.read(scan, writer, ToolSchemas(TOOLS))), parts)
+
+
+def reasoning_in(parser: str, parts: Sequence[str], *, is_open: bool = False) -> list[Event]:
+    found = reasoning_format(parser)
+    return _read(Reader(lambda scan, writer: found.read(scan, writer, is_open)), parts)
+
+
+def _read(reader: Reader, parts: Sequence[str]) -> list[Event]:
+    """Joined, as a client joins them."""
+    events = [event for part in parts for event in reader.push(part)] + reader.finish()
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, CallStart) or type(last) is not type(event):
+            joined.append(event)
+        else:
+            joined[-1] = type(event)(last.text + event.text)
+    return joined

@@ -1,0 +1,238 @@
+"""Answers as models of each family write them, and what is in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Expected = str | tuple[str, Any] | tuple[str, Any, str]
+"""Content; or a call's name, arguments (text: as it is written) and, where the model writes one, its id."""
+
+CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
+    (
+        "hermes",
+        'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x\\"}</tool_call>"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        ["Let me see.", ("add", {"a": 1, "b": 'x"}</tool_call>'}), ("now", {})],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"a": 2}, "name": "add"}</tool_call>', [("add", {"a": 2})]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>', [("add", {"a": 2})]),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call> Done.', [("now", {}), "Done."]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null, "type": [1]}</tool_call>', [("now", {})]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"b": "1\n2"}}</tool_call>', [("add", {"b": "1\n2"})]),
+    ("hermes", '<tool_call>[{"name": "now"}, {"name": "add"}]</tool_call>', [("now", {}), ("add", {})]),
+    ("hermes", '<tool_call>{"name": "caf\\u00e9 \\ud83d\\ude42 \\ud83d"}</tool_call>', [("café 🙂 ?", {})]),
+    ("ernie45", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
+    ("granite4", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
+    ("qwen3_json", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', [("now", {})]),
+    ("longcat", '<longcat_tool_call>{"name": "now"}</longcat_tool_call>', [("now", {})]),
+    ("jamba", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', [("now", {})]),
+    ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', [("now", {})]),
+    (
+        "minimax",
+        '<tool_calls>\n{"name": "now", "arguments": {}}\n{"name": "add", "arguments": {"a": 1}}\n</tool_calls>',
+        [("now", {}), ("add", {"a": 1})],
+    ),
+    (
+        "internlm",
+        'Yes.<|action_start|><|plugin|>\n{"name": "add", "parameters": {"a": 1}}<|action_end|>\n',
+        ["Yes.", ("add", {"a": 1})],
+    ),
+    (
+        "phi4_mini_json",
+        'functools[{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}]',
+        [("now", {}), ("add", {"a": 1})],
+    ),
+    ("granite", '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]', [("add", {"a": 1})]),
+    ("granite", '<tool_call>[{"name": "add", "arguments": {"a": 1}}]', [("add", {"a": 1})]),
+    (
+        "granite-20b-fc",
+        '<function_call> {"name": "now"}\n<function_call> {"name": "add", "arguments": {"a": 1}}',
+        [("now", {}), ("add", {"a": 1})],
+    ),
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}\n]<|END_ACTION|>',
+        [("add", {"a": 1})],
+    ),
+    ("apertus", '<|tools_prefix|>[{"add": {"a": 1}}, {"now": {}}]<|tools_suffix|>', [("add", {"a": 1}), ("now", {})]),
+    ("llama3_json", '{"name": "add", "parameters": {"a": 1}}', [("add", {"a": 1})]),
+    ("llama3_json", '{"type": "function", "name": "now", "parameters": {}}', [("now", {})]),
+    (
+        "llama3_json",
+        '<|python_tag|>{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',
+        [("add", {"a": 1}), ("now", {})],
+    ),
+    ("llama3_json", ' {"name": "Bob", "parameters": {"a": 1}}', [' {"name": "Bob", "parameters": {"a": 1}}']),
+    ("llama3_json", '{"answer": {"name": "add"}} is JSON', ['{"answer": {"name": "add"}} is JSON']),
+    ("llama3_json", "<|python_tag|>print(1)", ["<|python_tag|>print(1)"]),
+    ("llama4_json", '{"name": "now", "parameters": {}}', [("now", {})]),
+    ("xlam", '[{"name": "add", "arguments": {"a": 1}}]', [("add", {"a": 1})]),
+    ("xlam", '```json\n[{"name": "add", "arguments": {"a": 1}}]\n```', [("add", {"a": 1})]),
+    ("xlam", '[{"name": "Bob", "arguments": 1}]', ['[{"name": "Bob", "arguments": 1}]']),
+    (
+        "mistral",
+        'So:[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"id": "123456789", "name": "now", "arguments": {}}]',
+        ["So:", ("add", {"a": 1}), ("now", {}, "123456789")],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS]add[CALL_ID]abcDEF123[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]add{"b": "[TOOL_CALLS]"}',
+        [("add", {"a": 1}, "abcDEF123"), ("now", {}), ("add", {"b": "[TOOL_CALLS]"})],
+    ),
+    *(
+        (
+            name,
+            "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n\n two\n\n</parameter>\n"
+            "<parameter=c>\nnull\n</parameter>\n<parameter=d>\n[true]\n</parameter>\n<parameter=e>\n{1}\n</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+            [("add", {"a": 1, "b": "\n two\n", "c": None, "d": [True], "e": "{1}"}), ("now", {})],
+        )
+        for name in ("qwen3_coder", "qwen3_xml", "mimo", "nemotron_v3", "step3p5")
+    ),
+    (
+        "qwen3_coder",
+        "Well,\n<function=add>\n<parameter=a>\nmany\n</parameter>\n<parameter=b>\n5\n</parameter>\n</function>",
+        ["Well,", ("add", {"a": "many", "b": "5"})],
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n<parameter=b>x < y</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        [("add", {"a": 1, "b": "x < y"})],
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n<parameter name="b"> x'
+        '</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        [("add", {"a": 1, "b": " x"}), ("now", {})],
+    ),
+    (
+        "step3",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="add">\n'
+        '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜>'
+        "<｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="now"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+        [("add", {"a": 1}), ("now", {})],
+    ),
+    *(
+        (
+            name,
+            f'Hm.\n\n<｜DSML｜{block}>\n<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a" string="false">1'
+            f'</｜DSML｜parameter>\n<｜DSML｜parameter name="z" string="true">2</｜DSML｜parameter>\n</｜DSML｜invoke>'
+            f'\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜{block}>',
+            ["Hm.", ("add", {"a": 1, "z": "2"}), ("now", {})],
+        )
+        for name, block in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    ),
+    *(
+        (
+            name,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+            '{"a": 1, "b": "```"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>'
+            "<｜tool▁calls▁end｜>",
+            [("add", {"a": 1, "b": "```"}), ("now", {})],
+        )
+        for name in ("deepseek_v3", "deepseek_v31")
+    ),
+    (
+        "kimi_k2",
+        "Yes.<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
+        "<|tool_calls_section_end|>",
+        ["Yes.", ("add", {"a": 1}, "functions.add:0"), ("now", {}, "functions.now:1")],
+    ),
+    *(
+        (
+            name,
+            "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+            '<arg_value>1 "2"</arg_value>\n</tool_call>\n<tool_call>now</tool_call>\n',
+            [("add", {"a": 1, "b": '1 "2"'}), ("now", {})],
+        )
+        for name in ("glm45", "glm47")
+    ),
+    (
+        "glm47",
+        "<tool_call>add<arg_key>d</arg_key><arg_value>[false]</arg_value></tool_call>",
+        [("add", {"d": [False]})],
+    ),
+    (
+        "pythonic",
+        "[add(a=-1, b='it\\'s \\x41\\n\\d', c=None, d=[True, (0x1F, 1_000, .5)], e={'k': \"v\", 1: {}},), now()]",
+        [
+            (
+                "add",
+                {
+                    "a": -1,
+                    "b": "it's A\n\\d",
+                    "c": None,
+                    "d": [True, [31, 1000, 0.5]],
+                    "e": {"k": "v", "1": {}},
+                },
+            ),
+            ("now", {}),
+        ],
+    ),
+    ("pythonic", "[1, 2] and [print(1)]", ["[1, 2] and [print(1)]"]),
+    ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", [("now", {})]),
+    ("lfm2", "<|tool_call_start|>[add(a=1), now()]<|tool_call_end|>ok", [("add", {"a": 1}), ("now", {}), "ok"]),
+    ("olmo3", "<function_calls>add(a=1)\nnow()</function_calls>", [("add", {"a": 1}), ("now", {})]),
+    (
+        "openai",
+        '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant '
+        "to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+        [("add", {"a": 1}), ("now", {})],
+    ),
+    ("openai", "<|channel|>final<|message|>Hi", ["<|channel|>final<|message|>Hi"]),
+    (
+        "gemma4",
+        '<|tool_call>call:add{a:1,b:<|"|>{two}, "2"<|"|>,d:[true,{<|"|>k<|"|>:<|"|>v<|"|>}],e:word}<tool_call|>'
+        "<|tool_call>call:now{}<tool_call|>",
+        [("add", {"a": 1, "b": '{two}, "2"', "d": [True, {"k": "v"}], "e": "word"}), ("now", {})],
+    ),
+    (
+        "functiongemma",
+        "<start_function_call>call:add{a:1,b:<escape>two<escape>}<end_function_call>",
+        [("add", {"a": 1, "b": "two"})],
+    ),
+)
+
+# parser, the text, where a call is broken off or wrong: what comes out
+BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
+    ("hermes", '<tool_call>\n{"name": "ad', ['<tool_call>\n{"name": "ad']),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', [("add", '{"a": 1')]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}', [("add", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>!', [("add", {"a": 1}), "!"]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>', [("add", {"a": 1}), "}</tool_call>"]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": <b>}}', [("add", '{"a": '), "<b>}}"]),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}', ['<tool_call>{"name": "", "arguments": {}}']),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}', ['<tool_call>{"name": "now", "arguments": [1]}']),
+    ("hermes", '<tool_call>what?\n<tool_call>{"name": "now"}', ["<tool_call>what?", ("now", {})]),
+    ("hermes", "a < b <tool_call", ["a < b <tool_call"]),
+    ("hermes", "a\n", ["a\n"]),
+    ("mistral", "[TOOL_CALLS]add and more", ["[TOOL_CALLS]add and more"]),
+    ("qwen3_coder", "<tool_call>\n<function=add", ["<tool_call>\n<function=add"]),
+    ("qwen3_coder", "<function=add><parameter=b>half", [("add", '{"b": "half')]),
+    ("qwen3_coder", "<function=add><parameter=b>\nx\n</parameter>\n", [("add", {"b": "x"})]),
+    ("qwen3_coder", "<function=add>hello</function>", [("add", {}), "hello</function>"]),
+    ("glm45", "<tool_call>add <b> </tool_call>", ["<tool_call>add <b> </tool_call>"]),
+    ("glm45", "<tool_call>add\n<arg_key>b</arg_key> 5", [("add", {}), "<arg_key>b</arg_key> 5"]),
+    ("kimi_k2", "<|tool_calls_section_begin|>none", ["<|tool_calls_section_begin|>none"]),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>none", ["<｜tool▁calls▁begin｜>none"]),
+    ("pythonic", "[add(a=b)]", [("add", '{"a": '), "b)]"]),
+    ("pythonic", "[add(1)]", [("add", {}), "1)]"]),
+    ("pythonic", "[" * 500, ["[" * 500]),
+    ("pythonic", "[add(a=" + "[" * 500 + ")]", [("add", '{"a": ' + "[" * 65), "[" * 435 + ")]"]),
+    ("gemma4", "<|tool_call>call:add{a:", [("add", '{"a": ')]),
+    ("openai", "<|channel|>commentary to=functions.add", ["<|channel|>commentary to=functions.add"]),
+    ("openai", "<|channel|>" + "word " * 200 + "<|message|>x", ["<|channel|>" + "word " * 200 + "<|message|>x"]),
+)
+
+
+def as_expected(name: str, arguments: str, call_id: str) -> Expected:
+    """Arguments as the values they are, if they are JSON."""
+    try:
+        value: Any = json.loads(arguments)
+    except ValueError:
+        value = arguments
+    return (name, value, call_id) if call_id else (name, value)

@@ -1,0 +1,211 @@
+"""Tools over OpenAI's chat completions, with the openai package: whole and streamed, several samples, several turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.speech import prompt_text
+from tests.services.frontend.talking import ASK, CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
+
+
+@pytest.fixture(scope="module")
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"model": "talking", "messages": ASK, "tools": [WEATHER, CLOCK], **more}
+
+
+async def streamed(client: Any, **more: Any) -> tuple[dict[int, dict[str, Any]], list[Any]]:
+    """Every choice as a client puts it together, and the chunks."""
+    chunks = [chunk async for chunk in await client.chat.completions.create(**asked(**more), stream=True)]
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            message = choices.setdefault(choice.index, {"content": "", "reasoning": "", "calls": [], "end": None})
+            message["content"] += choice.delta.content or ""
+            message["reasoning"] += getattr(choice.delta, "reasoning", None) or ""
+            for call in choice.delta.tool_calls or ():
+                if call.id is not None:
+                    assert call.index == len(message["calls"])
+                    message["calls"].append([call.id, call.function.name, ""])
+                message["calls"][call.index][2] += call.function.arguments
+            message["end"] = choice.finish_reason or message["end"]
+    return choices, chunks
+
+
+async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
+    async with talking(tools_folder, CALLS) as (_, client, script):
+        reply = await client.chat.completions.create(**asked())
+        parts, chunks = await streamed(client)
+        script.tokens_per_step = 7
+        wide, _ = await streamed(client)
+    choice = reply.choices[0]
+    calls = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert [(c.type, c.function.name, json.loads(c.function.arguments)) for c in calls] == [
+        ("function", "get_weather", {"city": "Malmö 🙂"}),
+        ("function", "now", {}),
+    ]
+    assert all(call.id.startswith("call_") for call in calls)
+    assert len({call.id for call in calls}) == 2
+    for message in (parts[0], wide[0]):
+        assert (message["content"], message["end"]) == ("Let me see.", "tool_calls")
+        assert [call[1:] for call in message["calls"]] == [[c.function.name, c.function.arguments] for c in calls]
+    pieces = [c.choices[0].delta.tool_calls for c in chunks if c.choices and c.choices[0].delta.tool_calls]
+    assert len(pieces) > 5  # arguments come as they are written
+
+
+async def test_an_answer_without_a_call(tools_folder: Path) -> None:
+    async with talking(tools_folder, "It is sunny. 1 < 2 <tool") as (_, client, _script):
+        reply = await client.chat.completions.create(**asked())
+        parts, _ = await streamed(client)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("It is sunny. 1 < 2 <tool", "stop")
+    assert reply.choices[0].message.tool_calls is None
+    assert parts[0] == {"content": "It is sunny. 1 < 2 <tool", "reasoning": "", "calls": [], "end": "stop"}
+
+
+async def test_a_call_that_is_cut_off_ends_with_length(tools_folder: Path) -> None:
+    async with talking(tools_folder, CALL) as (_, client, _script):
+        reply = await client.chat.completions.create(**asked(max_completion_tokens=40))
+    choice = reply.choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls[0].function.arguments.startswith('{"c')
+    assert reply.usage.completion_tokens == 40
+
+
+async def test_the_template_shows_tools_calls_and_results(tools_folder: Path) -> None:
+    turns = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"x": [1]}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
+    ]
+    async with talking(tools_folder, "ok") as (_, client, script):
+        await client.chat.completions.create(**asked() | {"messages": turns})
+        counted = await client.post("/../tokenize", body={"messages": turns, "tools": [WEATHER, CLOCK]}, cast_to=object)
+    prompt = prompt_text(tools_folder, prompt_of(script.submissions[-1]))
+    assert json.dumps(WEATHER, ensure_ascii=False) in prompt
+    assert '<|im_start|>assistant\n<tool_call>{"name": "now", "arguments": {"x": [1]}}</tool_call><|im_end|>' in prompt
+    assert "<|im_start|>tool\n12:00<|im_end|>" in prompt
+    assert counted["count"] == script.submissions[-1].num_prompt_tokens
+
+
+async def test_choice_none_hides_the_tools(tools_folder: Path) -> None:
+    async with talking(tools_folder, CALL) as (_, client, script):
+        reply = await client.chat.completions.create(**asked(tool_choice="none"))
+    assert "get_weather" not in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
+    assert "get_weather" in reply.choices[0].message.content  # what it says nevertheless is its answer
+    assert reply.choices[0].finish_reason == "stop"
+
+
+async def test_one_call_at_most_without_parallel_calls(tools_folder: Path) -> None:
+    async with talking(tools_folder, f"{CALLS} Done.") as (_, client, _script):
+        reply = await client.chat.completions.create(**asked(parallel_tool_calls=False))
+        parts, _ = await streamed(client, parallel_tool_calls=False)
+    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
+    assert [call[1] for call in parts[0]["calls"]] == ["get_weather"]
+    assert parts[0]["content"] == reply.choices[0].message.content == "Let me see."
+
+
+async def test_samples_have_calls_of_their_own(tools_folder: Path) -> None:
+    async with talking(tools_folder, CALLS) as (_, client, _script):
+        reply = await client.chat.completions.create(**asked(n=3, temperature=1.0))
+        parts, _ = await streamed(client, n=3, temperature=1.0)
+    ids = [call.id for choice in reply.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == 6
+    assert [len(message["calls"]) for message in parts.values()] == [2, 2, 2]
+
+
+async def test_logprobs_token_ids_and_usage_cover_the_markup(tools_folder: Path) -> None:
+    more: dict[str, Any] = {"logprobs": True, "top_logprobs": 1, "extra_body": {"return_token_ids": True}}
+    async with talking(tools_folder, CALLS) as (_, client, _script):
+        reply = await client.chat.completions.create(**asked(**more))
+        _, chunks = await streamed(client, **more, stream_options={"include_usage": True})
+    choice = reply.choices[0]
+    assert len(choice.logprobs.content) == len(choice.token_ids) == reply.usage.completion_tokens
+    assert "<tool_call>" in [entry.token for entry in choice.logprobs.content]
+    opened = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert [i for c in opened for i in getattr(c, "token_ids", None) or ()] == choice.token_ids
+    assert [e.token for c in opened if c.logprobs for e in c.logprobs.content] == [
+        entry.token for entry in choice.logprobs.content
+    ]
+    assert chunks[-1].usage == reply.usage
+
+
+async def test_stop_strings_end_calls(tools_folder: Path) -> None:
+    async with talking(tools_folder, CALLS) as (_, client, _script):
+        reply = await client.chat.completions.create(**asked(stop=[" 🙂"]))
+    choice = reply.choices[0]
+    assert (choice.finish_reason, choice.stop_reason) == ("tool_calls", " 🙂")
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Malmö'
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "text"),
+    [
+        ({"tools": []}, "tools", "the list must not be empty"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0]: function must be an object"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "name must be a text that is not empty"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            "tools",
+            "tools[0]: parameters must be a JSON Schema object, got 'x'",
+        ),
+        ({"tools": None, "tool_choice": "auto"}, "tool_choice", "when it is used, tools must be set"),
+        ({"tool_choice": "any"}, "tool_choice", "tool_choice must be none, auto, required, a function"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "fly"}}},
+            "tool_choice",
+            "'fly' is not the name of one of the tools",
+        ),
+    ],
+)
+async def test_refusals(tools_folder: Path, more: dict[str, Any], field: str, text: str) -> None:
+    async with talking(tools_folder, "x") as (_, client, _script):
+        body = {name: value for name, value in asked(**more).items() if value is not None}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**body)
+    assert text in refused.value.body["message"]
+    assert refused.value.param == field
+
+
+async def test_allowed_tools_are_the_only_ones_shown(tools_folder: Path) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    async with talking(tools_folder, "x") as (_, client, script):
+        await client.chat.completions.create(**asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed}))
+    assert "get_weather" not in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
+    assert '"now"' in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
+
+
+async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_folder: Path, tmp_path: Path) -> None:
+    async with talking(folder, "x") as (_, client, _script):
+        with pytest.raises(openai.BadRequestError, match="start the server with --tool-call-parser"):
+            await client.chat.completions.create(**asked() | {"model": "tiny"})
+    async with talking(folder, "x", tool_call_parser="hermes") as (_, client, _script):
+        with pytest.raises(openai.BadRequestError, match="chat template does not show tools"):
+            await client.chat.completions.create(**asked() | {"model": "tiny"})
+    async with talking(tools_folder, "x", enable_auto_tool_choice=False) as (_, client, _script):
+        with pytest.raises(openai.BadRequestError, match="is switched off"):
+            await client.chat.completions.create(**asked())
+    other = tmp_path / "other.jinja"
+    other.write_text("{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
+    async with talking(folder, '[TOOL_CALLS]now{"a": 1}', tool_call_parser="mistral", chat_template=str(other)) as (
+        _,
+        client,
+        script,
+    ):
+        reply = await client.chat.completions.create(**asked() | {"model": "tiny"})
+    assert prompt_text(folder, prompt_of(script.submissions[-1])) == "get_weathernow"
+    assert len(reply.choices[0].message.tool_calls[0].id) == 9

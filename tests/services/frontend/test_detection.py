@@ -1,0 +1,44 @@
+"""Parsers by the markup in a chat template. The lines are the telling ones of the families' own templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire import bundled
+from services.frontend.output_processor.parsing import detection, registry
+
+TEMPLATES = [
+    ("hermes", "none", '{{- \'<tool_call>\\n{"name": "\' }}'),
+    ("hermes", "deepseek_r1", "{{- '<think>\\n' + reasoning_content }} {{- '\\n<tool_call>\\n{\"name\": \"' }}"),
+    ("qwen3_coder", "none", "{{- '<tool_call>\\n<function=' + name + '>\\n' }}{{- '<parameter=' + key }}"),
+    ("glm45", "deepseek_r1", "<think></think> <tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>"),
+    ("deepseek_v3", "deepseek_r1", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜> '<think>\\n'"),
+    ("kimi_k2", "kimi_k2", "<|tool_calls_section_begin|> <think></think>"),
+    ("mistral", "none", "{{- '[TOOL_CALLS]' }}"),
+    ("mistral", "mistral", "{{- '[TOOL_CALLS]' }}[THINK]"),
+    ("llama3_json", "none", '{{- "<|python_tag|>" + tool_call.name + ".call(" }}'),
+    ("openai", "openai_gptoss", '"<|start|>assistant<|channel|>analysis<|message|>"'),
+    ("minimax_m2", "deepseek_r1", "<minimax:tool_call> <think>"),
+    ("seed_oss", "seed_oss", "<seed:tool_call>\n<function=example> <parameter=x> <seed:think>"),
+    ("granite", "granite", "start with <|tool_call|> ... Here is your thought process:"),
+    ("none", "none", "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"),
+]
+
+
+@pytest.mark.parametrize(("tools", "reasoning", "template"), TEMPLATES)
+def test_parsers_are_found_by_markup(tools: str, reasoning: str, template: str) -> None:
+    assert detection.detect(detection.TOOLS, template) == tools
+    assert detection.detect(detection.REASONING, template) == reasoning
+
+
+def test_what_is_detected_exists() -> None:
+    assert {name for _, name in detection.TOOLS} <= set(registry.TOOL_PARSERS)
+    assert {name for _, name in detection.REASONING} <= set(registry.REASONING_PARSERS)
+
+
+def test_the_bundled_model_writes_calls_as_hermes_does() -> None:
+    template = Path(bundled.FOLDER / "chat_template.jinja").read_text()
+    assert detection.detect(detection.TOOLS, template) == "hermes"
+    assert detection.detect(detection.REASONING, template) == "none"
