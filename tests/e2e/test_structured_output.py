@@ -105,6 +105,43 @@ def test_other_forms(openai_client: openai.OpenAI) -> None:
         )
 
 
+def test_structural_tags(openai_client: openai.OpenAI) -> None:
+    """Free text around a form, whose marks are tokens of their own."""
+    city = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False}
+    arguments = {"type": "object", **city}
+    begin = '<tool_call>\n{"name": "weather", "arguments": '
+    tag = {
+        "type": "tag",
+        "begin": begin,
+        "content": {"type": "json_schema", "json_schema": arguments},
+        "end": "}\n</tool_call>",
+    }
+    form = {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [tag],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    for seed in range(3):
+        answer = chat(
+            openai_client,
+            "How is the weather?",
+            seed=seed,
+            temperature=0.5,
+            extra_body={"response_format": {"type": "structural_tag", "format": form}},
+        )
+        if answer.choices[0].finish_reason == "stop":
+            text = answer.choices[0].message.content
+            assert json.loads(text[text.index("\n") : text.rindex("}") + 1])["arguments"]["city"] in ("Oslo", "Rome")
+    only = {"type": "structural_tag", "format": tag}
+    answer = chat(openai_client, "Hi", temperature=1.5, extra_body={"response_format": only}).choices[0]
+    assert (
+        json.loads(answer.message.content.removeprefix("<tool_call>").removesuffix("</tool_call>"))["name"] == "weather"
+    )
+    assert answer.finish_reason == "stop"
+
+
 def test_a_stream_and_a_stop_string(openai_client: openai.OpenAI) -> None:
     form = {"structured_outputs": {"regex": "[a-m]+;[n-z]+"}}
     stream = chat(openai_client, "Letters?", stream=True, temperature=1.0, stop=";", extra_body=form)

@@ -12,8 +12,9 @@ from services.frontend.input_processor.grammar_door import Bytes
 from shared import structured_output
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output.literals import Specials
 
-BYTES = LLTokenizer(TokenizerWrapper(Bytes()))
+BYTES = LLTokenizer(TokenizerWrapper(Bytes({}, 0)))
 
 
 def accepts(text: str, **constraint: Any) -> bool:
@@ -178,3 +179,98 @@ def test_additional_properties_can_be_switched_off_everywhere() -> None:
     assert not any(accepts(text, json_schema=schema, disable_additional_properties=True) for text in extra)
     fine = '{"a": {"b": 1}, "open": {"x": 2}}'
     assert accepts(fine, json_schema=schema, disable_additional_properties=True)
+
+
+def tags(**fields: Any) -> str:
+    return json.dumps(fields)
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"begin": f"<f={name}>", "schema": {"type": "integer"}, "end": "</f>"}
+
+
+CALLS = tags(structures=[call("a"), call("b"), {**call("c"), "begin": "[c]"}], triggers=["<f=", "[c]"])
+
+
+def form(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+def tag(begin: str, content: dict[str, Any], end: str | list[str]) -> dict[str, Any]:
+    return form("tag", begin=begin, content=content, end=end)
+
+
+NUMBER = form("json_schema", json_schema={"type": "integer"})
+ANY = form("any_text")
+TAG_A, TAG_B = tag("<a>", NUMBER, "</a>"), tag("<b>", ANY, ["</b>", "</B>"])
+TRIGGERED = form("triggered_tags", triggers=["<a", "<b"], tags=[TAG_A, TAG_B])
+THOUGHT = [form("const_string", value="<think>"), ANY, form("const_string", value="</think>")]
+
+
+@pytest.mark.parametrize(
+    ("tag", "right", "wrong"),
+    [
+        (CALLS, ["", "text", "x <f=a>1</f> y [c]2</f>", "<f=b>2</f><f=a>1</f>!"],
+            ["<f=", "x <f=d>1</f>", "<f=a>x</f>", "<f=a>1", "[c]x"]),
+        (tags(format=TRIGGERED), ["", "x<a>1</a>y<b>z</B>", "<", "a>"], ["<a>", "<a>1", "<b>x</c>"]),
+        (tags(format={**TRIGGERED, "at_least_one": True}), ["x<a>1</a>y", "<b></b><a>2</a>"], ["", "x"]),
+        (tags(format={**TRIGGERED, "stop_after_first": True}), ["", "xy", "x<a>1</a>"], ["<a>1</a>x", "<ab"]),
+        (tags(format={**TRIGGERED, "stop_after_first": True, "at_least_one": True}), ["x<a>1</a>"],
+            ["", "x", "<a>1</a> "]),
+        (tags(format={**TRIGGERED, "excludes": ["no"]}), ["n<a>1</a>o"], ["no", "no<a>1</a>"]),
+        (tags(format=form("tags_with_separator", tags=[TAG_A, TAG_B], separator=",")),
+            ["", "<a>1</a>", "<b>x,</b>,<a>1</a>"], [",", "<a>1</a>,", "<a>1</a><a>1</a>"]),
+        (tags(format=form("tags_with_separator", tags=[TAG_A], separator="", at_least_one=True)),
+            ["<a>1</a><a>1</a>"], ["", "x"]),
+        (tags(format=form("sequence", elements=[*THOUGHT, form("or", elements=[NUMBER, TAG_B])])),
+            ["<think>a\nb</think>7", "<think></think><b></b>"],
+            ["<think>a", "7", "<think></think>", "<think></think></think>7"]),
+        (tags(format=form("optional", content=NUMBER)), ["", "1"], ["1 2", "x"]),
+        (tags(format=form("plus", content=TAG_A)), ["<a>1</a><a>1</a>"], [""]),
+        (tags(format=form("star", content=TAG_A)), ["<a>1</a><a>1</a>", ""], ["x"]),
+        (tags(format=form("repeat", content=TAG_A, min=1, max=2)), ["<a>1</a><a>1</a>"], ["", "<a>1</a>" * 3]),
+        (tags(format=form("regex", pattern=r"\d+")), ["12"], ["", "x"]),
+        (tags(format=form("any_text", excludes=["<a", "b"])), ["", "x<"], ["x<a", "b"]),
+        (tags(format=tag("(", form("grammar", grammar='root ::= "x" root | "y"'), ")")), ["(xxy)"], ["(xx)", "xy"]),
+        (tags(format=form("grammar", grammar='start: "x" %json {"type": "null"}')), ["xnull"], ["x"]),
+    ],
+)  # fmt: skip
+def test_structural_tags(tag: str, right: list[str], wrong: list[str]) -> None:
+    for text in right:
+        assert accepts(text, structural_tag=tag), text
+    for text in wrong:
+        assert not accepts(text, structural_tag=tag), text
+
+
+@pytest.mark.parametrize(
+    ("tag", "text"),
+    [
+        ({}, "format must be given, or structures and triggers"),
+        ({"structures": [3], "triggers": []}, "structures[0] must be an object, got 3"),
+        ({"structures": [call("a")], "triggers": []},
+            "format.triggers must hold at least one text, none of them empty"),
+        ({"structures": [call("a")], "triggers": ["<g"]},
+            "format.tags[0].begin '<f=a>' starts with none of the triggers"),
+        ({"format": form("token", token=3)},
+            "format.type 'token' is not offered; there are const_string, json_schema, regex, grammar, any_text, "
+            "sequence, or, tag, triggered_tags, tags_with_separator, optional, star, plus, repeat"),
+        ({"format": form("sequence", elements=[NUMBER, form("regex")])},
+            "format.elements[1].pattern must be a text that is not empty, got None"),
+        ({"format": form("json_schema", style="qwen_xml", json_schema={})},
+            "format.style 'qwen_xml' is not offered; there is 'json'"),
+        ({"format": form("any_text", max_tokens=3)}, "format.max_tokens is not offered"),
+        ({"format": form("repeat", content=NUMBER, min=3, max=1)}, "format min must be at most max=1, got 3"),
+    ],
+)  # fmt: skip
+def test_tags_that_cannot_be_read(tag: dict[str, Any], text: str) -> None:
+    assert refusal(structural_tag=json.dumps(tag)) == f"structural_tag: {text}"
+
+
+def test_texts_that_name_special_tokens_mean_these() -> None:
+    specials = Specials({"<|call|>": 7, "<|end|>": 9, "<think>": 3, "</think>": 4}, frozenset({3, 4}))
+    message = pb.StructuredOutput(choice=choice("<|call|>x<|end|>", "<|call"))
+    assert structured_output.lark(message, specials) == 'start: <[7]> "x" <[9]> | "<|call"\n'
+    triggered = form("triggered_tags", triggers=["<|call|>"], tags=[tag("<|call|>f", NUMBER, "<|end|>")])
+    written = structured_output.lark(pb.StructuredOutput(structural_tag=tags(format=triggered)), specials)
+    assert '(S0 (<[3]> | <[4]>))* TEXT <[7]> ("f" %json' in written
+    assert "<[9]>" in written

@@ -48,7 +48,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
-        self._grammar_door = GrammarDoor()
+        self._grammar_door = GrammarDoor(tokenizer.specials, vocab_size)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:

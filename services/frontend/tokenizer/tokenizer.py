@@ -14,6 +14,7 @@ from services.frontend.tokenizer.folder import special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from services.frontend.tokenizer.pieces import Pieces, is_byte_level
 from shared.errors import InvalidArgument
+from shared.structured_output.literals import Specials
 
 # Up to here tokenizing takes under half a millisecond, less than a detour through a thread costs other streams
 # (tests/services/frontend/throughput.py prints it).
@@ -52,6 +53,12 @@ class Tokenizer:
         named = special_tokens(folder).get("eos_token")
         own = self._hf.token_to_id(named) if named is not None else None
         return tuple(dict.fromkeys(([] if own is None else [own]) + read_eos_ids(folder)))
+
+    @property
+    def specials(self) -> Specials:
+        """Tokens that a grammar has to name."""
+        ids = {content: token_id for token_id, content in self._added.items()}
+        return Specials(ids, frozenset(self._added.keys() - self._special))
 
     def _find_marks(self) -> tuple[int, int] | None:
         """The tokens that begin and end reasoning."""

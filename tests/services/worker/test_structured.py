@@ -208,3 +208,17 @@ def test_equal_grammars_are_compiled_once(rig: Rig) -> None:
 def test_a_constraint_without_any_text_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidArgument, match="nothing fulfils it"):
         prepare(rig, json_schema=json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}))
+
+
+def test_marks_of_reasoning_may_come_in_free_text_and_begin_a_tag(rig: Rig, tokenizer: Tokenizer) -> None:
+    """The model's own tokens for them, which ordinary tokens do not spell."""
+    arguments = {"type": "json_schema", "json_schema": {"enum": [1, 2]}}
+    tag = {"type": "tag", "begin": "<tool_call>", "content": arguments, "end": "</tool_call>"}
+    form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag], "at_least_one": True}
+    name = prepare(rig, structural_tag=json.dumps({"format": {**form, "stop_after_first": True}}))
+    think, end_of_thought, call = (tokenizer.token_to_id(text) for text in ("<think>", "</think>", "<tool_call>"))
+    thought = [think, *tokenizer.encode("so").ids, end_of_thought]
+    for output in ([], thought, [*tokenizer.encode("Hm").ids, *thought]):
+        said = run(rig, [admit(tokenizer, 0, name, output=[*output, call])])[0]
+        assert text(tokenizer, said) in ("1</tool_call>", "2</tool_call>")
+        rig.step(released=[0])

@@ -1,0 +1,42 @@
+"""A JSON Schema inside of a rule: `%json {...}` in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shared.pb.common.v1 import sampling_pb2 as pb
+
+# One space, or a new line with its indentation: with whitespace of any length, a model that has nothing to say in JSON
+# fills its answer with that.
+WHITESPACE = r"(\x20|\r?\n[\x20\x09]{0,64})"
+
+
+def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
+    """A schema inside a rule."""
+    if schema is True:
+        schema = {}
+    if options.disable_additional_properties:
+        schema = _closed(schema)
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _spacing(options)}
+    return f"%json {json.dumps(schema)}"
+
+
+def _spacing(options: pb.StructuredOutput) -> dict[str, Any]:
+    if options.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": options.whitespace_pattern or WHITESPACE}
+
+
+def _closed(schema: Any) -> Any:
+    """Objects that name properties take no others, unless they say so."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: value if key in ("enum", "const") else _closed(value) for key, value in schema.items()}
+    names = schema.keys() & {"properties", "patternProperties"} or schema.get("type") == "object"
+    if names and "additionalProperties" not in schema:
+        closed["additionalProperties"] = False
+    return closed
