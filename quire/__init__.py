@@ -10,7 +10,7 @@ from shared.version import VERSION as __version__
 if TYPE_CHECKING:
     from quire.client import AsyncClient, Client
     from quire.llm import LLM, AsyncLLM
-    from quire.outputs import CompletionOutput, Delta, RequestOutput
+    from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import RepetitionDetection, SamplingParams
 
 _HOMES = {
@@ -23,6 +23,7 @@ _HOMES = {
     "RequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",
+    "ToolCall": "quire.outputs",
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",
+    "ToolCall",
     "__version__",
 ]
 

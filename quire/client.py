@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import Unpack
 
 import grpc
 
 from quire.outputs import Delta, Message, RequestOutput, collect, delta
 from quire.params import SamplingParams
-from quire.requests import ChatMessages, Options, Prompt, chat_request, from_rpc, generate_request, translated_errors
+from quire.requests import (
+    ChatExtras,
+    ChatMessages,
+    Options,
+    Prompt,
+    chat_request,
+    from_rpc,
+    generate_request,
+    translated_errors,
+)
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
@@ -51,11 +61,13 @@ class Client:
         params: SamplingParams | None = None,
         options: Options | None = None,
         timeout_s: float | None = None,
+        **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
         """Answers one conversation or several at a time."""
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
         final = _final(options)
-        calls = [self._inference.Chat(chat_request(turns, params, final), timeout=timeout_s) for turns in batch]
+        requests = [chat_request(turns, params, final, extras) for turns in batch]
+        calls = [self._inference.Chat(request, timeout=timeout_s) for request in requests]
         with translated_errors():
             return [collect(call, turns) for call, turns in zip(calls, batch, strict=True)]
 
@@ -66,10 +78,15 @@ class Client:
         yield from self._deltas(self._inference.Generate(generate_request(prompt, params, options or Options())))
 
     def stream_chat(
-        self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None
+        self,
+        messages: ChatMessages,
+        params: SamplingParams | None = None,
+        options: Options | None = None,
+        **extras: Unpack[ChatExtras],
     ) -> Iterator[Delta]:
         """The answer as it comes."""
-        yield from self._deltas(self._inference.Chat(chat_request(messages, params, options or Options())))
+        request = chat_request(messages, params, options or Options(), extras)
+        yield from self._deltas(self._inference.Chat(request))
 
     def tokenize(self, text: str) -> list[int]:
         with translated_errors():
@@ -127,9 +144,13 @@ class AsyncClient:
         return await _gather(call, prompt)
 
     async def chat(
-        self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None
+        self,
+        messages: ChatMessages,
+        params: SamplingParams | None = None,
+        options: Options | None = None,
+        **extras: Unpack[ChatExtras],
     ) -> RequestOutput:
-        call = self._inference.Chat(chat_request(messages, params, _final(options)))
+        call = self._inference.Chat(chat_request(messages, params, _final(options), extras))
         return await _gather(call, messages)
 
     async def stream(
@@ -152,9 +173,13 @@ class AsyncClient:
             call.cancel()  # leaving the loop early frees the blocks
 
     async def stream_chat(
-        self, messages: ChatMessages, params: SamplingParams | None = None, options: Options | None = None
+        self,
+        messages: ChatMessages,
+        params: SamplingParams | None = None,
+        options: Options | None = None,
+        **extras: Unpack[ChatExtras],
     ) -> AsyncIterator[Delta]:
-        call = self._inference.Chat(chat_request(messages, params, options or Options()))
+        call = self._inference.Chat(chat_request(messages, params, options or Options(), extras))
         async for item in _deltas(call):
             yield item
 

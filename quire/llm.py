@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Unpack
 
 from quire.client import AsyncClient, Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
-from quire.requests import ChatMessages, Prompt
+from quire.requests import ChatExtras, ChatMessages, Prompt
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES
 
@@ -69,10 +69,13 @@ class LLM(_Embedded):
         return self.client.generate(prompts, params)
 
     def chat(
-        self, messages: ChatMessages | Sequence[ChatMessages], params: SamplingParams | None = None
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        params: SamplingParams | None = None,
+        **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
-        """Answers one conversation or several."""
-        return self.client.chat(messages, params)
+        """Answers one conversation or several; `extras`: tools, tool_choice, reasoning_effort, ..."""
+        return self.client.chat(messages, params, **extras)
 
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -22,6 +23,20 @@ class Logprob:
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call by the model; of a stream's Delta, news of one: id and name come first, then pieces of the arguments."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""  # JSON text
+
+    def as_message(self) -> dict[str, Any]:
+        """As an entry of `tool_calls` in the assistant's message that a conversation goes on from."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One sample."""
 
@@ -31,6 +46,8 @@ class CompletionOutput:
     finish_reason: str | None = None  # stop, length, cancelled, deadline, repetition
     stop_reason: int | str | None = None  # the stop token or string that matched
     logprobs: list[Logprob] | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -61,6 +78,8 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 def text_of(message: Message) -> str:
@@ -68,7 +87,14 @@ def text_of(message: Message) -> str:
 
 
 def delta(message: Message) -> Delta:
-    return Delta(message.index, text_of(message), tuple(message.token_ids), finish_reason(message))
+    news = Delta(message.index, text_of(message), tuple(message.token_ids), finish_reason(message))
+    if not isinstance(message, pb.ChatResponse):
+        return news
+    return replace(news, reasoning=message.reasoning, tool_calls=tuple(map(_tool_call, message.tool_calls)))
+
+
+def _tool_call(piece: pb.ToolCallDelta) -> ToolCall:
+    return ToolCall(piece.index, piece.id, piece.name, piece.arguments)
 
 
 def finish_reason(message: Message) -> str | None:
@@ -90,6 +116,8 @@ def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> N
     result.request_id = message.request_id or result.request_id
     sample.text += text_of(message)
     sample.token_ids.extend(message.token_ids)
+    if isinstance(message, pb.ChatResponse):
+        _add_parts(sample, message)
     if message.logprobs:
         sample.logprobs = (sample.logprobs or []) + [_logprob(entry) for entry in message.logprobs]
     if message.finish_reason:
@@ -99,6 +127,15 @@ def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> N
     if message.HasField("usage"):
         result.prompt_tokens = message.usage.prompt_tokens
         result.cached_tokens = message.usage.cached_tokens
+
+
+def _add_parts(sample: CompletionOutput, message: pb.ChatResponse) -> None:
+    sample.reasoning += message.reasoning
+    for piece in message.tool_calls:
+        if piece.index == len(sample.tool_calls):
+            sample.tool_calls.append(_tool_call(piece))
+        else:
+            sample.tool_calls[piece.index].arguments += piece.arguments
 
 
 def _logprob(entry: pb.TokenLogprobs) -> Logprob:

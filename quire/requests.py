@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from quire.params import SamplingParams
-from shared.errors import TRANSPORTS, Internal, QuireError, from_proto
+from shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
 Prompt = str | Sequence[int]
-ChatMessages = Sequence[Mapping[str, str]]
+ChatMessages = Sequence[Mapping[str, Any]]
+"""In OpenAI's form: role, content, and where there are any name, tool_calls, tool_call_id, reasoning."""
 
 STATUS_DETAILS = "grpc-status-details-bin"
 _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.items()}
@@ -59,13 +61,76 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Opt
     return request
 
 
-def chat_request(messages: ChatMessages, params: SamplingParams | None, options: Options) -> pb.ChatRequest:
-    request = pb.ChatRequest(options=options.to_proto())
+class ChatExtras(TypedDict, total=False):
+    """What a chat may ask for besides: fields of ChatRequest in inference.proto."""
+
+    tools: Sequence[Mapping[str, Any]]  # in OpenAI's form
+    tool_choice: str | Mapping[str, Any]  # none, auto, required, or a function as OpenAI names it
+    parallel_tool_calls: bool
+    include_reasoning: bool
+    reasoning_effort: str
+    chat_template_kwargs: Mapping[str, Any]
+
+
+def chat_request(
+    messages: ChatMessages, params: SamplingParams | None, options: Options, extras: ChatExtras
+) -> pb.ChatRequest:
+    unknown = set(extras) - set(ChatExtras.__annotations__)
+    if unknown:
+        raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
+    request = pb.ChatRequest(
+        options=options.to_proto(),
+        messages=[_chat_message(message) for message in messages],
+        tools=[_tool(tool) for tool in extras.get("tools", ())],
+        tool_choice=_tool_choice(extras["tool_choice"]) if "tool_choice" in extras else None,
+        parallel_tool_calls=extras.get("parallel_tool_calls"),
+        include_reasoning=extras.get("include_reasoning"),
+        reasoning_effort=extras.get("reasoning_effort", ""),
+        chat_template_kwargs=json.dumps(extras.get("chat_template_kwargs", {})),
+    )
     if params is not None:
         request.sampling.CopyFrom(params.to_proto())
-    for message in messages:
-        request.messages.add(role=message["role"], content=message.get("content", ""))
     return request
+
+
+def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
+    calls = [
+        pb.ToolCall(
+            id=call.get("id", ""), name=call["function"]["name"], arguments=_json_text(call["function"]["arguments"])
+        )
+        for call in message.get("tool_calls") or ()
+    ]
+    return pb.ChatMessage(
+        role=message["role"],
+        content=message.get("content") or "",
+        name=message.get("name", ""),
+        tool_calls=calls,
+        tool_call_id=message.get("tool_call_id", ""),
+        reasoning=message.get("reasoning", ""),
+    )
+
+
+def _tool(tool: Mapping[str, Any]) -> pb.Tool:
+    function = tool["function"]
+    return pb.Tool(
+        name=function["name"],
+        description=function.get("description", ""),
+        parameters=_json_text(function.get("parameters", {})),
+    )
+
+
+def _json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
+    if not isinstance(choice, str):
+        return pb.ToolChoice(mode=pb.ToolChoice.MODE_REQUIRED, name=choice["function"]["name"])
+    modes = {"none": pb.ToolChoice.MODE_NONE, "auto": pb.ToolChoice.MODE_AUTO, "required": pb.ToolChoice.MODE_REQUIRED}
+    if choice not in modes:
+        text = f"tool_choice must be none, auto, required or a function, got {choice!r}"
+        raise InvalidArgument(text, field="tool_choice")
+    return pb.ToolChoice(mode=modes[choice])
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from quire.cli.connection import add_address, client_of
 from quire.cli.flags import human_int
 from quire.client import Client
+from quire.outputs import ToolCall
 from quire.params import SamplingParams
 from quire.tiny.skills import SKILLS, Item, Verdict, check, held_back_items
-from quire.tiny.train.chat import prompt
+from quire.tiny.skills.tools import spell_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ask(client: Client, items: Sequence[Item], concurrency: int) -> list[str]:
-    """The greedy answers. Prompts are put through the chat template here, because some offer tools."""
+    """The greedy answers, calls in the model's own words."""
 
     def answer(item: Item) -> str:
         params = SamplingParams(temperature=0, max_tokens=item.max_tokens)
-        return client.generate(prompt(item.messages, item.tools), params)[0].text
+        sample = client.chat(item.messages, params, tools=item.tools)[0].outputs[0]
+        return sample.text + "".join(_spelled(call) for call in sample.tool_calls)
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(answer, items))
+
+
+def _spelled(call: ToolCall) -> str:
+    """Arguments that are no JSON are a wrong answer like any other."""
+    try:
+        return spell_call({"name": call.name, "arguments": json.loads(call.arguments)})
+    except ValueError:
+        return call.arguments
 
 
 def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[Row]:

@@ -8,10 +8,13 @@ from typing import Any
 import openai
 import pytest
 
+from quire.client import Client
 from quire.cluster import Cluster
+from quire.params import SamplingParams
 from quire.tiny.skills import check, held_back_items
 from quire.tiny.skills.item import Item
 from quire.tiny.skills.tools import spell_call
+from shared.errors import InvalidArgument
 
 ITEMS = held_back_items(4, ["tools"])
 
@@ -72,3 +75,24 @@ def test_a_conversation_with_a_call_in_it(http: openai.OpenAI) -> None:
     ]
     reply = http.chat.completions.create(model="quire-tiny", messages=question, tools=tools, temperature=0)
     assert reply.choices[0].message.content == item.expected
+
+
+def test_the_python_face_calls_tools(client: Client) -> None:
+    item = next(item for item in ITEMS if item.size == "reply")
+    greedy = SamplingParams(temperature=0, max_tokens=128)
+    question: list[Any] = list(item.messages[:1])
+    sample = client.chat(question, greedy, tools=item.tools)[0].outputs[0]
+    called = item.messages[1]["tool_calls"][0]["function"]
+    assert [(call.name, json.loads(call.arguments)) for call in sample.tool_calls] == [
+        (called["name"], called["arguments"])
+    ]
+    deltas = list(client.stream_chat(question, greedy, tools=item.tools))
+    assert "".join(call.arguments for delta in deltas for call in delta.tool_calls) == sample.tool_calls[0].arguments
+    call = sample.tool_calls[0]
+    question += [
+        {"role": "assistant", "content": sample.text, "tool_calls": [call.as_message()]},
+        {"role": "tool", "tool_call_id": call.id, "content": item.messages[2]["content"]},
+    ]
+    assert client.chat(question, greedy, tools=item.tools)[0].text == item.expected
+    with pytest.raises(InvalidArgument, match="unknown argument 'tool'"):
+        client.chat(question, greedy, tool=item.tools)  # type: ignore[call-arg]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
-from dataclasses import dataclass
+from collections.abc import MutableMapping, MutableSequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from services.frontend import conversation
+from services.frontend import reasoning
+from services.frontend.grpc_edge import conversations
 from services.frontend.input_processor import sampling_rules
 from services.frontend.input_processor.not_offered import refuse_not_offered
 from services.frontend.request import (
@@ -23,11 +23,9 @@ from services.frontend.request import (
     TokenPrompt,
 )
 from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +43,16 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
 
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
-    if message.tools:
-        raise Unimplemented("tools is not offered by this server yet", field="tools")
-    prompt = ChatPrompt(_messages(message.messages), template_variables=_variables(message.chat_template_kwargs))
-    return _request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
+    offer = conversations.tool_offer(message)
+    variables = reasoning.variables(message.reasoning_effort or None)
+    prompt = ChatPrompt(
+        conversations.messages(message.messages),
+        template_variables={**variables, **conversations.variables(message.chat_template_kwargs)},
+        tools=offer.shown,
+    )
+    request = _request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
+    wants_reasoning = not message.HasField("include_reasoning") or message.include_reasoning
+    return replace(request, take_apart=True, tool_use=offer.use, include_reasoning=wants_reasoning)
 
 
 def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:
@@ -78,40 +82,12 @@ def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
         case "text":
             return TextPrompt(message.text, add_special_tokens=not message.skip_special_prompt_tokens)
         case "conversation":
-            return ChatPrompt(_messages(message.conversation.messages))
+            turns = conversations.messages(message.conversation.messages)
+            return ChatPrompt(turns, tools=conversations.shown_tools(message.conversation.tools))
         case "token_ids" if isinstance(message, pb.GenerateRequest):
             return TokenPrompt(message.token_ids.ids)
         case _:
             raise InvalidArgument("prompt must be set", field="prompt")
-
-
-def _messages(written: Iterable[pb.ChatMessage]) -> list[Mapping[str, Any]]:
-    return [_message(message) for message in written]
-
-
-def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
-    if message.role not in ROLES:
-        raise InvalidArgument(
-            f"messages: role must be one of {', '.join(ROLES)}, got {message.role!r}", field="messages"
-        )
-    return conversation.message(
-        message.role,
-        message.content,
-        name=message.name,
-        tool_calls=[conversation.tool_call(call.id, call.name, call.arguments) for call in message.tool_calls],
-        tool_call_id=message.tool_call_id,
-        reasoning=message.reasoning,
-    )
-
-
-def _variables(text: str) -> Mapping[str, Any]:
-    try:
-        variables = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"chat_template_kwargs is not JSON: {error}", field="chat_template_kwargs") from None
-    if not isinstance(variables, dict):
-        raise InvalidArgument("chat_template_kwargs must be a JSON object", field="chat_template_kwargs")
-    return variables
 
 
 def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from services.frontend.catalogue import CatalogueEntry
 from services.frontend.delta import Delta, Finish, TokenLogprobs
 from services.frontend.generation import Generation, Usage
+from services.frontend.output_processor.answer_parser import CallPiece, Part
+from services.frontend.output_processor.parsing.events import Content, Reasoning
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -16,7 +18,22 @@ def generate_response(request_id: str, delta: Delta) -> pb.GenerateResponse:
 
 
 def chat_response(request_id: str, delta: Delta) -> pb.ChatResponse:
-    return pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, content=delta.text)
+    if delta.parts is None:
+        return pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, content=delta.text)
+    response = pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids)
+    for part in delta.parts:
+        _add_part(response, part)
+    return response
+
+
+def _add_part(response: pb.ChatResponse, part: Part) -> None:
+    match part:
+        case Content(text):
+            response.content += text
+        case Reasoning(text):
+            response.reasoning += text
+        case CallPiece(number, call_id, name, arguments):
+            response.tool_calls.add(index=number, id=call_id, name=name, arguments=arguments)
 
 
 def complete(response: Response, delta: Delta, generation: Generation, is_first: bool) -> None:

@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from services.frontend.request import Tool, ToolUse
+from services.frontend.request import Tool
+from services.frontend.tool_offer import AUTO, NONE, REQUIRED, Offer, new_tool, offer
 from shared.errors import InvalidArgument, Unimplemented
-
-MODES = ("none", "auto", "required")
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the template shows, and what the answer may call."""
-
-    shown: Sequence[Mapping[str, Any]] = ()
-    use: ToolUse | None = None
 
 
 def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> Offer:
-    """With tool_choice none they are not even shown: the model would call them all the same."""
     if tools is None:
-        if choice not in (None, "none"):
+        if choice not in (None, NONE):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
         return Offer()
     if not tools:
         raise InvalidArgument("tools: the list must not be empty; leave the field out instead", field="tools")
-    mode, name = _choice("auto" if choice is None else choice)
+    mode, name = _choice(AUTO if choice is None else choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = _allowed(tools, choice)
-    offered = tuple(_tool(number, tool) for number, tool in enumerate(tools))
-    if name and name not in {tool.name for tool in offered}:
-        raise InvalidArgument(f"tool_choice: {name!r} is not the name of one of the tools", field="tool_choice")
-    if mode == "none":
-        return Offer()
-    return Offer(tools, ToolUse(offered, mode, name, parallel))
+    offered = [_tool(number, tool) for number, tool in enumerate(tools)]
+    return offer(offered, mode, name, parallel=parallel, shown=tools)
 
 
 def _choice(choice: Any) -> tuple[str, str]:
     """The mode, and with a named function its name."""
-    if isinstance(choice, str) and choice in MODES:
+    if isinstance(choice, str) and choice in (NONE, AUTO, REQUIRED):
         return choice, ""
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if choice.get("type") == "function" and isinstance(name, str) and name:
-            return "required", name
+            return REQUIRED, name
         allowed = choice.get("allowed_tools")
-        if choice.get("type") == "allowed_tools" and isinstance(allowed, dict) and allowed.get("mode") in MODES[1:]:
+        if (
+            choice.get("type") == "allowed_tools"
+            and isinstance(allowed, dict)
+            and allowed.get("mode") in (AUTO, REQUIRED)
+        ):
             return str(allowed["mode"]), ""
     raise InvalidArgument(
         f"tool_choice must be none, auto, required, a function as in "
@@ -81,14 +70,3 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
     if not isinstance(function, dict):
         raise InvalidArgument(f"tools[{number}]: function must be an object", field="tools")
     return new_tool(f"tools[{number}]", function.get("name"), function.get("parameters"), function.get("description"))
-
-
-def new_tool(place: str, name: Any, parameters: Any, description: Any) -> Tool:
-    """Checked; `place` says in an error which of them it was."""
-    if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r}", field="tools")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidArgument(f"{place}: parameters must be a JSON Schema object, got {parameters!r}", field="tools")
-    if description is not None and not isinstance(description, str):
-        raise InvalidArgument(f"{place}: description must be text, got {description!r}", field="tools")
-    return Tool(name, parameters or {}, description or "")

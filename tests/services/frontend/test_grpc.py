@@ -175,7 +175,7 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
         ),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")], tools=[pb.Tool(name="f")]),
-            "tools is not offered by this server yet",
+            "tools: it is not known how this model writes calls; start the server with --tool-call-parser",
         ),
     ],
 )

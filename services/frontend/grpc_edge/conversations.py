@@ -1,0 +1,81 @@
+"""Messages and tools of the public protocol as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from services.frontend import conversation
+from services.frontend.request import Tool
+from services.frontend.tool_offer import AUTO, NONE, REQUIRED, Offer, as_shown, new_tool, offer
+from shared.errors import InvalidArgument
+from shared.pb.inference.v1 import inference_pb2 as pb
+
+ROLES = ("system", "user", "assistant", "tool")
+MODES: Mapping[int, str] = {
+    pb.ToolChoice.MODE_UNSPECIFIED: AUTO,
+    pb.ToolChoice.MODE_NONE: NONE,
+    pb.ToolChoice.MODE_AUTO: AUTO,
+    pb.ToolChoice.MODE_REQUIRED: REQUIRED,
+}
+
+
+def messages(written: Iterable[pb.ChatMessage]) -> list[Mapping[str, Any]]:
+    return [_message(message) for message in written]
+
+
+def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidArgument(
+            f"messages: role must be one of {', '.join(ROLES)}, got {message.role!r}", field="messages"
+        )
+    return conversation.message(
+        message.role,
+        message.content,
+        name=message.name,
+        tool_calls=[conversation.tool_call(call.id, call.name, call.arguments) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
+    )
+
+
+def shown_tools(tools: Iterable[pb.Tool]) -> list[dict[str, Any]]:
+    """For calls that only fill the template."""
+    return [as_shown(tool) for tool in _tools(tools)]
+
+
+def tool_offer(message: pb.ChatRequest) -> Offer:
+    choice = message.tool_choice
+    if choice.mode not in MODES:
+        raise InvalidArgument(f"tool_choice: there is no mode {choice.mode}", field="tool_choice")
+    mode = MODES[choice.mode]
+    if choice.name and mode != REQUIRED:
+        raise InvalidArgument("tool_choice: a name needs MODE_REQUIRED", field="tool_choice")
+    if not message.tools:
+        if choice.mode not in (pb.ToolChoice.MODE_UNSPECIFIED, pb.ToolChoice.MODE_NONE):
+            raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
+        return Offer()
+    parallel = not message.HasField("parallel_tool_calls") or message.parallel_tool_calls
+    return offer(_tools(message.tools), mode, choice.name, parallel=parallel)
+
+
+def _tools(tools: Iterable[pb.Tool]) -> list[Tool]:
+    return [
+        new_tool(f"tools[{number}]", tool.name, _json("tools", tool.parameters), tool.description)
+        for number, tool in enumerate(tools)
+    ]
+
+
+def variables(text: str) -> Mapping[str, Any]:
+    found = _json("chat_template_kwargs", text)
+    if not isinstance(found, dict):
+        raise InvalidArgument("chat_template_kwargs must be a JSON object", field="chat_template_kwargs")
+    return found
+
+
+def _json(field: str, text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{field} is not JSON: {error}", field=field) from None
