@@ -47,7 +47,7 @@ def _names(shape: Shape) -> dict[str, str]:
     return names
 
 
-def _config(shape: Shape) -> dict[str, Any]:
+def config_of(shape: Shape) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
         "architectures": ["Qwen3ForCausalLM"],
@@ -107,7 +107,7 @@ def save_weights(network: Network, folder: Path) -> None:
 def save_configs(shape: Shape, folder: Path) -> None:
     """Write everything of the model folder but weights and tokenizer."""
     template = (BUNDLED / "chat_template.jinja").read_text()
-    _write_json(folder / "config.json", _config(shape))
+    _write_json(folder / "config.json", config_of(shape))
     _write_json(folder / "generation_config.json", GENERATION_CONFIG)
     # transformers 5 reads the file, engines that know older folders read the field.
     _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": template})

@@ -56,26 +56,31 @@ class Trainer:
 
     def step(self, batch: Batch, lr_scale: float) -> None:
         """Learn from one batch."""
-        skills, weights = self._send(batch.skills), self._send(batch.weights)
+        skills, weights = send(batch.skills, self.device), send(batch.weights, self.device)
         net = self.network
-        hidden = net.hidden_states(self._send(batch.tokens), self._send(batch.positions), self._spans(batch))
-        chosen = hidden.index_select(0, self._send(batch.target_index))
-        losses, right = net.losses(chosen, self._send(batch.targets))
+        tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
+        hidden = net.hidden_states(tokens, positions, spans_of(batch, self.device))
+        chosen = hidden.index_select(0, send(batch.target_index, self.device))
+        losses, right = net.losses(chosen, send(batch.targets, self.device))
         ((losses * weights).sum() / weights.sum()).backward()
         self._optimizer.step(lr_scale)
         self.scores.add(skills, losses, right)
 
-    def _send(self, array: object) -> Tensor:
-        tensor = torch.as_tensor(array)
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
-    def _spans(self, batch: Batch) -> list[Span]:
-        spans = []
-        for limits in batch.limits:
-            start, stop = int(limits[0]), int(limits[-1])
-            longest = int((limits[1:] - limits[:-1]).max())
-            spans.append(Span(start, stop, self._send(limits - limits[0]), longest))
-        return spans
+def send(array: object, device: torch.device) -> Tensor:
+    """The array on the device, without waiting for it."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def spans_of(batch: Batch, device: torch.device) -> list[Span]:
+    """The batch's conversations, for packed attention on `device`."""
+    spans = []
+    for limits in batch.limits:
+        start, stop = int(limits[0]), int(limits[-1])
+        longest = int((limits[1:] - limits[:-1]).max())
+        spans.append(Span(start, stop, send(limits - limits[0], device), longest))
+    return spans
 
 
 def train(

@@ -230,7 +230,11 @@ class Network(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits over the vocabulary, in x's dtype."""
-        return linear(rms_norm(x, self.final_norm, self.shape.rms_norm_eps), self.embedding)
+        return self.logits_of(rms_norm(x, self.final_norm, self.shape.rms_norm_eps))
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """The same from hidden states that have been normed."""
+        return linear(features, self.embedding)
 
     def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy and whether the likeliest token is the target, of hidden states [num_targets, hidden]."""

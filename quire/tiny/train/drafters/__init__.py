@@ -1,0 +1,1 @@
+"""Small models that guess what quire-tiny says next, for speculative decoding."""
