@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from services.scheduler.core.plan import Events, Finished, LogprobColumns, Started, TokenColumns
 from services.scheduler.core.sequence import Reason
@@ -41,13 +42,7 @@ class Batches:
             _fill(self._free(first), columns)
             return
         for owner in np.unique(owners).tolist():
-            rows = owners == owner
-            logprobs = columns.logprobs
-            part = None
-            if logprobs is not None:
-                mine = logprobs.owners == owner
-                part = LogprobColumns(logprobs.owners[mine], logprobs.streams[mine], logprobs.entries.select(mine))
-            _fill(self._free(owner), TokenColumns(owners[rows], columns.streams[rows], columns.token_ids[rows], part))
+            _fill(self._free(owner), _part(columns, owners == owner, owner))
 
     def _last(self, owner: int) -> pb.TokenBatch:
         messages = self.by_owner.setdefault(owner, [])
@@ -64,13 +59,33 @@ class Batches:
         return batch
 
 
+def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> TokenColumns:
+    """The `rows`, which are those of `owner`."""
+    counts, logprobs, part = columns.token_counts, columns.logprobs, None
+    tokens = rows if counts is None else np.repeat(rows, counts)
+    if logprobs is not None:
+        mine = logprobs.owners == owner
+        part = LogprobColumns(logprobs.owners[mine], logprobs.streams[mine], logprobs.entries.select(mine))
+    return TokenColumns(
+        columns.owners[rows],
+        columns.streams[rows],
+        columns.token_ids[tokens],
+        None if counts is None else counts[rows],
+        part,
+    )
+
+
 def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
     batch.sequence_ids = columns.streams.tobytes()
     batch.token_ids = columns.token_ids.tobytes()
+    if columns.token_counts is not None:
+        batch.token_counts = columns.token_counts.tobytes()
     logprobs = columns.logprobs
     if logprobs is not None and len(logprobs.streams):
-        batch.logprobs.sequence_ids = logprobs.streams.tobytes()
-        batch.logprobs.entry_counts = logprobs.entries.entry_counts.tobytes()
+        streams = logprobs.streams
+        firsts = np.flatnonzero(np.append(True, streams[1:] != streams[:-1]))  # of each sequence's positions
+        batch.logprobs.sequence_ids = streams[firsts].tobytes()
+        batch.logprobs.entry_counts = logprobs.entries.entry_counts[firsts].tobytes()
         batch.logprobs.token_ids = logprobs.entries.token_ids.tobytes()
         batch.logprobs.logprobs = logprobs.entries.logprobs.tobytes()
         batch.logprobs.ranks = logprobs.entries.ranks.tobytes()

@@ -170,6 +170,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
+            num_speculative_tokens=hello.num_speculative_tokens,
             enable_prefix_caching=settings.enable_prefix_caching,
             scheduling_policy=settings.scheduling_policy,
             tenant_weights=settings.tenant_weights,

@@ -26,6 +26,10 @@ from services.worker.profiling import run_largest_steps
 from services.worker.replica import Replica
 from services.worker.sampling.sampler import Sampler
 from services.worker.slots import SlotTable
+from services.worker.spec_decode import config as speculative_config
+from services.worker.spec_decode.registry import make_proposer
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.spec_decode.speculation import Speculation
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
 from shared.logs import logger
@@ -40,6 +44,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
+    drafting = speculative_config.parse(settings.speculative_config)
     config = read_model_config(read_config(Path(settings.model)))
     wanted = limits.from_settings(settings, config.max_positions)
     device = open_device(settings.device, settings.threads)
@@ -70,13 +75,16 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
         log.warning(
             "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
         )
-    table = SlotTable(fitting)
+    table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
     runner.prepare(kv_cache.allocate(shape, num_blocks, dtype, place.device), table.block_table)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
     _use_tape(runner, model, backend, place, fitting)
     kv_memory.report(fitting, shape)
-    return Replica(fitting, config.vocab_size, device.name, runner, table)
+    speculation = None
+    if drafting and isinstance(table, DraftingSlotTable):
+        speculation = Speculation(make_proposer(drafting), table, fitting)
+    return Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:

@@ -114,6 +114,7 @@ class Engine:
         self._broken: Receiver | None = None  # its later plans are skipped
         self._num_airborne = 0
         self._rest: _Rest | None = None
+        self._deferred: deque[_Execute | _ReleaseGrammar] = deque()  # wait until what is airborne has been recorded
         self._dirty = True
         self._published_s = 0.0
         self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
@@ -208,20 +209,31 @@ class Engine:
     def _obey_on_device(self, replica: Replica, command: Any) -> None:
         self._dirty = True
         match command:
-            case _Execute():
-                self._execute_on_device(replica, command)
+            case _Execute() | _ReleaseGrammar():
+                self._deferred.append(command)
             case _Landed():
                 self._record_on_device(replica, command)
             case _Rest():
                 self._rest = command
             case _ForgetCache():
                 replica.forget_cache()
-            case _ReleaseGrammar(grammar_id):
-                self._grammars.release(grammar_id)
+        self._execute_deferred_on_device(replica)
         if self._rest and not self._num_airborne:
             self._grammars.release_all()
             self._post(_set_result, self._rest.reply, replica.rest())
             self._rest = None
+
+    def _execute_deferred_on_device(self, replica: Replica) -> None:
+        """In order, as far as they need not wait for steps that are airborne."""
+        while self._deferred:
+            command = self._deferred[0]
+            if isinstance(command, _ReleaseGrammar):
+                self._grammars.release(command.grammar_id)
+            elif self._num_airborne and replica.waits_before(command.plan):
+                return
+            else:
+                self._execute_on_device(replica, command)
+            self._deferred.popleft()
 
     def _execute_on_device(self, replica: Replica, command: _Execute) -> None:
         receiver, plan = command.receiver, command.plan

@@ -19,10 +19,12 @@ from services.worker.device import Clock, Device, clock_of
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.models.decoder import Decoder
-from services.worker.sampling.component import Positions
+from services.worker.sampling.component import Positions, upload
 from services.worker.sampling.logprobs import RowLogprobs
 from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.slots import NewBlocks
+from services.worker.slots import NewBlocks, Rows
+from services.worker.spec_decode.accept import accept
+from services.worker.spec_decode.drafts import NO_TOKEN, REFUSED, DraftRows
 from services.worker.staging import Staging, staging_for
 from services.worker.step_edges import SlotMemory
 from services.worker.step_inputs import StepInputs
@@ -43,9 +45,23 @@ class Timings:
 class Outcome:
     """What a step gave, on the host."""
 
-    token_ids: I32  # [num_samples], -1 where nothing could be chosen
+    token_ids: I32  # those of each slot that sampled, slot after slot; -1 where nothing could be chosen
+    token_counts: I32  # [num_slots]
     logprobs: pb.LogprobColumns | None
     timings: Timings
+    refused_tokens: Rows | None = (
+        None  # samples behind wrong drafts, as indices into those of the step; None: no drafts
+    )
+    features: Tensor = None  # [num_tokens, hidden_size] on the device, where somebody wants them
+
+    @property
+    def drafted(self) -> bool:
+        return self.refused_tokens is not None
+
+    @property
+    def last_tokens(self) -> I32:
+        """[num_slots]"""
+        return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +96,46 @@ class Model(Protocol):
 class Launch:
     """A step under way: `wait()` blocks until its tokens are on the host."""
 
-    def __init__(self, clock: Clock, marks: list[Any], downloads: list[Tensor], logprobs: RowLogprobs | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        marks: list[Any],
+        downloads: list[Tensor],
+        logprobs: RowLogprobs | None,
+        *,
+        drafts: DraftRows | None,
+        features: Tensor,
+    ) -> None:
         """`downloads`: token ids, then the tensors of `logprobs`; on the host once the last mark has passed."""
         self._clock, self._marks = clock, marks
         self._downloads = downloads
         self._logprobs = logprobs
+        self._drafts, self._features = drafts, features
 
     def wait(self) -> Outcome:
         self._clock.wait(self._marks[-1])
         token_ids, *rest = (tensor.numpy() for tensor in self._downloads)
+        if self._drafts is not None:
+            return self._verified(self._drafts, token_ids, rest)
         logprobs = self._logprobs.to_proto(*rest) if self._logprobs else None
-        return Outcome(token_ids, logprobs, Timings(*self._clock.spans_us(self._marks)))
+        counts = np.ones(len(token_ids), dtype=np.int32)
+        return Outcome(token_ids, counts, logprobs, self._timings, features=self._features)
+
+    @property
+    def _timings(self) -> Timings:
+        return Timings(*self._clock.spans_us(self._marks))
+
+    def _verified(self, drafts: DraftRows, token_ids: I32, rest: list[Any]) -> Outcome:
+        kept = token_ids != REFUSED
+        logprobs = self._logprobs.to_proto(rest[0], rest[1], rest[2], kept) if self._logprobs else None
+        return Outcome(
+            token_ids[kept],
+            drafts.counted(token_ids),
+            logprobs,
+            self._timings,
+            refused_tokens=np.flatnonzero(~kept),
+            features=self._features,
+        )
 
 
 class ModelRunner:
@@ -106,6 +151,7 @@ class ModelRunner:
         self.caches: list[LayerCache] = []
         self.slot_memory = SlotMemory(None, None)
         self._graphs: DecodeGraphs | None = None
+        self.keeps_features = False  # somebody wants what goes into the output head, of every token
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
         """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
@@ -140,9 +186,12 @@ class ModelRunner:
         hidden = self._model.forward(batch, self.caches) if inputs.num_tokens else None
         marks.append(self._clock.mark())
         sampled = Sampled(self.slot_memory.last_tokens[:0], None)
+        features: Tensor = hidden if self.keeps_features else None
+        if features is not None:
+            hidden = features.index_select(0, up.sampling_tokens)
         if inputs.num_samples:
             sampled = self._sample(self._model.logits(hidden), inputs, up.sampling_slots, up.sample_positions)
-        return self._land(marks, sampled)
+        return self._land(marks, sampled, inputs.drafts, features)
 
     def _launch_graph(self, graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         marks = [self._clock.mark()]
@@ -162,10 +211,12 @@ class ModelRunner:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
         return self._land(marks, sampled)
 
-    def _land(self, marks: list[Any], sampled: Sampled) -> Launch:
+    def _land(
+        self, marks: list[Any], sampled: Sampled, drafts: DraftRows | None = None, features: Tensor = None
+    ) -> Launch:
         downloads = self._download(sampled)
         marks.append(self._clock.mark())
-        return Launch(self._clock, marks, downloads, sampled.logprobs)
+        return Launch(self._clock, marks, downloads, sampled.logprobs, drafts=drafts, features=features)
 
     def _upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self.slot_memory.table_width + new_blocks.columns
@@ -202,7 +253,7 @@ class ModelRunner:
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
-            logit_tokens=None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens,
+            logit_tokens=None if self.keeps_features or inputs.num_samples == inputs.num_tokens else up.sampling_tokens,
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
@@ -223,9 +274,22 @@ class ModelRunner:
 
     def _sample(self, logits: Tensor, inputs: StepInputs, slots: Tensor, positions: Tensor) -> Sampled:
         """-1, where nothing could be chosen, is kept as a last token: whoever feeds it makes it 0."""
+        if inputs.drafts is not None:
+            return self._verify(logits, inputs, inputs.drafts, positions)
         sampled = self.sampler.sample(logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions))
         self.slot_memory.last_tokens.index_copy_(0, slots.long(), sampled.token_ids)
         return sampled
+
+    def _verify(self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, positions: Tensor) -> Sampled:
+        """As many tokens of each slot as its drafts are right, and one more; REFUSED behind them."""
+        ahead = upload(drafts.ahead, logits.device)
+        ready = self.sampler.process(
+            logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)
+        )
+        memory = self.slot_memory
+        token_ids = accept(ready.choose(), drafts, memory.last_tokens, memory.scratch_slot)
+        settled = ready.settle(token_ids.clamp(min=NO_TOKEN))
+        return Sampled(token_ids, settled.logprobs)
 
     def _download(self, sampled: Sampled) -> list[Tensor]:
         found = sampled.logprobs

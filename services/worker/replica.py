@@ -15,10 +15,12 @@ from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.sampling.component import check_token_ids
-from services.worker.slots import NewBlocks, SlotTable
+from services.worker.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
+from services.worker.spec_decode.speculation import Speculation, Ticket
 from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns
+from shared.columns import I32
 from shared.errors import Internal, QuireError, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -58,13 +60,18 @@ class Flight:
     inputs: StepInputs
     launch: Launch
     refused: dict[int, QuireError]  # sampling slots that were admitted with something that cannot be done
+    idle: Rows  # slots that would have sampled if they had had room
+    ticket: Ticket | None  # for speculation
 
     def result(self, outcome: Outcome, wait_us: int) -> pb.StepResult:
         failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(outcome)]
+        drafts = self.inputs.drafts
         return pb.StepResult(
             epoch=self.epoch,
             step_id=self.step_id,
             token_ids=columns.i32_bytes(outcome.token_ids),
+            token_counts=self._column(outcome.token_counts) if len(self.idle) or outcome.drafted else b"",
+            draft_counts=self._column(drafts.counts) if drafts else b"",
             logprobs=outcome.logprobs,
             failures=failures,
             timings=pb.StepTimings(
@@ -75,8 +82,16 @@ class Flight:
             ),
         )
 
+    def _column(self, counts: I32) -> bytes:
+        """Of the slots that sampled, with those that sat out among them: 0."""
+        slots = self.inputs.sampled_slots
+        expected = np.sort(np.concatenate([slots, self.idle]))
+        column = np.zeros(len(expected), dtype=np.uint32)
+        column[np.searchsorted(expected, slots)] = counts
+        return columns.u32_bytes(column)
+
     def _failures(self, outcome: Outcome) -> list[tuple[int, QuireError]]:
-        lost = self.inputs.sampling_slots[outcome.token_ids < 0].tolist()
+        lost = np.repeat(self.inputs.sampled_slots, outcome.token_counts)[outcome.token_ids < 0].tolist()
         text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
         failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
         return list((failures | self.refused).items())
@@ -94,8 +109,19 @@ class Occupancy:
 class Replica:
     """Owns the host's state of all slots and blocks, and the runner."""
 
-    def __init__(self, limits: Limits, vocab_size: int, device_name: str, runner: Runner, table: SlotTable) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        vocab_size: int,
+        device_name: str,
+        runner: Runner,
+        table: SlotTable,
+        *,
+        speculation: Speculation | None = None,
+    ) -> None:
+        """`speculation` has the same table."""
         self.limits = limits
+        self._speculation = speculation
         self.device_name = device_name
         self.vocab_size = vocab_size
         self._runner = runner
@@ -108,30 +134,53 @@ class Replica:
 
     def launch(self, plan: pb.StepPlan) -> Flight:
         """Raises PlanViolation."""
-        inputs, new_blocks = self._steady.follow(plan) or self._apply(plan)
+        followed = self._steady.follow(plan)
+        inputs, new_blocks, idle = (*followed, NO_SLOTS) if followed else self._apply(plan)
         self._hand_out(new_blocks)
         launch = self._runner.launch(inputs, new_blocks)
         self._refused.update(self._runner.sampler.take_faults())
-        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs))
+        ticket = self._speculation.ticket(inputs) if self._speculation else None
+        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket)
 
-    def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks]:
-        """A step of which anything may have changed."""
-        step = self._table.apply(plan)
-        for slot in step.released.tolist():
+    def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
+        """A step of which anything may have changed; the slots that sit out."""
+        order = self._table.order(plan)
+        for slot in order.released.tolist():
             self._release(slot)
-        for admission in step.admitted:
+        for admission in order.admitted:
             self._admit(admission)
-        inputs = assemble(step, self._table)
-        self._steady.take(plan, inputs)
-        return inputs, step.new_blocks
+        speculation = self._speculation
+        step, drafts = speculation.advance(order) if speculation else (self._table.advance(order), None)
+        inputs = assemble(step, self._table, drafts)
+        if order.most_drafts is None and not len(order.idle):
+            self._steady.take(plan, inputs)
+        else:
+            self._steady.forget()
+        return inputs, order.new_blocks, order.idle
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Most drafts per sequence and step."""
+        return self._speculation.num_speculative_tokens if self._speculation else 0
+
+    def waits_before(self, plan: pb.StepPlan) -> bool:
+        """Whether every launched step must have been recorded before this one is."""
+        return self._speculation is not None and self._speculation.waits_before(plan)
 
     def record(self, flight: Flight, outcome: Outcome) -> None:
         """The step has been executed: its tokens are known and their KV is where it belongs."""
         inputs = flight.inputs
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
-        self._held.write(inputs.slot_mapping, token_ids)
-        self._last_tokens[inputs.sampling_slots] = outcome.token_ids
+        places = inputs.slot_mapping
+        if outcome.refused_tokens is not None:
+            right = np.ones(len(token_ids), dtype=np.bool_)
+            right[inputs.sampling_tokens[outcome.refused_tokens]] = False  # a row is refused with the draft before it
+            places, token_ids = places[right], token_ids[right]
+        self._held.write(places, token_ids)
+        self._last_tokens[inputs.sampled_slots] = outcome.last_tokens
+        if self._speculation is not None and flight.ticket is not None:
+            self._speculation.record(flight.ticket, inputs, outcome)
 
     def rest(self) -> HeldReport:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
@@ -158,10 +207,14 @@ class Replica:
         except QuireError as error:
             self._refused[slot] = error
             self._table.given_tokens[slot] = np.zeros_like(self._table.given_tokens[slot])
+        if self._speculation is not None:
+            self._speculation.begin(slot, self._table.given_tokens[slot])
 
     def _release(self, slot: int) -> None:
         self._roots.pop(slot, None)
         self._refused.pop(slot, None)
+        if self._speculation is not None:
+            self._speculation.end(slot)
         self._runner.sampler.release(slot)
 
     def _hand_out(self, new: NewBlocks) -> None:

@@ -7,7 +7,7 @@ breaks the rules raises PlanViolation and leaves the table useless until `clear(
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,14 +36,26 @@ class NewBlocks:
     ids: I32
 
 
-NO_BLOCKS = NewBlocks(np.zeros(0, np.intp), np.zeros(0, np.intp), NO_TOKENS)
+NO_SLOTS: Rows = np.zeros(0, np.intp)
+NO_BLOCKS = NewBlocks(NO_SLOTS, NO_SLOTS, NO_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a plan says and implies."""
+
+    released: U32
+    admitted: Sequence[pb.Admission]
+    counts: I32  # [max_num_seqs] tokens that each slot computes
+    new_blocks: NewBlocks
+    idle: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
+    most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: nobody drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan, spelled out."""
+    """An order, spelled out."""
 
-    step_id: int
     released: U32
     admitted: Sequence[pb.Admission]
     slots: Rows  # [num_rows] slots that compute, ascending
@@ -59,6 +71,8 @@ class Step:
 
 class SlotTable:
     """What is known of each slot. Arrays are [max_num_seqs]; rows of free slots mean nothing."""
+
+    drafts = False  # plans say whose new blocks are, and slots may advance by several tokens
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -95,23 +109,31 @@ class SlotTable:
 
     def apply(self, plan: pb.StepPlan) -> Step:
         """Brings the table to after `plan`, assuming that it will be executed. Raises PlanViolation."""
+        return self.advance(self.order(plan))
+
+    def order(self, plan: pb.StepPlan) -> Order:
+        """Lets slots go and come, and gives them their blocks. Raises PlanViolation."""
         released = self._release(columns.u32(plan.released_slots))
         for admission in plan.admitted:
             self._admit(admission)
         counts = self._counts(plan)
         new_blocks = self._grow(counts, columns.u32(plan.new_block_ids))
-        slots = np.flatnonzero(counts)
-        step_counts, starts = counts[slots], self.num_computed_tokens[slots]
-        ends = starts + step_counts
+        return Order(released, plan.admitted, counts, new_blocks)
+
+    def advance(self, order: Order) -> Step:
+        """Brings the table to after the step, assuming that it will be executed."""
+        slots = np.flatnonzero(order.counts)
+        counts, starts = order.counts[slots], self.num_computed_tokens[slots]
+        ends = starts + counts
         samples = ends == self.num_tokens[slots]
         self.num_computed_tokens[slots] = ends
         self.num_tokens[slots] += samples
-        return Step(plan.step_id, released, plan.admitted, slots, step_counts, starts, samples, new_blocks)
+        return Step(order.released, order.admitted, slots, counts, starts, samples, order.new_blocks)
 
     def _release(self, slots: U32) -> U32:
         if len(slots):
             self._require_slots(slots, "released_slots")
-            _require(bool(self.live[slots].all()), lambda: f"released slots are not live: {slots[~self.live[slots]]}")
+            require(bool(self.live[slots].all()), lambda: f"released slots are not live: {slots[~self.live[slots]]}")
             self.live[slots] = False
             self.num_blocks[slots] = 0
             for slot in slots.tolist():
@@ -120,12 +142,12 @@ class SlotTable:
 
     def _admit(self, admission: pb.Admission) -> None:
         slot, tokens = admission.slot, columns.i32(admission.token_ids)
-        _require(slot < len(self.live), lambda: f"admitted slot {slot}: there are {len(self.live)}")
-        _require(not self.live[slot], lambda: f"admitted slot {slot} is live already")
+        require(slot < len(self.live), lambda: f"admitted slot {slot}: there are {len(self.live)}")
+        require(not self.live[slot], lambda: f"admitted slot {slot} is live already")
         longest = self._limits.max_model_len
-        _require(0 < len(tokens) <= longest, lambda: f"admitted slot {slot} has {len(tokens)} tokens, not 1..{longest}")
+        require(0 < len(tokens) <= longest, lambda: f"admitted slot {slot} has {len(tokens)} tokens, not 1..{longest}")
         cached = admission.num_cached_tokens
-        _require(cached <= len(tokens), lambda: f"admitted slot {slot}: {cached} of {len(tokens)} tokens are cached")
+        require(cached <= len(tokens), lambda: f"admitted slot {slot}: {cached} of {len(tokens)} tokens are cached")
         self.live[slot] = True
         self.num_tokens[slot] = self.num_given_tokens[slot] = len(tokens)
         self.num_cached_tokens[slot] = cached
@@ -137,17 +159,17 @@ class SlotTable:
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
         slots, wanted = columns.u32(plan.counted_slots), columns.u32(plan.token_counts)
-        _require(len(slots) == len(wanted), lambda: f"{len(slots)} counted_slots, {len(wanted)} token_counts")
+        require(len(slots) == len(wanted), lambda: f"{len(slots)} counted_slots, {len(wanted)} token_counts")
         if len(slots):
             self._require_slots(slots, "counted_slots")
-            _require(bool(self.live[slots].all()), lambda: f"counted slots are not live: {slots[~self.live[slots]]}")
-            _require(
+            require(bool(self.live[slots].all()), lambda: f"counted slots are not live: {slots[~self.live[slots]]}")
+            require(
                 bool((wanted <= remaining[slots]).all()),
                 lambda: f"token_counts {wanted} of slots {slots}, which lack {remaining[slots]}",
             )
             counts[slots] = wanted
         total, most = int(counts.sum()), self._limits.max_num_batched_tokens
-        _require(total <= most, lambda: f"{total} tokens in a step of at most {most}")
+        require(total <= most, lambda: f"{total} tokens in a step of at most {most}")
         return counts
 
     def _grow(self, counts: I32, ids: U32) -> NewBlocks:
@@ -160,12 +182,12 @@ class SlotTable:
     def hand_out(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
         """Appends `gains` of the blocks `ids` to each slot of `growing`. Raises PlanViolation."""
         wanted = int(gains.sum())
-        _require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
+        require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
         if not wanted:
             return NO_BLOCKS
         width, most = self.block_table.shape[1], self._limits.num_blocks
-        _require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
-        _require(bool(ids.min() > 0 and ids.max() < most), lambda: f"new_block_ids are not all in 1..{most - 1}: {ids}")
+        require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
+        require(bool(ids.min() > 0 and ids.max() < most), lambda: f"new_block_ids are not all in 1..{most - 1}: {ids}")
         slots = np.repeat(growing, gains)
         firsts = np.cumsum(gains) - gains  # index into `ids` of each slot's first block
         within = np.arange(wanted) - np.repeat(firsts, gains)
@@ -176,10 +198,10 @@ class SlotTable:
 
     def _require_slots(self, slots: U32, name: str) -> None:
         ascending = bool((slots[1:] > slots[:-1]).all())
-        _require(ascending and slots[-1] < len(self.live), lambda: f"{name} are not ascending slots: {slots}")
+        require(ascending and slots[-1] < len(self.live), lambda: f"{name} are not ascending slots: {slots}")
 
 
-def _require(holds: bool, text: Any) -> None:
+def require(holds: bool, text: Any) -> None:
     """`text` is a function: messages are only made when needed."""
     if not holds:
         raise PlanViolation(text())

@@ -45,6 +45,8 @@ class Steady:
             return None
         table = self._table
         growing = np.flatnonzero(self._room == 0)
+        if table.drafts and len(growing):
+            return None  # who has no room may sit out
         new_blocks = table.hand_out(last.slots[growing], np.ones_like(growing), columns.u32(plan.new_block_ids))
         mapping = last.slot_mapping + 1
         mapping[growing] = new_blocks.ids * table.block_size

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.worker.slots import Rows, SlotTable, Step
+from services.worker.spec_decode.drafts import DraftRows, Drafts
 from shared.columns import I32
 
 
@@ -23,15 +24,21 @@ class StepInputs:
     num_blocks: int  # of the longest row
     fed_tokens: I32  # [num_fed] indices of tokens that are the slot's last sampled one
     fed_slots: Rows  # [num_fed]
-    sampling_slots: Rows  # [num_samples]
-    sampling_tokens: I32  # [num_samples] index of the last token of each sampling row
+    sampling_slots: Rows  # [num_samples], ascending; a slot with drafts has several
+    sampling_tokens: I32  # [num_samples] index of the token that each is sampled behind
     sample_positions: I32  # [num_samples] where the sampled tokens will stand
     rows_changed: bool  # slots have been released or admitted
+    drafts: DraftRows | None = None  # what the samples beyond one for each slot are about
 
     @property
     def longest_query(self) -> int:
         """Tokens of the row that has most."""
         return int(np.diff(self.query_start).max(initial=0)) if self.num_tokens != self.num_rows else 1
+
+    @property
+    def sampled_slots(self) -> Rows:
+        """Slots that sample, each once."""
+        return self.sampling_slots if self.drafts is None else self.drafts.slots
 
     @property
     def num_tokens(self) -> int:
@@ -46,15 +53,27 @@ class StepInputs:
         return len(self.sampling_slots)
 
 
-def assemble(step: Step, table: SlotTable) -> StepInputs:
-    """`table` is already past the step."""
+def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> StepInputs:
+    """`table` is already past the step; `step` counts the drafts."""
     query_start = np.zeros(len(step.slots) + 1, dtype=np.int32)
     np.cumsum(step.counts, out=query_start[1:])
     positions, token_slots = _positions(step, query_start)
     seq_lens = step.starts + step.counts
     token_ids = np.zeros(len(positions), dtype=np.int32)
-    fed_rows = _fill_given(token_ids, step, table, query_start)
+    draft_counts = np.zeros_like(step.counts)
+    if drafts is not None:
+        draft_counts[np.searchsorted(step.slots, drafts.slots)] = drafts.counts
+        _fill_drafts(token_ids, drafts, draft_counts, query_start)
+    fed_rows = _fill_given(token_ids, step, table, query_start, draft_counts)
     samples = np.flatnonzero(step.samples)
+    sampling_tokens, sampling_slots = query_start[samples + 1] - 1, step.slots[samples]
+    rows = None
+    if drafts is not None:
+        rows = DraftRows.of(sampling_slots, draft_counts[samples], drafts)
+        sampling_tokens, sampling_slots = (
+            _behind_drafts(sampling_tokens, rows),
+            np.repeat(sampling_slots, rows.counts + 1),
+        )
     return StepInputs(
         slots=step.slots,
         token_ids=token_ids,
@@ -65,10 +84,11 @@ def assemble(step: Step, table: SlotTable) -> StepInputs:
         num_blocks=-(-int(seq_lens.max(initial=0)) // table.block_size),
         fed_tokens=query_start[fed_rows],
         fed_slots=step.slots[fed_rows],
-        sampling_slots=step.slots[samples],
-        sampling_tokens=query_start[samples + 1] - 1,
-        sample_positions=seq_lens[samples],
+        sampling_slots=sampling_slots,
+        sampling_tokens=sampling_tokens,
+        sample_positions=seq_lens[samples] if rows is None else positions[sampling_tokens] + 1,
         rows_changed=bool(len(step.released)) or bool(step.admitted),
+        drafts=rows,
     )
 
 
@@ -91,11 +111,26 @@ def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Row
     return mapping
 
 
-def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32) -> Rows:
-    """Copies tokens that came with admissions; returns the rows (of one token each) that are fed on the device."""
+def _fill_drafts(token_ids: I32, drafts: Drafts, draft_counts: I32, query_start: I32) -> None:
+    """They are the last tokens of their rows."""
+    rows = np.flatnonzero(draft_counts)
+    firsts = np.repeat(query_start[rows + 1] - drafts.counts, drafts.counts)
+    within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.counts) - drafts.counts, drafts.counts)
+    token_ids[firsts + within] = drafts.token_ids
+
+
+def _behind_drafts(last_tokens: I32, rows: DraftRows) -> I32:
+    """Index of each slot's last known token, then of its drafts, from that of its last token in the step."""
+    first = np.repeat(last_tokens - rows.counts, rows.counts + 1)
+    tokens: I32 = (first + np.arange(len(first)) - rows.first_of_row).astype(np.int32)
+    return tokens
+
+
+def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:
+    """Copies tokens that came with admissions; returns the rows whose one known token is fed on the device."""
     given = step.starts < table.num_given_tokens[step.slots]
     for row in np.flatnonzero(given).tolist():
-        start, count = int(step.starts[row]), int(step.counts[row])
+        start, count = int(step.starts[row]), int(step.counts[row] - draft_counts[row])
         first = int(query_start[row])
         token_ids[first : first + count] = table.given_tokens[step.slots[row]][start : start + count]
     return np.flatnonzero(~given)

@@ -50,6 +50,10 @@ class WorkerSettings(Settings):
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
         "raw_logprobs", description="raw: as the model gives them; processed: as the token was drawn from them"
     )
+    speculative_config: str = Field(
+        "",
+        description='speculative decoding, as JSON: {"method": "ngram", "num_speculative_tokens": 3}; empty: none',
+    )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     seed: int = Field(0, ge=0, description="seed of dummy weights")
 

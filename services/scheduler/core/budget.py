@@ -14,3 +14,10 @@ class TokenBudget:
         granted = min(wanted, at_most, self.left)
         self.left -= granted
         return granted
+
+    def try_all(self, wanted: int) -> bool:
+        """Takes `wanted` tokens if there are as many."""
+        if wanted > self.left:
+            return False
+        self.left -= wanted
+        return True

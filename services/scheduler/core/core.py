@@ -27,6 +27,7 @@ from services.scheduler.core.plan import Events, Finished, StepPlan, StepResult
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.core.step import Flight, StepDraft
 from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
@@ -62,6 +63,7 @@ class Core:
         self.forecast = Forecast()
         self.pace = Pace()
         self.depth = Depth(limits.max_steps_in_flight)
+        self.speculation = Speculation(limits.num_speculative_tokens)
         self.num_waiting_tokens = 0
         self.counts = Counts() if counts is None else counts
         self.events = Events()
@@ -268,7 +270,7 @@ class Core:
         self.num_waiting_tokens += sequence.num_queued_tokens
 
     def _draft(self, now: float) -> StepDraft:
-        draft = StepDraft(self.limits.max_num_batched_tokens)
+        draft = StepDraft(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
         self.grower.advance_ready(draft)
         self.grower.advance_prefills(draft)
         if not draft.short_of_blocks:
@@ -292,4 +294,4 @@ class Core:
         self.grower.name_filled()
         self.counts.steps += 1
         self.counts.scheduled_tokens += draft.num_tokens
-        return draft.plan(step_id, released)
+        return draft.plan(step_id, released, self.speculation.news(draft.num_drafts))

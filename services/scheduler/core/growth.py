@@ -25,13 +25,16 @@ class Grower:
         """One token for every sequence that is past its prompt and below its limit."""
         running = self._running
         ready = running.ready()
-        done = ready & (running.num_tokens >= running.limit)
+        done = ready & (running.num_tokens - running.num_uncertain >= running.limit)
         for slot in np.flatnonzero(done).tolist():
             draft.sit_out(slot)  # its last token is under way
         slots = np.flatnonzero(ready & ~done)
+        draft.num_drafts = self._core.speculation.length(len(slots), draft.budget.left)
         slots = self._grow(draft, slots)
         running.num_computed[slots] += 1
         running.num_tokens[slots] += 1
+        if draft.num_drafts:
+            running.hope(slots, draft.num_drafts)
         draft.advance(slots)
 
     def advance_prefills(self, draft: StepDraft) -> None:
@@ -62,7 +65,12 @@ class Grower:
             running.num_tokens[slot] = total + 1
         if computed >= total - 1:
             running.prefilling.discard(slot)
-        draft.chunk(slot, num_tokens, implied=implied, samples=samples)
+        drafts = implied and draft.num_drafts > 0
+        if drafts and not draft.budget.try_all(draft.num_drafts):
+            implied = drafts = False  # named, it does not draft
+        if drafts:
+            running.hope(slot, draft.num_drafts)
+        draft.chunk(slot, num_tokens, implied=implied, samples=samples, drafts=drafts)
 
     def name_filled(self) -> None:
         """Puts on record which blocks the planned steps fill, so that the next sequence can share them."""
@@ -97,6 +105,8 @@ class Grower:
     def _grow(self, draft: StepDraft, slots: Slots) -> Slots:
         """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
         running = self._running
+        if self._core.speculation.enabled:
+            return self._grow_for_drafts(draft, slots)
         needy = slots[running.num_computed[slots] >= running.capacity[slots]]
         if len(needy) == 0:
             return slots
@@ -107,6 +117,22 @@ class Grower:
                 draft.gain(slot, [block])
             return slots
         return self._grow_scarce(draft, slots, needy)
+
+    def _grow_for_drafts(self, draft: StepDraft, slots: Slots) -> Slots:
+        """Room for the case that all drafts turn out right, if there are blocks for that; else for whoever may have no
+        room for a single token. The last token of all is never computed."""
+        running = self._running
+        hoped = running.num_computed[slots] + 1 + draft.num_drafts
+        lacking = np.minimum(hoped, running.limit[slots] - 1) - running.capacity[slots]
+        missing = -(-lacking // running.block_size)
+        needy = np.flatnonzero(missing > 0)
+        if int(missing[needy].sum()) > self._kv.pool.num_free:
+            least = running.num_computed[slots] - running.num_uncertain[slots]
+            return self._grow_scarce(draft, slots, slots[least >= running.capacity[slots]])
+        for slot, count in zip(slots[needy].tolist(), missing[needy].tolist(), strict=True):
+            draft.gain(slot, self._kv.append(slot, count))
+            running.capacity[slot] += count * running.block_size
+        return slots
 
     def _grow_scarce(self, draft: StepDraft, slots: Slots, needy: Slots) -> Slots:
         running = self._running

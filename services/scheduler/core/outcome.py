@@ -1,4 +1,4 @@
-"""What a step that returned means for its sequences."""
+"""What a step that returned means for its sequences: one token each, or several where they drafted (drafted.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.drafted import DraftedRows
 from services.scheduler.core.plan import I32, LogprobColumns, Logprobs, StepResult, TokenColumns
 from services.scheduler.core.running import Slots
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
@@ -25,20 +26,30 @@ class Outcome:
         self._running = core.running
 
     def take_in(self, flight: Flight, result: StepResult) -> None:
-        assert len(result.token_ids) == len(flight.slots), "one token for each slot that sampled"
         for slot, failure in result.failures:
             self._fail(flight, slot, failure)
+        rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
-        if current.all():
+        if rows is not None:
+            self._core.speculation.counts.add(rows)
+            self._running.settle(flight.slots[current], rows.refused[current], rows.hoped[current])
+        if current.all() and rows is None:
             self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
             return
-        logprobs = None if result.logprobs is None else result.logprobs.select(current[flight.asked])
-        self._take_current(flight.slots[current], result.token_ids[current], logprobs, flight.asked[current])
+        rows = rows or DraftedRows.single(flight, result)
+        self._take_rows(flight.slots[current], rows.select(current))
         for row in np.flatnonzero(~current).tolist():
-            self._take_late(flight, result, row)
+            self._take_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
+
+    def _take_rows(self, slots: Slots, rows: DraftedRows) -> None:
+        """Of sequences that still hold the slot they held when the step was planned."""
+        if rows.all_single:
+            self._take_current(slots, rows.token_ids, rows.logprobs, rows.asked)
+        elif len(slots):
+            self._take_several(slots, rows)
 
     def _take_current(self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]) -> None:
-        """Tokens of sequences that still hold the slot they held when the step was planned."""
+        """One token for each of `slots`."""
         if len(slots) == 0:
             return
         running = self._running
@@ -46,11 +57,46 @@ class Outcome:
         self._core.counts.generated_tokens += len(slots)
         owners, streams = running.owners[slots], running.streams[slots]
         entries = None if logprobs is None else LogprobColumns(owners[asked], streams[asked], logprobs)
-        self._core.events.tokens.append(TokenColumns(owners, streams, tokens, entries))
+        self._core.events.tokens.append(TokenColumns(owners, streams, tokens, logprobs=entries))
         self._clear_suspects(slots)
         self._end_finished(slots, tokens)
         if running.watched.any():
             self._end_repeating(slots)
+
+    def _take_several(self, slots: Slots, rows: DraftedRows) -> None:
+        """Several tokens for each of `slots`, or none: one after the other, up to the one that ends the sequence."""
+        running = self._running
+        ends: dict[int, tuple[Reason, int | None]] = {}  # by row
+        taken = np.zeros(len(slots), dtype=np.uint32)
+        for column, tokens in enumerate(rows.columns()):
+            on = np.flatnonzero((rows.counts > column) & (taken == column))
+            on = on[[row not in ends for row in on.tolist()]] if ends else on
+            self._hash(running.append(slots[on], tokens[on]))
+            taken[on] += 1
+            self._find_ends(slots, on, tokens, ends)
+        kept = rows.cut(taken)
+        self._core.counts.generated_tokens += len(kept.token_ids)
+        owners, streams = running.owners[slots], running.streams[slots]
+        if len(kept.token_ids):
+            self._core.events.tokens.append(kept.token_columns(owners, streams))
+        self._core.waiting.charge_output(running, np.repeat(slots, np.maximum(taken, 1) - 1))  # one was charged before
+        self._clear_suspects(slots[taken > 0])
+        for row, (reason, token) in ends.items():
+            self._core.end(running.sequence(int(slots[row])), reason, token)
+
+    def _find_ends(self, slots: Slots, rows: Slots, tokens: I32, ends: dict[int, tuple[Reason, int | None]]) -> None:
+        """Which of `rows` the last of `tokens` ends: a stop token before the limit, that before repetition."""
+        running = self._running
+        stopped = running.hits_stop(slots[rows], tokens[rows])
+        full = running.num_known[slots[rows]] >= running.limit[slots[rows]]
+        for i in np.flatnonzero(stopped | full).tolist():
+            row = int(rows[i])
+            sequence = running.sequence(int(slots[row]))
+            stop = sequence.stop_token_id(int(tokens[row])) if stopped[i] else None
+            ends[row] = (Reason.STOP if stopped[i] else Reason.LENGTH), stop
+        for row in rows[running.watched[slots[rows]]].tolist():
+            if row not in ends and self._repeats(int(slots[row])):
+                ends[row] = Reason.REPETITION, None
 
     def _clear_suspects(self, slots: Slots) -> None:
         """Whoever got a token did not kill the worker."""
@@ -61,12 +107,16 @@ class Outcome:
         """After the stop rules, which win."""
         running = self._running
         for slot in slots[running.watched[slots] & running.live[slots]].tolist():
-            sequence = running.sequence(slot)
-            rule = sequence.repetition
-            assert rule is not None
-            num_output_tokens = int(running.num_known[slot]) - sequence.num_prompt_tokens
-            if num_output_tokens >= sequence.min_output_tokens and rule.repeats(running.last_output(slot, rule.window)):
-                self._core.end(sequence, Reason.REPETITION)
+            if self._repeats(slot):
+                self._core.end(running.sequence(slot), Reason.REPETITION)
+
+    def _repeats(self, slot: int) -> bool:
+        running = self._running
+        sequence = running.sequence(slot)
+        rule = sequence.repetition
+        assert rule is not None
+        num_output_tokens = int(running.num_known[slot]) - sequence.num_prompt_tokens
+        return num_output_tokens >= sequence.min_output_tokens and rule.repeats(running.last_output(slot, rule.window))
 
     def _end_finished(self, slots: Slots, tokens: I32) -> None:
         running = self._running
@@ -91,32 +141,32 @@ class Outcome:
             parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
             sequence.block_hashes.append(block_hash.block_hash(parent, block))
 
-    def _take_late(self, flight: Flight, result: StepResult, row: int) -> None:
-        """A token of a sequence that lost its slot meanwhile: kept if preempted, dropped if ended."""
-        sequence = self._core.find(int(flight.keys[row]))
+    def _take_late(self, rows: DraftedRows, key: int) -> None:
+        """Tokens of a sequence that lost its slot meanwhile: kept if preempted, dropped if ended."""
+        sequence = self._core.find(key)
         if sequence is None or sequence.status is not Status.PREEMPTED:
             return
-        token = int(result.token_ids[row])
+        taken, stopped = 0, False
+        for token in rows.token_ids.tolist():
+            self._append_late(sequence, token)
+            taken += 1
+            stopped = token in sequence.stop_token_ids or token in sequence.eos_token_ids
+            if stopped or sequence.num_tokens >= sequence.max_total_tokens:
+                break
+        if not taken:
+            return
+        self._core.counts.generated_tokens += taken
+        owners, streams = np.array([sequence.owner], dtype=np.int32), np.array([sequence.stream], dtype=np.uint32)
+        kept = rows.cut(np.array([taken], dtype=np.uint32))
+        self._core.events.tokens.append(kept.token_columns(owners, streams))
+        if stopped or sequence.num_tokens >= sequence.max_total_tokens:
+            self._end(sequence, sequence.last_token, stopped)
+
+    def _append_late(self, sequence: Sequence, token: int) -> None:
         sequence.append(token)
         size = self._core.limits.block_size * block_hash.TOKEN_BYTES
         if len(sequence.tokens) % size == 0:
             self._extend_chain(sequence, bytes(sequence.tokens[-size:]))
-        self._core.counts.generated_tokens += 1
-        self._core.events.tokens.append(self._late_columns(sequence, token, flight, result.logprobs, row))
-        stopped = token in sequence.stop_token_ids or token in sequence.eos_token_ids
-        if stopped or sequence.num_tokens >= sequence.max_total_tokens:
-            self._end(sequence, token, stopped)
-
-    def _late_columns(
-        self, sequence: Sequence, token: int, flight: Flight, logprobs: Logprobs | None, row: int
-    ) -> TokenColumns:
-        owners = np.array([sequence.owner], dtype=np.int32)
-        streams = np.array([sequence.stream], dtype=np.uint32)
-        entries = None
-        if logprobs is not None and flight.asked[row]:
-            position = np.flatnonzero(flight.asked) == row
-            entries = LogprobColumns(owners, streams, logprobs.select(position))
-        return TokenColumns(owners, streams, np.array([token], dtype=np.int32), entries)
 
     def _fail(self, flight: Flight, slot: int, failure: Failure) -> None:
         """The worker gave up on a slot; whatever token it reported for it is dropped with the sequence."""

@@ -35,6 +35,8 @@ class StepPlan:
     counted_slots: list[int]  # ascending
     token_counts: list[int]
     new_block_ids: list[int]  # slots ascending
+    num_draft_tokens: int | None = None  # most drafts per slot from now on; None: as before
+    new_block_slots: list[int] | None = None  # whose they are; None: the worker knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """How that pass went: one sampled token for each slot that reached its end, slots ascending."""
+    """How that pass went: the sampled tokens of each slot that reached its end, slots ascending."""
 
     step_id: int
     token_ids: I32
+    token_counts: U32 | None = None  # of each slot; None: one
+    draft_counts: U32 | None = None  # drafts of each slot that were looked at; None: there were none
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     logprobs: Logprobs | None = None
 
@@ -84,7 +88,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Whose they are, and the entries."""
+    """Whose they are, one for each position, and the entries."""
 
     owners: I32
     streams: U32
@@ -93,11 +97,12 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
-    """New tokens of a step, one for each row; a sequence has at most one row."""
+    """New tokens of a step, row after row; a sequence has at most one row."""
 
     owners: I32
     streams: U32
     token_ids: I32
+    token_counts: U32 | None = None  # of each row; None: one
     logprobs: LogprobColumns | None = None
 
 

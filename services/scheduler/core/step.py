@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.budget import TokenBudget
-from services.scheduler.core.plan import Admission, StepPlan
+from services.scheduler.core.plan import I32, Admission, StepPlan
 from services.scheduler.core.running import Running, Slots
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
@@ -24,39 +24,49 @@ class Flight:
     asked: npt.NDArray[np.bool_]  # which of them asked for log-probabilities
     num_tokens: int
     planned_at: float
+    drafts: I32 | None = None  # most drafts of each; None: nobody drafts
 
 
 class StepDraft:
     """Collects what the parts of schedule() decide."""
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_batched_tokens: int, *, names_owners: bool = False) -> None:
+        """`names_owners`: the plan says whose the new blocks are."""
         self.budget = TokenBudget(max_num_batched_tokens)
+        self.num_drafts = 0  # most that a slot may draft which advances unnamed
         self.num_tokens = 0
         self.short_of_blocks = False  # somebody had to wait or to go: nobody new comes in
         self.ready = NO_SLOTS  # advance by one token, unnamed
         self._chunks: dict[int, int] = {}  # tokens of the prompts computed in this step
         self._finishing: set[int] = set()  # prompts that end in this step, and so sample
+        self._drafting: set[int] = set()  # of these, which may draft
+        self._names_owners = names_owners
         self._counted: dict[int, int] = {}
         self._gains: list[tuple[int, list[int]]] = []
         self._admitted: list[Admission] = []
 
     def advance(self, ready: Slots) -> None:
         self.ready = ready
-        self.num_tokens += len(ready)
-        self.budget.left -= len(ready)
+        num_tokens = len(ready) * (1 + self.num_drafts)
+        self.num_tokens += num_tokens
+        self.budget.left -= num_tokens
 
     def sit_out(self, slot: int) -> None:
         """`slot` would advance by itself, but does not in this step."""
         self._counted[slot] = 0
 
-    def chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool) -> None:
-        """`slot` computes part of its prompt."""
+    def chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool, drafts: bool = False) -> None:
+        """`slot` computes part of its prompt, and drafts behind it if it `drafts`."""
         self.num_tokens += num_tokens
         self._chunks[slot] = num_tokens
         if not implied:
             self._counted[slot] = num_tokens
         if samples:
             self._finishing.add(slot)
+        if drafts:
+            self._drafting.add(slot)
+            self.num_tokens += self.num_drafts
+            self._chunks[slot] += self.num_drafts
 
     def gain(self, slot: int, blocks: list[int]) -> None:
         if blocks:
@@ -70,10 +80,11 @@ class StepDraft:
         taken = self._chunks.pop(slot, 0)
         if slot in self.ready:
             self.ready = self.ready[self.ready != slot]
-            taken = 1
+            taken = 1 + self.num_drafts
         self.num_tokens -= taken
         self.budget.left += taken
         self._finishing.discard(slot)
+        self._drafting.discard(slot)
         self._counted.pop(slot, None)
         self._gains = [gain for gain in self._gains if gain[0] != slot]
 
@@ -81,9 +92,19 @@ class StepDraft:
         slots = self.ready
         if self._finishing:
             slots = np.sort(np.concatenate([slots, np.array(list(self._finishing), dtype=np.intp)]))
-        return Flight(step_id, slots, running.keys[slots], running.asks_logprobs[slots], self.num_tokens, now)
+        asked = running.asks_logprobs[slots]
+        return Flight(step_id, slots, running.keys[slots], asked, self.num_tokens, now, self._drafts_of(slots))
 
-    def plan(self, step_id: int, released: list[int]) -> StepPlan:
+    def _drafts_of(self, slots: Slots) -> I32 | None:
+        if not self.num_drafts:
+            return None
+        drafts = np.full(len(slots), self.num_drafts, dtype=np.int32)
+        plain = self._finishing - self._drafting
+        if plain:
+            drafts[np.isin(slots, list(plain))] = 0
+        return drafts
+
+    def plan(self, step_id: int, released: list[int], num_draft_tokens: int | None) -> StepPlan:
         counted = sorted(self._counted)
         if len(self._gains) > 1:
             self._gains.sort()
@@ -95,4 +116,6 @@ class StepDraft:
             counted,
             [self._counted[slot] for slot in counted],
             [block for _, blocks in self._gains for block in blocks],
+            num_draft_tokens,
+            [slot for slot, blocks in self._gains for _ in blocks] if self._names_owners else None,
         )

@@ -80,6 +80,12 @@ class KVCacheManager:
         table += blocks
         return blocks
 
+    def append(self, slot: int, count: int) -> list[int]:
+        """`count` more blocks for `slot`; the caller has checked that there are enough."""
+        blocks = self.pool.allocate(count)
+        self._tables[slot] += blocks
+        return blocks
+
     def append_each(self, slots: Sequence[int]) -> list[int]:
         """One more block for each of `slots`; the caller has checked that there are enough."""
         blocks = self.pool.allocate(len(slots))

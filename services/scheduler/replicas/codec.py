@@ -23,6 +23,10 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
         wire.token_counts = u32_bytes(plan.token_counts)
     if plan.new_block_ids:
         wire.new_block_ids = u32_bytes(plan.new_block_ids)
+    if plan.num_draft_tokens is not None:
+        wire.num_draft_tokens = plan.num_draft_tokens
+    if plan.new_block_slots:
+        wire.new_block_slots = u32_bytes(plan.new_block_slots)
     for admission in plan.admitted:
         _encode_admission(wire.admitted.add(), admission)
     return message
@@ -63,7 +67,9 @@ def decode_failure(error: finish_pb2.Error) -> Failure:
 def decode_result(wire: pb.StepResult) -> StepResult:
     failures = [(failure.slot, decode_failure(failure.error)) for failure in wire.failures]
     logprobs = _decode_logprobs(wire.logprobs) if wire.HasField("logprobs") else None
-    return StepResult(wire.step_id, i32(wire.token_ids), failures, logprobs)
+    counts = u32(wire.token_counts) if wire.token_counts else None
+    drafts = u32(wire.draft_counts) if wire.draft_counts else None
+    return StepResult(wire.step_id, i32(wire.token_ids), counts, drafts, failures, logprobs)
 
 
 def _code(code: int) -> str:

@@ -9,9 +9,11 @@ from time import perf_counter
 from services.scheduler.core.core import Core
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Reason, Sequence
+from services.scheduler.core.step import Flight
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.codec import decode_failure, decode_result, encode_order, encode_plan
 from services.scheduler.throughput import Throughput
+from shared.columns import u32
 from shared.errors import FailedPrecondition
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -158,8 +160,27 @@ class Replica:
         due = self.core.flights[0].step_id if self.core.flights else None
         if wire.step_id != due:
             raise FailedPrecondition(f"step_id: the scheduler waits for {due}, the worker sent {wire.step_id}")
-        expected = 4 * len(self.core.flights[0].slots)
-        if len(wire.token_ids) != expected:
+        self._check_counts(wire, self.core.flights[0])
+
+    def _check_counts(self, wire: pb.StepResult, flight: Flight) -> None:
+        num_slots = len(flight.slots)
+        expected = num_slots
+        if wire.token_counts:
+            counts = u32(wire.token_counts)
+            most = 1 if flight.drafts is None else 1 + flight.drafts
+            if len(counts) != num_slots or (counts > most).any():
+                raise FailedPrecondition(
+                    f"token_counts: step {flight.step_id} samples {num_slots} slots and at most {most} tokens of each, "
+                    f"the worker sent {counts}"
+                )
+            expected = int(counts.sum())
+        if len(wire.token_ids) != 4 * expected:
             raise FailedPrecondition(
-                f"token_ids: step {due} samples {expected // 4} slots, the worker sent {len(wire.token_ids)} bytes"
+                f"token_ids: step {flight.step_id} samples {expected} tokens, the worker sent "
+                f"{len(wire.token_ids)} bytes"
+            )
+        if wire.draft_counts and len(wire.draft_counts) != 4 * num_slots:
+            raise FailedPrecondition(
+                f"draft_counts: step {flight.step_id} samples {num_slots} slots, the worker sent "
+                f"{len(wire.draft_counts)} bytes"
             )

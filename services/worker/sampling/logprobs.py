@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.worker.sampling.component import Tensor, check_token_ids, upload
@@ -77,20 +78,24 @@ class Logprobs:
 class RowLogprobs:
     """Of the rows that asked; columns beyond what a row asked for are to be cut."""
 
+    rows: Rows  # [num_asked] which rows of the step they are, on the host
     num_wanted: I32  # [num_asked], on the host
     token_ids: Tensor  # int32 [num_asked, 1 + most wanted], the sampled token first
     logprobs: Tensor  # float32, same shape
     ranks: Tensor  # int32 [num_asked] of the sampled token, from 1
 
-    def to_proto(self, token_ids: I32, logprobs: F32, ranks: U32) -> pb.LogprobColumns:
-        """The arguments are the tensors' values, on the host."""
-        entry_counts = self.num_wanted + 1
+    def to_proto(
+        self, token_ids: I32, logprobs: F32, ranks: U32, kept: npt.NDArray[np.bool_] | None = None
+    ) -> pb.LogprobColumns:
+        """The arguments are the tensors' values, on the host; `kept` [num_rows]: rows that gave a token (None: all)."""
+        asked = slice(None) if kept is None else np.flatnonzero(kept[self.rows])
+        entry_counts, token_ids, logprobs = self.num_wanted[asked] + 1, token_ids[asked], logprobs[asked]
         wanted = np.arange(token_ids.shape[1]) < entry_counts[:, None]
         return pb.LogprobColumns(
             entry_counts=columns.u32_bytes(entry_counts),
             token_ids=columns.i32_bytes(token_ids[wanted]),
             logprobs=columns.f32_bytes(logprobs[wanted]),
-            ranks=columns.u32_bytes(ranks),
+            ranks=columns.u32_bytes(ranks[asked]),
         )
 
 
@@ -99,6 +104,7 @@ class BoundLogprobs:
 
     def __init__(self, mode: LogprobsMode, rows: Rows, num_wanted: I32, names: I32 | None, device: Any) -> None:
         self.mode = mode
+        self._host_rows = rows
         self.rows = upload(rows, device)
         self._num_wanted = num_wanted
         self._names = None if names is None else upload(names, device, np.int64)
@@ -107,7 +113,7 @@ class BoundLogprobs:
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
         """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen."""
         chosen = sampled[self.rows].long().unsqueeze(1)  # [num_asked, 1]
-        return entries(values, chosen, self._others(values), self._num_wanted)
+        return entries(values, chosen, self._others(values), self._host_rows, self._num_wanted)
 
     def _others(self, values: Tensor) -> Tensor:
         """int64 [num_asked, most wanted]"""
@@ -119,11 +125,12 @@ class BoundLogprobs:
         return torch.where(self._names == UNNAMED, best, self._names)
 
 
-def entries(values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
+def entries(values: Tensor, chosen: Tensor, others: Tensor, rows: Rows, num_wanted: I32) -> RowLogprobs:
     """`values` [n, vocab_size], `chosen` int64 [n, 1], `others` int64 [n, most wanted]."""
     token_ids = torch.cat((chosen, others), dim=1)
     found = values.gather(1, token_ids)
     return RowLogprobs(
+        rows=rows,
         num_wanted=num_wanted,
         token_ids=token_ids.int(),
         logprobs=found,

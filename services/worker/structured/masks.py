@@ -24,6 +24,7 @@ from shared.errors import FailedPrecondition, InvalidArgument, QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 MASK_BITS = 32
+ANY_TOKEN = -1  # all bits of a word
 Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
 
 
@@ -51,6 +52,15 @@ class Constrained:
             self.ended = True
         elif not self.matcher.accept([token_id]):
             self._fail(f"the grammar does not allow token {token_id}, which the output holds")
+
+    def goes_on_by(self, token_ids: Sequence[int]) -> bool:
+        """Takes all of these tokens, or none where the grammar does not allow them all."""
+        if any(token_id in self.eos_ids for token_id in token_ids):
+            return False
+        taken = self.matcher.accept(token_ids)
+        if taken < len(token_ids):
+            self.matcher.rollback(taken)
+        return taken == len(token_ids)
 
     def permit_end(self, mask: I32) -> None:
         """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
@@ -178,11 +188,13 @@ class BoundGrammarMasks:
         owner = self._owner
         owner.settle(self._sequences)
         masks = owner.masks[self._slots]
+        must_end = [sequence.must_end for sequence in self._sequences]
         if positions.drafts is not None:
-            self._look_ahead(masks, positions.drafts)
+            self._look_ahead(masks, positions.drafts[self._rows].tolist(), must_end)
         owner.ops.mask_logits(logits, self._device_rows, owner.upload(masks))
-        ends = [(row, s.eos_ids[0]) for row, s in zip(self._rows.tolist(), self._sequences, strict=True) if s.must_end]
-        if ends and positions.drafts is None:  # whatever min_tokens says
+        each = zip(self._rows.tolist(), self._sequences, must_end, strict=True)
+        ends = [(row, sequence.eos_ids[0]) for row, sequence, must in each if must]
+        if ends:  # whatever min_tokens says
             rows, ids = zip(*ends, strict=True)
             logits[upload(rows, owner.device), upload(ids, owner.device)] = 0.0
 
@@ -190,8 +202,21 @@ class BoundGrammarMasks:
         mine = token_ids if self._device_rows is None else token_ids[self._device_rows]
         self._owner.follow(self._sequences, mine)
 
-    def _look_ahead(self, masks: I32, drafts: Tensor) -> None:
-        """Rows behind drafts get the masks that hold if these are accepted."""
+    def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
+        """Rows behind drafts get the masks that hold if these are right; behind one that cannot be, any token will do:
+        nobody will see it."""
+        for row, ahead in enumerate(drafts):
+            sequence = self._sequences[row]
+            taken = [token for token in ahead if token >= 0]
+            if not taken or not sequence.live:
+                continue
+            here = sequence.must_end
+            if sequence.goes_on_by(taken):
+                self._owner.fill([sequence], [row], masks)
+                sequence.matcher.rollback(len(taken))
+            else:
+                masks[row] = ANY_TOKEN
+            must_end[row], sequence.must_end = sequence.must_end, here
 
 
 def download(token_ids: Tensor) -> Tokens:

@@ -68,10 +68,14 @@ class PaperReplica:
     launch_errors: dict[int, Exception] = field(default_factory=dict)
     landing_errors: dict[int, Exception] = field(default_factory=dict)
     hold: bool = False  # steps land only when told
+    waiting: set[int] = field(default_factory=set)  # steps that begin only when nothing is under way
 
     def _note(self, what: str) -> None:
         self.log.append(what)
         self.threads.add(threading.current_thread().name)
+
+    def waits_before(self, plan: pb.StepPlan) -> bool:
+        return plan.step_id in self.waiting
 
     def launch(self, plan: pb.StepPlan) -> PaperFlight:
         self._note(f"launch {plan.step_id}")
@@ -199,6 +203,19 @@ async def test_the_next_step_is_launched_before_the_last_one_has_landed(start: S
     replica.landings[3].set()
     assert [await inbox.next(), await inbox.next()] == [2, 3]
     assert engine.oldest_pending_s == 0
+
+
+async def test_a_step_that_needs_to_know_the_one_before_waits_until_it_is_recorded(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold, replica.waiting = True, {2}
+    engine, inbox = start(synchronous=False), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2, 3)
+    await eventually(lambda: "launch 1" in replica.log)
+    replica.landings[1].set()
+    await eventually(lambda: "launch 3" in replica.log)
+    assert replica.log == ["rest", "launch 1", "record 1", "launch 2", "launch 3"]
 
 
 async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(

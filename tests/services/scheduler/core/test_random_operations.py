@@ -38,7 +38,7 @@ class Cluster:
         self.core = Core(limits)
         if seed % 2:
             self.core.forecast = Optimist()  # blocks run out all the time
-        self.worker = PaperWorker(limits)
+        self.worker = PaperWorker(limits, seed)
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
         self.now = 0.0
@@ -89,7 +89,9 @@ class Cluster:
         events: Events = self.core.take_events()
         for columns in events.tokens:
             assert len(set(columns.streams.tolist())) == len(columns.streams), "one row a sequence"
-            for stream, token in zip(columns.streams.tolist(), columns.token_ids.tolist(), strict=True):
+            counts = columns.token_counts
+            streams = columns.streams if counts is None else np.repeat(columns.streams, counts)
+            for stream, token in zip(streams.tolist(), columns.token_ids.tolist(), strict=True):
                 assert self.clients[stream].end is None
                 self.clients[stream].tokens.append(token)
         for finished in events.finished:
@@ -155,12 +157,29 @@ CASES = [
 def test_random_operations_lose_nothing_and_match_the_oracle(
     case: int, in_flight: int, caching: bool, policy: str
 ) -> None:
+    operate_at_random(case, in_flight, caching, policy, drafts=0)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+@pytest.mark.parametrize("drafts", [1, 3, 20])
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_random_operations_with_drafts_match_the_oracle(case: int, in_flight: int, drafts: int, policy: str) -> None:
+    cluster = operate_at_random(case, in_flight, True, policy, drafts)
+    assert cluster.worker.num_accepted > 100
+    counts = cluster.core.speculation.counts
+    assert counts.accepted_tokens == cluster.worker.num_accepted == counts.accepted_by_position.sum()
+    assert cluster.core.running.num_uncertain.sum() == 0 or not cluster.core.running.live.any()
+
+
+def operate_at_random(case: int, in_flight: int, caching: bool, policy: str, drafts: int) -> Cluster:
     limits = make_limits(
         **CASES[case],
         max_model_len=120,
         max_steps_in_flight=in_flight,
         enable_prefix_caching=caching,
         scheduling_policy=policy,
+        num_speculative_tokens=drafts,
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
@@ -173,6 +192,7 @@ def test_random_operations_lose_nothing_and_match_the_oracle(
     cluster.verify()
     assert cluster.core.use.used == 0, "blocks that no live sequence owns"
     assert cluster.core.running.num_free_slots == limits.max_num_seqs
+    return cluster
 
 
 def test_evacuated_sequences_go_on_elsewhere_with_the_same_text() -> None:

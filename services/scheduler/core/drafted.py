@@ -1,0 +1,101 @@
+"""A step's result where sequences may have got several tokens each, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.plan import I32, U32, LogprobColumns, Logprobs, StepResult, TokenColumns
+from services.scheduler.core.step import Flight
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRows:
+    """Rows of a flight."""
+
+    counts: U32  # [num_rows] tokens of each
+    token_ids: I32  # row after row
+    hoped: I32  # [num_rows] drafts that were planned with
+    looked_at: U32  # [num_rows] drafts that there were
+    asked: npt.NDArray[np.bool_]  # [num_rows] for log-probabilities
+    logprobs: Logprobs | None  # positions of the rows that asked
+
+    @classmethod
+    def of(cls, flight: Flight, result: StepResult) -> DraftedRows | None:
+        """None where every row was to have one token, and has."""
+        if flight.drafts is None and result.token_counts is None:
+            assert len(result.token_ids) == len(flight.slots), "one token for each slot that sampled"
+            return None
+        return cls._make(flight, result)
+
+    @classmethod
+    def single(cls, flight: Flight, result: StepResult) -> DraftedRows:
+        """Where `of` gives None."""
+        return cls._make(flight, result)
+
+    @classmethod
+    def _make(cls, flight: Flight, result: StepResult) -> DraftedRows:
+        num_rows = len(flight.slots)
+        counts = np.ones(num_rows, dtype=np.uint32) if result.token_counts is None else result.token_counts
+        hoped = np.zeros(num_rows, dtype=np.int32) if flight.drafts is None else flight.drafts
+        looked_at = np.zeros(num_rows, dtype=np.uint32) if result.draft_counts is None else result.draft_counts
+        assert len(counts) == len(looked_at) == num_rows, "a count for each slot that may have sampled"
+        assert len(result.token_ids) == counts.sum(), "as many tokens as the counts say"
+        return cls(counts, result.token_ids, hoped, looked_at, flight.asked, result.logprobs)
+
+    @property
+    def refused(self) -> I32:
+        """[num_rows] tokens that were planned with and did not come."""
+        return self.hoped + 1 - self.counts.astype(np.int32)
+
+    @property
+    def all_single(self) -> bool:
+        return bool((self.counts == 1).all())
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> DraftedRows:
+        """Some of the rows."""
+        positions = np.repeat(rows[self.asked], self.counts[self.asked])
+        return DraftedRows(
+            self.counts[rows],
+            self.token_ids[np.repeat(rows, self.counts)],
+            self.hoped[rows],
+            self.looked_at[rows],
+            self.asked[rows],
+            None if self.logprobs is None else self.logprobs.select(positions),
+        )
+
+    def cut(self, counts: U32) -> DraftedRows:
+        """The first so many tokens of each row."""
+        kept = self._within(self.counts) < np.repeat(counts, self.counts)
+        asked = self.counts[self.asked]
+        positions = self._within(asked) < np.repeat(counts[self.asked], asked)
+        logprobs = None if self.logprobs is None else self.logprobs.select(positions)
+        return DraftedRows(counts, self.token_ids[kept], self.hoped, self.looked_at, self.asked, logprobs)
+
+    def columns(self) -> Iterator[I32]:
+        """The first tokens of all rows [num_rows], then the second ones, ...; NO_TOKEN behind a row's last."""
+        most = int(self.counts.max(initial=0))
+        table = np.full((len(self.counts), most), NO_TOKEN, dtype=np.int32)
+        table[np.arange(most) < self.counts[:, None]] = self.token_ids
+        yield from table.T
+
+    def token_columns(self, owners: I32, streams: U32) -> TokenColumns:
+        """For the frontends; `owners` and `streams` [num_rows]. Rows without tokens are left out."""
+        rows = np.flatnonzero(self.counts)
+        entries = None
+        if self.logprobs is not None:
+            of_asked = np.repeat(np.flatnonzero(self.asked), self.counts[self.asked])
+            entries = LogprobColumns(owners[of_asked], streams[of_asked], self.logprobs)
+        counts = None if self.all_single else self.counts[rows]
+        return TokenColumns(owners[rows], streams[rows], self.token_ids, counts, entries)
+
+    @staticmethod
+    def _within(counts: U32) -> npt.NDArray[np.int64]:
+        """0, 1, ... for each row, as far as its count."""
+        ends = np.cumsum(counts, dtype=np.int64)
+        return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)

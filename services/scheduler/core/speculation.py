@@ -1,0 +1,65 @@
+"""How many tokens each sequence may draft in a step, and what came of it.
+
+The worker drafts; here is only decided how much of a step that may cost. Columns of `running` count drafts under way as
+if all of them turned out right (`num_uncertain` says how many those are): a step that returns takes the others back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from services.scheduler.core.drafted import DraftedRows
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Totals, in the words of vllm:spec_decode_*."""
+
+    drafts: int = 0  # sequences that had something drafted, over all steps
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def add(self, rows: DraftedRows) -> None:
+        """Of a step."""
+        drafted = rows.looked_at
+        accepted = np.where(drafted > 0, rows.counts.astype(np.int64) - 1, 0)
+        self.drafts += int(np.count_nonzero(drafted))
+        self.draft_tokens += int(drafted.sum())
+        self.accepted_tokens += int(accepted.sum())
+        most = int(accepted.max(initial=0))
+        lacking = int(drafted.max(initial=0)) - len(self.accepted_by_position)
+        if lacking > 0:
+            self.accepted_by_position = np.pad(self.accepted_by_position, (0, lacking))
+        for position in range(most):
+            self.accepted_by_position[position] += np.count_nonzero(accepted > position)
+
+
+class Speculation:
+    """Decides the length of drafts for all sequences of a step."""
+
+    def __init__(self, num_speculative_tokens: int) -> None:
+        """`num_speculative_tokens`: most that the worker drafts; 0: it does not."""
+        self.most = num_speculative_tokens
+        self.counts = DraftCounts()
+        self._told = 0  # what the worker was last told
+
+    @property
+    def enabled(self) -> bool:
+        return self.most > 0
+
+    def length(self, num_ready: int, budget: int) -> int:
+        """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all."""
+        if num_ready == 0:
+            return self.most
+        return max(0, min(self.most, budget // num_ready - 1))
+
+    def news(self, length: int) -> int | None:
+        """What a plan has to say of it: nothing if it stays as it was."""
+        if length == self._told:
+            return None
+        self._told = length
+        return length

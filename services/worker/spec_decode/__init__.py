@@ -1,0 +1,1 @@
+"""Speculative decoding: see README.md."""

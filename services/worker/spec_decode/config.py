@@ -1,0 +1,59 @@
+"""--speculative-config: which proposer, and how it is set."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import InvalidArgument
+
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "medusa")
+MOST_TOKENS = 128
+SETTING = "speculative_config"
+
+
+class SpeculativeConfig(BaseModel):
+    """Names are the field's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str = Field(description="who drafts")
+    num_speculative_tokens: int = Field(ge=1, le=MOST_TOKENS, description="most drafts per sequence and step")
+    model: str = Field("", description="folder of the draft model or of the heads")
+    prompt_lookup_min: int = Field(0, ge=0, description="ngram: fewest tokens that must match; 0: prompt_lookup_max")
+    prompt_lookup_max: int = Field(5, ge=1, description="ngram: most tokens that are compared")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SpeculativeConfig:
+        if self.method not in METHODS:
+            raise ValueError(f"method: {self.method!r}; there are {', '.join(METHODS)}")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max, {self.prompt_lookup_max}"
+            )
+        return self
+
+    @property
+    def shortest_match(self) -> int:
+        return self.prompt_lookup_min or self.prompt_lookup_max
+
+
+def parse(text: str) -> SpeculativeConfig | None:
+    """From the setting; None if it is empty. Raises InvalidArgument."""
+    if not text.strip():
+        return None
+    try:
+        values: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{SETTING}: not JSON: {error} (value: {text!r})", field=SETTING) from None
+    if not isinstance(values, dict):
+        raise InvalidArgument(f"{SETTING}: must be a JSON object (value: {text!r})", field=SETTING)
+    try:
+        return SpeculativeConfig(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join([SETTING, *(str(part) for part in first["loc"])])
+        message = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InvalidArgument(f"{name}: {message} (value: {first['input']!r})", field=SETTING) from None

@@ -1,0 +1,41 @@
+"""n-gram: what followed when the last tokens occurred before, in the same sequence (prompt lookup)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.proposer import HostProposer, Wanted
+from shared.columns import I32
+
+
+class NgramProposer(HostProposer):
+    """The longest n-gram of `shortest` to `longest` tokens at the end that occurred before; its earliest occurrence."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest, self._longest = shortest, longest
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        slots, counts = wanted.slots.tolist(), wanted.counts.tolist()
+        return Drafts.of(
+            {slot: self._continue(wanted.history.of(slot), most) for slot, most in zip(slots, counts, strict=True)}
+        )
+
+    def _continue(self, tokens: I32, most: int) -> I32:
+        end = earliest_match(tokens, self._shortest, self._longest)
+        return tokens[:0] if end is None else tokens[end : end + most]
+
+
+def earliest_match(tokens: I32, shortest: int, longest: int) -> int | None:
+    """Where the earliest of the longest earlier occurrences of the last `shortest` to `longest` tokens ends."""
+    before, last = tokens[:-1], len(tokens) - 1
+    ends = np.flatnonzero(before == tokens[-1])  # index of the last token of each occurrence
+    for length in range(2, longest + 1):
+        if length > shortest and len(ends) <= 1:
+            break  # all that are left cannot be told apart any more, or there are none
+        longer = ends[ends >= length - 1]
+        longer = longer[tokens[longer - (length - 1)] == tokens[last - (length - 1)]] if length <= last else longer[:0]
+        if len(longer) == 0 and length > shortest:
+            break
+        ends = longer
+    return int(ends[0]) + 1 if len(ends) else None

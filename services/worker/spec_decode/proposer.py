@@ -1,0 +1,55 @@
+"""What speculation asks of whoever drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.worker.model_runner import Outcome
+from services.worker.slots import Rows
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.history import TokenHistory
+from services.worker.step_inputs import StepInputs
+from shared.columns import I32
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whose next tokens are to be guessed."""
+
+    slots: Rows  # ascending
+    counts: I32  # [num_slots] at most so many of each, at least 1
+    history: TokenHistory
+
+
+class Proposer(Protocol):
+    """Guesses next tokens. A wrong guess costs time and nothing else, so nothing here needs to be exact."""
+
+    needs_features: bool  # of every token of a step: what the model's output head gets
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        """Drafts of some of the slots; None: of nobody."""
+
+    def begin(self, slot: int) -> None:
+        """A new sequence has the slot; its tokens are in the history."""
+
+    def end(self, slot: int) -> None:
+        """The slot is released; its tokens are still in the history."""
+
+    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+        """A step has run, and the history is past it."""
+
+
+class HostProposer:
+    """Of those that look at nothing but tokens."""
+
+    needs_features = False
+
+    def begin(self, slot: int) -> None:
+        """Nothing is kept by slot."""
+
+    def end(self, slot: int) -> None:
+        """Nothing is kept by slot."""
+
+    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+        """The history says all."""

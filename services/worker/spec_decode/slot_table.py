@@ -1,0 +1,77 @@
+"""The table of slots of a worker that drafts (worker.proto: "With a worker that drafts")."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from services.worker.limits import Limits
+from services.worker.slots import NO_BLOCKS, NewBlocks, Order, Rows, SlotTable, Step, require
+from services.worker.spec_decode.drafts import Drafts
+from shared import columns
+from shared.columns import I32, U32
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class DraftingSlotTable(SlotTable):
+    """`num_tokens` and `num_computed_tokens` count drafts once they have turned out right: settle()."""
+
+    drafts = True
+
+    def __init__(self, limits: Limits, num_speculative_tokens: int) -> None:
+        super().__init__(limits)
+        self.num_speculative_tokens = num_speculative_tokens
+        self.num_draft_tokens = 0  # most of a slot, as last ordered
+
+    def clear(self) -> None:
+        super().clear()
+        self.num_draft_tokens = 0
+
+    def order(self, plan: pb.StepPlan) -> Order:
+        if plan.HasField("num_draft_tokens"):
+            self.num_draft_tokens = min(plan.num_draft_tokens, self.num_speculative_tokens)
+        released = self._release(columns.u32(plan.released_slots))
+        for admission in plan.admitted:
+            self._admit(admission)
+        counts = self._counts(plan)
+        new_blocks = self._hand_out_named(columns.u32(plan.new_block_slots), columns.u32(plan.new_block_ids))
+        room = self.num_blocks * self.block_size - self.num_computed_tokens
+        named = columns.u32(plan.counted_slots)
+        require(bool((counts[named] <= room[named]).all()), lambda: f"no blocks for what slots {named} are to compute")
+        idle = np.flatnonzero((counts > 0) & (counts > room))
+        counts[idle] = 0
+        return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, room, named))
+
+    def advance(self, order: Order, drafts: Drafts | None = None) -> Step:
+        """As if every draft turned out wrong; the step computes them all the same."""
+        step = super().advance(order)
+        if drafts is None:
+            return step
+        counts = step.counts.copy()
+        counts[np.searchsorted(step.slots, drafts.slots)] += drafts.counts
+        return replace(step, counts=counts)
+
+    def settle(self, slots: Rows, counts: I32) -> None:
+        """So many tokens have been sampled for each of `slots`."""
+        self.num_tokens[slots] += counts - 1
+        self.num_computed_tokens[slots] += counts - 1
+
+    def _hand_out_named(self, slots: U32, ids: U32) -> NewBlocks:
+        require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
+        if not len(ids):
+            return NO_BLOCKS
+        require(bool((slots[1:] >= slots[:-1]).all()), lambda: f"new_block_slots do not ascend: {slots}")
+        growing, gains = np.unique(slots, return_counts=True)
+        self._require_slots(growing, "new_block_slots")
+        require(bool(self.live[growing].all()), lambda: f"new_block_slots are not live: {growing[~self.live[growing]]}")
+        return self.hand_out(growing.astype(np.intp), gains, ids)
+
+    def _most_drafts(self, counts: I32, room: I32, named: U32) -> I32 | None:
+        """Of slots that advance unnamed: as many as ordered, as have room behind the last token, as positions last."""
+        if not self.num_draft_tokens:
+            return None
+        left = np.minimum(room, self._limits.max_model_len - self.num_computed_tokens) - 1
+        most: I32 = np.where(counts == 1, np.clip(left, 0, self.num_draft_tokens), 0).astype(np.int32)
+        most[named] = 0
+        return most

@@ -1,0 +1,80 @@
+"""A worker's speculation: asks for drafts before a step, and learns after it what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.limits import Limits
+from services.worker.model_runner import Outcome
+from services.worker.slots import Order, Rows, Step
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.history import TokenHistory
+from services.worker.spec_decode.proposer import Proposer, Wanted
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.step_inputs import StepInputs
+from shared.columns import I32
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Whose step it was: slots pass to other sequences while it runs."""
+
+    slots: Rows
+    lives: npt.NDArray[np.int64]
+
+
+class Speculation:
+    """Owns the history and the proposer; the table is the replica's as well."""
+
+    def __init__(self, proposer: Proposer, table: DraftingSlotTable, limits: Limits) -> None:
+        self.table = table
+        self.num_speculative_tokens = table.num_speculative_tokens
+        self._proposer = proposer
+        self._history = TokenHistory(limits)
+        self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
+        self._num_unsettled = 0  # steps with drafts that are not recorded
+
+    def begin(self, slot: int, token_ids: I32) -> None:
+        self._lives[slot] += 1
+        self._history.begin(slot, token_ids)
+        self._proposer.begin(slot)
+
+    def end(self, slot: int) -> None:
+        self._proposer.end(slot)
+
+    def waits_before(self, plan: pb.StepPlan) -> bool:
+        """Whether every earlier step must have been recorded: drafts begin where sequences really are."""
+        drafts = plan.num_draft_tokens if plan.HasField("num_draft_tokens") else self.table.num_draft_tokens
+        return bool(drafts) or self._num_unsettled > 0
+
+    def advance(self, order: Order) -> tuple[Step, Drafts | None]:
+        """The order as a step, with drafts if it may have some."""
+        drafts = self._propose(order)
+        self._num_unsettled += drafts is not None
+        return self.table.advance(order, drafts), drafts
+
+    def ticket(self, inputs: StepInputs) -> Ticket:
+        slots = inputs.sampled_slots
+        return Ticket(slots, self._lives[slots])
+
+    def record(self, ticket: Ticket, inputs: StepInputs, outcome: Outcome) -> None:
+        """A step has run."""
+        token_ids, counts = outcome.token_ids, outcome.token_counts
+        if outcome.drafted:
+            self._num_unsettled -= 1
+            self.table.settle(ticket.slots, counts)
+        current = self._lives[ticket.slots] == ticket.lives
+        if not current.all():
+            token_ids, counts = token_ids[np.repeat(current, counts)], counts[current]
+        self._history.extend(ticket.slots[current], counts, np.maximum(token_ids, 0))
+        self._proposer.observe(inputs, outcome)
+
+    def _propose(self, order: Order) -> Drafts | None:
+        if order.most_drafts is None:
+            return None
+        slots = np.flatnonzero(order.most_drafts)
+        return self._proposer.propose(Wanted(slots, order.most_drafts[slots], self._history)) if len(slots) else None

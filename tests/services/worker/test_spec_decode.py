@@ -1,0 +1,221 @@
+"""Parts of speculative decoding in the worker, each against the rule that it follows."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.limits import Limits
+from services.worker.slots import PlanViolation
+from services.worker.spec_decode.accept import accept
+from services.worker.spec_decode.config import parse
+from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
+from services.worker.spec_decode.history import TokenHistory
+from services.worker.spec_decode.ngram import earliest_match
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.step_inputs import assemble
+from shared import columns
+from shared.errors import InvalidArgument
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+LIMITS = Limits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shortest", "longest", "count", "drafts"),
+    [
+        ([1, 2, 3, 4, 1, 2, 3, 5, 6], 2, 2, 2, []),
+        ([1, 2, 3, 4, 1, 2, 3], 2, 2, 3, [4, 1, 2]),
+        ([1, 2, 3, 4, 1, 2, 3], 1, 1, 2, [4, 1]),
+        ([1, 3, 6, 2, 3, 4, 1, 2, 3], 2, 2, 3, [4, 1, 2]),
+        ([1, 3, 6, 2, 3, 4, 1, 2, 3], 1, 1, 2, [6, 2]),  # the first match
+        ([5], 1, 3, 2, []),
+        ([5, 5], 1, 3, 2, [5]),
+        ([7, 7, 7, 7], 3, 3, 4, [7]),
+    ],
+)
+def test_ngram_continues_the_earliest_match(
+    tokens: list[int], shortest: int, longest: int, count: int, drafts: list[int]
+) -> None:
+    found = np.array(tokens, dtype=np.int32)
+    end = earliest_match(found, shortest, longest)
+    assert ([] if end is None else found[end : end + count].tolist()) == drafts
+
+
+def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
+    for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+        for start in range(len(tokens) - length):
+            if tokens[start : start + length] == tokens[-length:]:
+                return start + length
+    return None
+
+
+def test_ngram_finds_what_a_plain_search_finds() -> None:
+    rng = random.Random(0)
+    for _ in range(3000):
+        tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 14))]
+        shortest = rng.randrange(1, 4)
+        longest = rng.randrange(shortest, 6)
+        assert earliest_match(np.array(tokens, dtype=np.int32), shortest, longest) == slow_match(
+            tokens, shortest, longest
+        ), (tokens, shortest, longest)
+
+
+def test_rows_say_what_is_ahead_of_them_and_what_they_confirm() -> None:
+    drafts = Drafts.of({4: np.array([7, 8, 9]), 1: np.array([5]), 3: np.array([], dtype=np.int32)})
+    assert drafts is not None
+    rows = DraftRows.of(np.array([0, 1, 4]), np.array([0, 1, 3], dtype=np.int32), drafts)
+    assert rows.firsts.tolist() == [0, 1, 3]
+    assert rows.following.tolist() == [NOTHING, 5, NOTHING, 7, 8, 9, NOTHING]
+    ahead = [[-1] * 3, [-1] * 3, [5, -1, -1], [-1] * 3, [7, -1, -1], [7, 8, -1], [7, 8, 9]]
+    assert rows.ahead.tolist() == ahead
+
+
+@pytest.mark.parametrize(
+    ("drafts", "chosen", "kept"),
+    [
+        ([[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4]]),
+        ([[1, 2, 3]], [[1, 5, 3, 4]], [[1, 5]]),
+        ([[1, 2], [3]], [[1, 2, 5], [3, 4]], [[1, 2, 5], [3, 4]]),
+        ([[1, 2, 3], [4, 5, 6]], [[1, 2, 7, 6], [4, 8, 6, 9]], [[1, 2, 7], [4, 8]]),
+        ([[], [4]], [[3], [-1, 2]], [[3], [-1]]),  # nothing could be chosen
+    ],
+)
+def test_drafts_are_kept_up_to_the_first_wrong_one(
+    drafts: list[list[int]], chosen: list[list[int]], kept: list[list[int]]
+) -> None:
+    slots = np.arange(len(drafts)) * 2
+    proposed = Drafts.of({2 * i: np.array(tokens, dtype=np.int32) for i, tokens in enumerate(drafts)})
+    assert proposed is not None
+    rows = DraftRows.of(slots, np.array([len(tokens) for tokens in drafts], dtype=np.int32), proposed)
+    last = torch.full((8,), -9, dtype=torch.int32)
+    flat = torch.tensor([token for tokens in chosen for token in tokens], dtype=torch.int32)
+    ids = accept(flat, rows, last, scratch_slot=7).numpy()
+    parts = np.split(ids, rows.firsts[1:])
+    assert [part[part != REFUSED].tolist() for part in parts] == kept
+    assert rows.counted(ids).tolist() == [len(tokens) for tokens in kept]
+    assert last[slots].tolist() == [tokens[-1] for tokens in kept]
+
+
+class Table:
+    """A drafting table with a sequence of six tokens in slot 1, two blocks, its prompt computed."""
+
+    def __init__(self) -> None:
+        self.table = DraftingSlotTable(LIMITS, 3)
+        admission = pb.Admission(slot=1, token_ids=columns.i32_bytes([9, 8, 7, 6, 5, 4]))
+        self.step(admitted=[admission], counted_slots=u32(1), token_counts=u32(6), new_blocks=[(1, 5), (1, 6)])
+
+    def step(self, new_blocks: list[tuple[int, int]], drafts: Drafts | None = None, **fields: object) -> list[int]:
+        """Most drafts by slot."""
+        slots, ids = u32(*(slot for slot, _ in new_blocks)), u32(*(block for _, block in new_blocks))
+        order = self.table.order(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields))  # type: ignore[arg-type]
+        self.last = self.table.advance(order, drafts)
+        self.inputs = assemble(self.last, self.table, drafts)
+        self.idle = order.idle.tolist()
+        return [] if order.most_drafts is None else order.most_drafts.tolist()
+
+
+def u32(*values: int) -> bytes:
+    return columns.u32_bytes(list(values))
+
+
+def test_a_slot_drafts_what_is_ordered_and_what_has_room() -> None:
+    table = Table()
+    assert table.step([]) == []
+    assert table.step([], num_draft_tokens=9) == [0, 0, 0, 0, 0, 0]  # position 7 is the last of two blocks
+    assert table.idle == []
+    assert table.step([(1, 7)]) == [0, 3, 0, 0, 0, 0]
+    assert table.step([], counted_slots=u32(1), token_counts=u32(1)) == [0] * 6
+    assert table.step([], num_draft_tokens=0) == []
+
+
+def test_a_slot_without_room_sits_out_and_keeps_its_place() -> None:
+    table = Table()
+    table.step([])
+    table.step([])
+    table.step([])
+    assert table.idle == [1]
+    assert table.last.slots.tolist() == []
+    table.step([(1, 9)])
+    assert (table.idle, table.last.starts.tolist()) == ([], [8])
+
+
+def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None:
+    table = Table()
+    drafts = Drafts.of({1: np.array([30, 31], dtype=np.int32)})
+    table.step([(1, 7)], drafts, num_draft_tokens=3)
+    inputs = table.inputs
+    assert inputs.positions.tolist() == [6, 7, 8]
+    assert inputs.token_ids.tolist() == [0, 30, 31]
+    assert (inputs.fed_tokens.tolist(), inputs.fed_slots.tolist()) == ([0], [1])
+    assert inputs.sampling_tokens.tolist() == [0, 1, 2]
+    assert inputs.sample_positions.tolist() == [7, 8, 9]
+    assert inputs.slot_mapping.tolist() == [6 * 4 + 2, 6 * 4 + 3, 7 * 4]
+    table.table.settle(np.array([1]), np.array([2], dtype=np.int32))
+    table.step([])
+    assert table.inputs.positions.tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"new_block_ids": u32(7)}, "0 new_block_slots, 1 new_block_ids"),
+        ({"new_block_ids": u32(7), "new_block_slots": u32(2)}, "not live"),
+        ({"new_block_ids": u32(7, 8), "new_block_slots": u32(1, 0)}, "do not ascend"),
+        ({"new_block_ids": u32(61), "new_block_slots": u32(1)}, "not all in 1..60"),
+        ({"new_block_ids": u32(*range(7, 16)), "new_block_slots": u32(*[1] * 9)}, "outgrows 10 blocks"),
+    ],
+)
+def test_a_plan_that_breaks_the_rules_is_refused(fields: dict[str, bytes], text: str) -> None:
+    table = Table().table
+    with pytest.raises(PlanViolation, match=text):
+        table.order(pb.StepPlan(**fields))  # type: ignore[arg-type]
+
+
+def test_what_is_ordered_by_name_must_have_room() -> None:
+    table = Table()
+    table.step([])
+    table.step([])
+    with pytest.raises(PlanViolation, match="no blocks for what slots"):
+        table.table.order(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1)))
+
+
+def test_history_takes_several_tokens_of_each_slot() -> None:
+    history = TokenHistory(LIMITS)
+    history.begin(2, np.array([1, 2], dtype=np.int32))
+    history.begin(4, np.array([3], dtype=np.int32))
+    history.extend(np.array([2, 4]), np.array([3, 1], dtype=np.int32), np.array([5, 6, 7, 8], dtype=np.int32))
+    assert history.of(2).tolist() == [1, 2, 5, 6, 7]
+    assert history.of(4).tolist() == [3, 8]
+    history.begin(2, np.array([9], dtype=np.int32))
+    assert history.of(2).tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "speculative_config: not JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"method": "magic", "num_speculative_tokens": 2}', "method: 'magic'; there are ngram, suffix"),
+        ('{"method": "ngram"}', "speculative_config.num_speculative_tokens: Field required"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: .* greater than or equal to 1"),
+        ('{"method": "ngram", "num_speculative_tokens": 2, "topk": 1}', "speculative_config.topk: unknown setting"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 9}',
+            "prompt_lookup_min: 9 is more than prompt_lookup_max, 5",
+        ),
+    ],
+)
+def test_a_wrong_configuration_is_named(text: str, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        parse(text)
+
+
+def test_no_configuration_is_no_speculation() -> None:
+    assert parse("") is None
+    config = parse('{"method": "ngram", "num_speculative_tokens": 3}')
+    assert config is not None
+    assert (config.shortest_match, config.prompt_lookup_max) == (5, 5)

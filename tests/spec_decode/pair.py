@@ -1,0 +1,175 @@
+"""A scheduler's core and a worker's replica, with nothing between them but the wire's messages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire import bundled
+from services.scheduler.core.core import Core
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import Finished
+from services.scheduler.core.repetition import RepetitionRule
+from services.scheduler.core.sequence import Sequence as CoreSequence
+from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.submissions import Payload
+from services.worker.build import build_replica, open_grammars
+from services.worker.replica import Replica
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared import block_hash, columns
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
+
+GREEDY = {"temperature": 0.0}
+EOS = (2, 0)
+
+
+@dataclass
+class Answer:
+    """What a client would have got."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # entries and rank, by token
+    end: Finished | None = None
+
+
+def build(speculation: Mapping[str, Any] | None = None, model: Path = bundled.FOLDER, **settings: Any) -> Replica:
+    config = json.dumps(speculation) if speculation else ""
+    values: dict[str, Any] = {"dtype": "float32", "num_blocks": 2000, "threads": 1, "max_num_seqs": 16}
+    values |= {"model": str(model), "speculative_config": config, **settings}
+    settings_ = WorkerSettings(**values)
+    grammars = CompilePool(lambda: open_grammars(settings_))
+    with torch.inference_mode():
+        replica = build_replica(settings_, grammars)
+    GRAMMARS[id(replica)] = grammars
+    return replica
+
+
+GRAMMARS: dict[int, CompilePool] = {}  # by replica
+
+
+class Pair:
+    """Results come back as late as steps in flight allow."""
+
+    def __init__(self, replica: Replica, **limits: Any) -> None:
+        self.replica = replica
+        self._grammars = GRAMMARS[id(replica)]
+        self.replica.rest()
+        sizes = replica.limits
+        values: dict[str, Any] = {
+            "num_blocks": sizes.num_blocks,
+            "block_size": sizes.block_size,
+            "max_num_seqs": sizes.max_num_seqs,
+            "max_num_batched_tokens": sizes.max_num_batched_tokens,
+            "max_model_len": sizes.max_model_len,
+            "max_steps_in_flight": 2,
+            "num_speculative_tokens": replica.num_speculative_tokens,
+        }
+        self.core = Core(Limits(**(values | limits)))
+        self.answers: list[Answer] = []
+        self.num_steps = 0
+        self.plan_bytes: list[int] = []
+        self._results: deque[pb.StepResult] = deque()
+
+    def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
+        repetition: RepetitionRule | None = sampling.pop("repetition", None)
+        bad_words = tuple(columns.i32_bytes(word) for word in sampling.pop("bad_words", ()))
+        constraint = sampling.pop("structured_output", None)
+        params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY | sampling))
+        tokens, root = columns.i32_bytes(list(prompt)), block_hash.root_hash()
+        sequence = CoreSequence(
+            key=len(self.answers),
+            owner=0,
+            stream=len(self.answers),
+            tokens=bytearray(tokens),
+            num_prompt_tokens=len(prompt),
+            max_total_tokens=len(prompt) + max_tokens,
+            eos_token_ids=eos,
+            stop_token_ids=tuple(params.stop_token_ids),
+            root_hash=root,
+            block_hashes=block_hash.chain(root, tokens, self.core.limits.block_size),
+            repetition=repetition,
+            grammar_id=self._prepare(constraint),
+            asks_logprobs=params.HasField("logprobs"),
+            payload=Payload(params, columns.u32_bytes(list(eos)), bad_words),
+        )
+        self.answers.append(Answer(list(prompt)))
+        self.core.add(sequence)
+        if sequence.grammar_id:
+            self.core.grammar_prepared(sequence.grammar_id)
+        return self.answers[-1]
+
+    def _prepare(self, constraint: dict[str, Any] | None) -> bytes:
+        if constraint is None:
+            return b""
+        message = sampling_pb2.StructuredOutput(**constraint)
+        name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+        there: queue.Queue[Prepared] = queue.Queue()
+        self._grammars.prepare(name, message, there.put)
+        assert there.get(timeout=20).error is None
+        return name
+
+    def with_answers(self, answers: list[Answer], moved: list[CoreSequence]) -> Pair:
+        """Takes over sequences of another pair."""
+        self.answers = answers
+        for sequence in moved:
+            self.core.add(sequence)
+        return self
+
+    def plan(self) -> bool:
+        plan = self.core.schedule(float(self.num_steps))
+        if plan is None:
+            return False
+        self.num_steps += 1
+        wire = encode_plan(plan, epoch=1).plan
+        self.plan_bytes.append(wire.ByteSize())
+        with torch.inference_mode():
+            flight = self.replica.launch(wire)
+            outcome = flight.launch.wait()
+            self.replica.record(flight, outcome)
+        self._results.append(flight.result(outcome, wait_us=0))
+        return True
+
+    def result(self) -> None:
+        self.core.apply(decode_result(self._results.popleft()), float(self.num_steps))
+        self._collect()
+
+    def run(self) -> None:
+        """Until everybody is done."""
+        while self.core.has_work or self._results:
+            while self.plan():
+                pass
+            self.result()
+
+    def _collect(self) -> None:
+        events = self.core.take_events()
+        for part in events.tokens:
+            tokens = iter(part.token_ids.tolist())
+            counts = [1] * len(part.streams) if part.token_counts is None else part.token_counts.tolist()
+            for stream, count in zip(part.streams.tolist(), counts, strict=True):
+                assert self.answers[stream].end is None
+                self.answers[stream].tokens += [next(tokens) for _ in range(count)]
+            if part.logprobs is not None:
+                self._collect_logprobs(part.logprobs)
+        for finished in events.finished:
+            assert self.answers[finished.sequence.stream].end is None
+            self.answers[finished.sequence.stream].end = finished
+
+    def _collect_logprobs(self, found: Any) -> None:
+        entries = found.entries
+        start = 0
+        for i, stream in enumerate(found.streams.tolist()):
+            stop = start + int(entries.entry_counts[i])
+            row = entries.token_ids[start:stop].tolist(), entries.logprobs[start:stop].tolist(), int(entries.ranks[i])
+            self.answers[stream].logprobs.append(row)
+            start = stop

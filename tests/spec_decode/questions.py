@@ -1,0 +1,24 @@
+"""Held-back questions to quire-tiny as token ids: prompts whose greedy answers are known and far from ties."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from quire import bundled
+from quire.tiny.skills import held_back_items
+from quire.tiny.train.chat import prompt
+from quire.tiny.train.tokenizer import load_tokenizer
+
+SKILLS = ("recall", "json", "counting", "echo", "tools", "story")
+
+
+@cache
+def questions(per_skill: int = 2, longest: int = 400) -> list[list[int]]:
+    """Prompts of at most `longest` tokens, several skills."""
+    tokenizer = load_tokenizer(bundled.FOLDER)
+    found: list[list[int]] = []
+    for skill in SKILLS:
+        items = held_back_items(2, names=[skill])
+        ids = [tokenizer.encode(prompt(i.messages, i.tools), add_special_tokens=False).ids for i in items]
+        found += [tokens for tokens in ids if len(tokens) <= longest][:per_skill]
+    return found

@@ -1,0 +1,163 @@
+"""Speculation changes how fast text comes, and nothing about the text: with every parameter, however steps overlap."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from services.scheduler.core.repetition import RepetitionRule
+from services.scheduler.core.sequence import Reason
+from services.worker.replica import Replica
+from tests.services.scheduler.conftest import Optimist
+from tests.spec_decode.pair import Answer, Pair, build
+from tests.spec_decode.questions import questions
+
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4},
+}
+PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "ages": {"type": "array", "items": {"type": "integer"}},
+        },
+        "required": ["name", "ages"],
+        "additionalProperties": False,
+    }
+)
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8, "seed": 3},
+    "filtered": {"temperature": 1.3, "seed": 5, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "penalties": {"temperature": 0.7, "seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "bad words": {"bad_words": [[33], [28, 33], [262, 264, 28]]},
+    "ids": {"allowed_token_ids": list(range(3, 900)), "logit_bias": {40: 2.0, 41: -1.0}, "temperature": 0.5, "seed": 9},
+    "json": {"structured_output": {"json_schema": PERSON}, "temperature": 0.9, "seed": 8},
+    "regex": {"structured_output": {"regex": "([a-z]+ [0-9]{3}\\n){4}"}, "max_tokens": 50},
+    "min tokens": {"min_tokens": 12, "stop_token_ids": [33, 34]},
+    "repetition detection": {
+        "repetition": RepetitionRule(1, 3, 4),
+        "allowed_token_ids": [28, 33, 40],
+        "max_tokens": 80,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Replica:
+    return build()
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def drafting(request: pytest.FixtureRequest) -> Replica:
+    return build(METHODS[request.param])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def ask_all(pair: Pair, max_tokens: int = 40, **sampling: Any) -> list[Answer]:
+    return [pair.ask(prompt, sampling.get("max_tokens", max_tokens), **_without(sampling)) for prompt in questions()]
+
+
+def _without(sampling: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sampling.items() if name != "max_tokens"}
+
+
+def texts(answers: list[Answer]) -> list[list[int]]:
+    return [answer.tokens for answer in answers]
+
+
+def reasons(answers: list[Answer]) -> list[tuple[Reason, int | None]]:
+    return [(a.end.reason, a.end.stop_token_id) for a in answers if a.end is not None]
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_the_same_text_with_every_parameter(plain: Replica, drafting: Replica, sampling: str) -> None:
+    with_drafts, without = Pair(drafting), Pair(plain)
+    answers, expected = (ask_all(pair, **SAMPLING[sampling]) for pair in (with_drafts, without))
+    with_drafts.run()
+    without.run()
+    assert texts(answers) == texts(expected)
+    assert reasons(answers) == reasons(expected)
+    assert with_drafts.core.speculation.counts.accepted_tokens > 20
+    assert with_drafts.core.use.used == 0
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Replica, in_flight: int) -> None:
+    pairs = [Pair(drafting, max_steps_in_flight=in_flight), Pair(plain)]
+    answers = [ask_all(pair, temperature=0.6, seed=11) for pair in pairs]
+    for pair in pairs:
+        pair.run()
+    assert texts(answers[0]) == texts(answers[1])
+
+
+def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: Replica) -> None:
+    pairs = [Pair(drafting), Pair(plain)]
+    answers = [
+        [pair.ask(p, 30, logprobs=i % 3, temperature=0.3 * i, seed=i) for i, p in enumerate(questions())]
+        for pair in pairs
+    ]
+    for pair in pairs:
+        pair.run()
+    for ours, theirs in zip(*answers, strict=True):
+        assert len(ours.logprobs) == len(ours.tokens) == len(theirs.tokens)
+        for (ids, values, rank), (their_ids, their_values, their_rank) in zip(
+            ours.logprobs, theirs.logprobs, strict=True
+        ):
+            assert ids == their_ids
+            assert rank == their_rank
+            assert values == pytest.approx(their_values, abs=2e-3)
+
+
+def test_preempted_sequences_say_the_same(plain: Replica, drafting: Replica) -> None:
+    tight, roomy = Pair(drafting, num_blocks=84), Pair(plain)
+    tight.core.forecast = Optimist()  # lets in more than can stay
+    answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
+    tight.run()
+    roomy.run()
+    assert tight.core.counts.preemptions > 0
+    assert texts(answers) == texts(expected)
+    assert tight.core.use.used == 0
+
+
+def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, drafting: Replica) -> None:
+    expected = ask_all(only := Pair(plain), temperature=0.7, seed=4)
+    only.run()
+    first = Pair(drafting)
+    answers = ask_all(first, temperature=0.7, seed=4)
+    for number, replica in enumerate((plain, drafting)):
+        for _ in range(12 + number):
+            first.plan()
+            first.result()
+        moved = first.core.evacuate()
+        first = Pair(replica).with_answers(answers, moved)
+    first.run()
+    assert texts(answers) == texts(expected)
+
+
+def test_a_prompt_that_is_cached_whole_is_drafted_for_at_once(drafting: Replica) -> None:
+    pair = Pair(drafting)
+    prompt = (questions()[0] * 4)[:161]
+    first = pair.ask(prompt, 20)
+    pair.run()
+    again = pair.ask(prompt, 20)
+    pair.run()
+    assert again.tokens == first.tokens
+
+
+def test_samples_of_one_prompt_keep_their_seeds(plain: Replica, drafting: Replica) -> None:
+    pairs = [Pair(drafting), Pair(plain)]
+    answers = [[pair.ask(questions()[-1], 40, temperature=1.0, seed=7 + i) for i in range(5)] for pair in pairs]
+    for pair in pairs:
+        pair.run()
+    assert texts(answers[0]) == texts(answers[1])
+    assert len({tuple(tokens) for tokens in texts(answers[0])}) > 1
