@@ -16,3 +16,4 @@ class ForwardBatch:
     slot_mapping: Tensor  # [num_tokens] where keys and values go: block * block_size + offset
     attention: AttentionMetadata
     logit_tokens: Tensor | None  # [num_samples] tokens whose logits are wanted; None: all of them
+    last: AttentionMetadata | None = None  # of just these, a row each: more the last layer need not compute

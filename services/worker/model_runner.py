@@ -78,6 +78,7 @@ class Uploaded:
     fed_slots: Tensor
     sampling_slots: Tensor
     sampling_tokens: Tensor
+    sampling_rows: Tensor
     sample_positions: Tensor
     block_places: Tensor  # where the new blocks go in the flat block tables
     block_ids: Tensor
@@ -233,6 +234,7 @@ class ModelRunner:
                     inputs.fed_slots,
                     inputs.sampling_slots,
                     inputs.sampling_tokens,
+                    np.searchsorted(inputs.slots, inputs.sampling_slots),
                     inputs.sample_positions,
                     places,
                     new_blocks.ids,
@@ -254,6 +256,20 @@ class ModelRunner:
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
             logit_tokens=None if self.keeps_features or inputs.num_samples == inputs.num_tokens else up.sampling_tokens,
+            last=self._last(inputs, up, tables),
+        )
+
+    def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
+        """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved."""
+        several = inputs.drafts is not None or self.keeps_features
+        if several or self._device.is_synchronous or inputs.num_tokens == inputs.num_rows:
+            return None
+        return AttentionMetadata(
+            tables.index_select(0, up.sampling_rows),
+            torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=tables.device),
+            up.seq_lens.index_select(0, up.sampling_rows),
+            longest_query=1,
+            longest_seq=int(inputs.seq_lens.max(initial=0)),
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:

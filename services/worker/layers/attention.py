@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.worker.attention.port import AttentionBackend
+from services.worker.attention.port import AttentionBackend, AttentionMetadata
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.layers.linear import Linear, Part
@@ -44,8 +44,12 @@ class Attention:
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
+        return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
+
+    def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
         q_weight, k_weight = self.norm_weights
-        q = self._ops.qk_norm_rope_store(
+        return self._ops.qk_norm_rope_store(
             self.qkv(x),
             q_weight,
             k_weight,
@@ -58,6 +62,9 @@ class Attention:
             self._config.num_q_heads,
             self._config.num_kv_heads,
         )
+
+    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
         scale = self._config.head_dim**-0.5
-        attended = self._backend.attend(q, cache.k, cache.v, batch.attention, scale=scale, window=self.window)
+        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=self.window)
         return self.output(attended.flatten(1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.worker.attention.port import AttentionBackend
+from services.worker.attention.port import AttentionBackend, AttentionMetadata
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.layers.attention import Attention
@@ -38,9 +38,19 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """`x`: what the layer before adds to the residual (updated in place); None before the first layer."""
-        normed = self.input_norm(residual) if x is None else self.input_norm(x, residual)
-        attended = self.attention(normed, batch, cache, cos_sin)
+        attended = self.attention(self._normed(x, residual), batch, cache, cos_sin)
         return self.mlp(self.middle_norm(attended, residual))
+
+    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """The first part of that, without which later steps cannot do: keys and values. Returns the queries."""
+        return self.attention.store(self._normed(x, residual), batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """The rest, for the tokens in `metadata`."""
+        return self.mlp(self.middle_norm(self.attention.attend(q, cache, metadata), residual))
+
+    def _normed(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.input_norm(residual) if x is None else self.input_norm(x, residual)
 
 
 class Decoder:
@@ -70,11 +80,25 @@ class Decoder:
         """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
         residual: Tensor = self.embedding(batch.token_ids)
         x: Tensor = None
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
             x = layer(x, residual, batch, cache, self.cos_sin)
-        if batch.logit_tokens is not None:
-            x, residual = (self._embed(batch.logit_tokens, t) for t in (x, residual))  # a gather of rows
+        layer, cache, wanted = self.layers[-1], caches[-1], batch.logit_tokens
+        if batch.last is not None and wanted is not None:
+            q = layer.store(x, residual, batch, cache, self.cos_sin)
+            return self._finish(q, residual, cache, wanted, batch.last)
+        x = layer(x, residual, batch, cache, self.cos_sin)
+        if wanted is not None:
+            x, residual = (self._embed(wanted, t) for t in (x, residual))  # a gather of rows
         return self.norm(x, residual)
+
+    def _finish(
+        self, q: Tensor, residual: Tensor, cache: LayerCache, wanted: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """The last layer behind its cache, for the `wanted` tokens alone: 3 % of what a prompt takes."""
+        q, residual = (t.index_select(0, wanted) for t in (q, residual))
+        if not wanted.size(0):
+            return residual
+        return self.norm(self.layers[-1].complete(q, residual, cache, metadata), residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, vocab_size] in the model's dtype"""
