@@ -25,12 +25,29 @@ def row_keys(seed, position):
 
 
 @triton.jit
+def _uniform(key0, key1, tokens):
+    """v of kernels/reference/noise.py."""
+    word = _mix(_mix(tokens.to(tl.uint32) * 0x9E3779B1 + key0) ^ key1)
+    return tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
+
+
+@triton.jit
 def gumbel_noise(key0, key1, tokens):
     """float32, the shape of `tokens` (int32)."""
-    word = _mix(_mix(tokens.to(tl.uint32) * 0x9E3779B1 + key0) ^ key1)
-    v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
+    v = _uniform(key0, key1, tokens)
     # -log1p(-v): the logarithm of the rounded 1 - v, corrected by what the rounding lost (Kahan)
     rest = 1.0 - v
     lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
     exponential = tl.where(rest == 1.0, v, -tl.log(rest) * (v / lost))
     return -tl.log(exponential)
+
+
+@triton.jit
+def noise_bound(key0, key1, tokens):
+    """Never less than gumbel_noise, and 0.06 more at most where that is large; without logarithms.
+
+    -log(-log1p(-v)) <= -log(v), and log2(v) is at least what the bits of a float say when they are read as a number:
+    its exponent and, as a fraction, its mantissa (log2(1 + m) >= m).
+    """
+    bits = _uniform(key0, key1, tokens).to(tl.int32, bitcast=True)
+    return 88.02969193111305 + 1e-4 - bits.to(tl.float32) * 8.262958294867817e-08  # ln 2 * (127 - bits / 2 ** 23)

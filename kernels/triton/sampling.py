@@ -1,4 +1,5 @@
-"""Choosing tokens. Without filters a row is cut into parts that many programs look at; with them: filtered_sampling.
+"""Choosing tokens. Without filters a row is cut into parts that many programs look at (many rows: bounded_sampling);
+with them: filtered_sampling.
 
 Logits may be 16-bit too: they are read as they are and computed with in float32.
 """
@@ -9,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton import bounded_sampling
 from kernels.triton.filtered_sampling import nan_as_inf, sample_filtered
 from kernels.triton.noise import gumbel_noise, row_keys
 
@@ -79,6 +81,8 @@ def sample(
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if not rows:
         return out
+    if temperature is not None and rows >= bounded_sampling.LEAST_ROWS:
+        return bounded_sampling.sample_bounded(logits, temperature, seeds, positions, PART)
     scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))
     tokens = torch.empty((rows, num_parts), dtype=torch.int32, device=logits.device)
     _best_of_part[(num_parts, rows)](

@@ -5,6 +5,7 @@ import torch
 
 from kernels import reference, triton
 from kernels.reference.noise import gumbel_noise
+from kernels.triton import bounded_sampling
 
 INF = float("inf")
 
@@ -46,6 +47,25 @@ def test_sampling_is_the_reference(device, num_rows, vocab_size):
     args = temperature, None, None, None, seeds, positions
     got, want = triton.sample(logits.clone(), *args), reference.sample(logits.clone(), *args)
     assert_same_choice(got, want, logits, temperature, seeds, positions)
+
+
+def test_many_rows_are_chosen_for_as_few_are(device):
+    """Bounds leave out no token that could win: equal logits, spread ones, banned ones, greedy rows, lost rows."""
+    num_rows, vocab_size = 3 * bounded_sampling.LEAST_ROWS, 9001
+    logits, seeds, positions = rows_of(device, num_rows, vocab_size)
+    logits[::4] = 0.25
+    logits[1::4] *= 30
+    logits[2::8, 100:] = -INF
+    logits[3, 5], logits[7], logits[11, 4096] = float("nan"), -INF, INF
+    temperature = (0.01 + 3 * torch.rand(num_rows)).to(device)
+    temperature[::5] = 0.0
+    args = temperature, None, None, None, seeds, positions
+    together = triton.sample(logits, *args)
+    apart = [triton.sample(*(t[i : i + 1] if torch.is_tensor(t) else t for t in (logits, *args))) for i in range(24)]
+    assert torch.equal(together[:24], torch.cat(apart))
+    assert together[[3, 7, 11]].tolist() == [-1, -1, -1]
+    want = reference.sample(logits.clone(), *args)
+    assert (together != want).sum() <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
