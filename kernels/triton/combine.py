@@ -58,6 +58,6 @@ def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: 
         WIDTH=triton.next_power_of_2(head_dim),
         PARTS=width,
         PDL=pdl,
-        num_warps=4,
+        num_warps=1 if width == WIDTHS[0] else 4,
         **launch,
     )

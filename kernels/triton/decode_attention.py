@@ -26,6 +26,16 @@ MOST_OTHER_PARTS = 16
 ENOUGH_PROGRAMS = 512
 
 
+@triton.jit
+def _merge(log, found, top, total, out):
+    """The running softmax of attention_tile.accumulate, joined by a part that is complete: its output, and the
+    logarithm of its weight."""
+    new_top = tl.maximum(top, log)
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+    keep, weight = tl.exp2(top - anchor), tl.exp2(log - anchor)
+    return new_top, total * keep + weight, out * keep[:, None] + found * weight[:, None]
+
+
 @triton.jit(do_not_specialize=["table_width", "window", "num_splits", "part_stride"])
 def _decode_attention(
     q_ptr,
@@ -54,6 +64,7 @@ def _decode_attention(
     PRECISION: tl.constexpr,
     DIRECT: tl.constexpr,
     OTHER_PARTS: tl.constexpr,
+    MERGE: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -81,6 +92,14 @@ def _decode_attention(
     top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_WIDTH], tl.float32)
     out = tl.zeros([GROUP_WIDTH, WIDTH], tl.float32)
+    if MERGE:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
+        if start > 0:
+            for other in range(part_stride):
+                part = heads * part_stride + other
+                log = tl.load(logs_ptr + part, mask=member < GROUP, other=float("-inf"))
+                wanted = inside & (log > float("-inf"))[:, None]  # parts that found nothing were never written
+                found = tl.load(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], mask=wanted, other=0.0)
+                top, total, out = _merge(log, found, top, total, out)
     for at_key in tl.range(begin, end, TILE, num_stages=STAGES):
         k = load_tile(k_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
         v = load_tile(v_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
@@ -157,10 +176,14 @@ def attend_rest(
     num_splits: int,
     out: torch.Tensor,
     parts: Parts | None,
+    *,
+    merge: bool = False,
 ) -> None:
     """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
     parts of each query. With starts, the other parts (up to MOST_OTHER_PARTS) are for what lies before them: where that
     is nothing, they are marked so.
+
+    merge: `parts` hold what lies before the starts, of rows that start behind 0; with it the result goes to `out`.
     """
     num_seqs, q_heads, head_dim = q.shape
     block_size, kv_heads = k_cache.size(1), k_cache.size(2)
@@ -168,7 +191,7 @@ def attend_rest(
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
     assert block_tables.stride(1) == 1
-    assert parts is not None or num_splits == 1
+    assert num_splits == 1 or (parts is not None and not merge)
     tile, stages = decode_tile(head_dim, k_cache.element_size())
     _decode_attention[(kv_heads, num_splits, num_seqs)](
         q,
@@ -195,8 +218,9 @@ def attend_rest(
         TILE=tile,
         STAGES=stages,
         PRECISION=dot_precision(k_cache.element_size()),
-        DIRECT=parts is None,
+        DIRECT=parts is None or merge,
         OTHER_PARTS=MOST_OTHER_PARTS,
+        MERGE=merge,
         num_warps=4,
         num_stages=stages,
     )

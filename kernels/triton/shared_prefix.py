@@ -117,11 +117,15 @@ def shared_prefix_attention(
     num_tiles, kv_heads = prefixes.members.size(0), k_cache.size(2)
     prefix_splits = _prefix_splits(num_tiles, kv_heads)
     own_splits = splits_for(q.size(0), kv_heads)
-    parts = Parts.empty(q, own_splits + prefix_splits)
     out = torch.empty_like(q)
-    _attend_prefixes(q, k_cache, v_cache, block_tables, prefixes, scale, prefix_splits, parts, own_splits)
-    attend_rest(q, k_cache, v_cache, block_tables, seq_lens, prefixes.starts, order, scale, 0, own_splits, out, parts)
-    combine(parts.outputs, parts.logs, out.view(-1, q.size(2)))
+    merge = own_splits == 1  # enough programs as it is: each takes the parts of its prefix along
+    parts = Parts.empty(q, prefix_splits + (0 if merge else own_splits))
+    first_part = 0 if merge else own_splits
+    rest = block_tables, seq_lens, prefixes.starts, order, scale, 0, own_splits, out, parts
+    _attend_prefixes(q, k_cache, v_cache, block_tables, prefixes, scale, prefix_splits, parts, first_part)
+    attend_rest(q, k_cache, v_cache, *rest, merge=merge)
+    if not merge:
+        combine(parts.outputs, parts.logs, out.view(-1, q.size(2)))
     return out
 
 
