@@ -27,7 +27,9 @@ from services.worker.replica import Replica
 from services.worker.sampling.sampler import Sampler
 from services.worker.slots import SlotTable
 from services.worker.spec_decode import config as speculative_config
-from services.worker.spec_decode.registry import make_proposer
+from services.worker.spec_decode.accept import CHOICES
+from services.worker.spec_decode.history import TokenHistory
+from services.worker.spec_decode.registry import PROPOSERS
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.structured.compile_pool import CompilePool
@@ -83,7 +85,10 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     kv_memory.report(fitting, shape)
     speculation = None
     if drafting and isinstance(table, DraftingSlotTable):
-        speculation = Speculation(make_proposer(drafting), table, fitting)
+        history = TokenHistory(fitting)
+        proposer = PROPOSERS[drafting.method](drafting, history)
+        speculation = Speculation(proposer, history, table, fitting)
+        runner.choose_draft = CHOICES[drafting.rejection_sample_method]
     return Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
 
 

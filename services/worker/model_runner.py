@@ -23,7 +23,7 @@ from services.worker.sampling.component import Positions, upload
 from services.worker.sampling.logprobs import RowLogprobs
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.slots import NewBlocks, Rows
-from services.worker.spec_decode.accept import accept
+from services.worker.spec_decode.accept import Choose, accept, choose_coupled
 from services.worker.spec_decode.drafts import NO_TOKEN, REFUSED, DraftRows
 from services.worker.staging import Staging, staging_for
 from services.worker.step_edges import SlotMemory
@@ -49,9 +49,7 @@ class Outcome:
     token_counts: I32  # [num_slots]
     logprobs: pb.LogprobColumns | None
     timings: Timings
-    refused_tokens: Rows | None = (
-        None  # samples behind wrong drafts, as indices into those of the step; None: no drafts
-    )
+    refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
     features: Tensor = None  # [num_tokens, hidden_size] on the device, where somebody wants them
 
     @property
@@ -153,6 +151,7 @@ class ModelRunner:
         self.slot_memory = SlotMemory(None, None)
         self._graphs: DecodeGraphs | None = None
         self.keeps_features = False  # somebody wants what goes into the output head, of every token
+        self.choose_draft: Choose = choose_coupled
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
         """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
@@ -303,7 +302,7 @@ class ModelRunner:
             logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)
         )
         memory = self.slot_memory
-        token_ids = accept(ready.choose(), drafts, memory.last_tokens, memory.scratch_slot)
+        token_ids = accept(self.choose_draft(ready, drafts), drafts, memory.last_tokens, memory.scratch_slot)
         settled = ready.settle(token_ids.clamp(min=NO_TOKEN))
         return Sampled(token_ids, settled.logprobs)
 

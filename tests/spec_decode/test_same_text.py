@@ -17,6 +17,7 @@ from tests.spec_decode.questions import questions
 
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
 }
 PERSON = json.dumps(
     {
@@ -136,8 +137,8 @@ def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, draftin
     answers = ask_all(first, temperature=0.7, seed=4)
     for number, replica in enumerate((plain, drafting)):
         for _ in range(12 + number):
-            first.plan()
-            first.result()
+            if first.plan():
+                first.result()
         moved = first.core.evacuate()
         first = Pair(replica).with_answers(answers, moved)
     first.run()
@@ -152,6 +153,19 @@ def test_a_prompt_that_is_cached_whole_is_drafted_for_at_once(drafting: Replica)
     again = pair.ask(prompt, 20)
     pair.run()
     assert again.tokens == first.tokens
+
+
+def test_by_the_rejection_rule_greedy_text_is_the_same_and_seeded_text_reproducible(plain: Replica) -> None:
+    replica = build(METHODS["ngram"] | {"rejection_sample_method": "standard"})
+    hot = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.3, "seed": 6}
+    answers = []
+    for owner, sampling in ((plain, {}), (replica, {}), (replica, hot), (replica, hot)):
+        pair = Pair(owner)
+        answers.append(ask_all(pair, **sampling))
+        pair.run()
+    assert texts(answers[0]) == texts(answers[1])
+    assert texts(answers[2]) == texts(answers[3])
+    assert pair.core.speculation.counts.accepted_tokens > 20
 
 
 def test_samples_of_one_prompt_keep_their_seeds(plain: Replica, drafting: Replica) -> None:

@@ -58,6 +58,11 @@ class Ready:
         """int32 [num_rows]; -1 where nothing can be chosen."""
         return self._bindings.core.choose(self.logits, self.positions)
 
+    @property
+    def core(self) -> BoundCore:
+        """Temperature, filters and seeds of the rows."""
+        return self._bindings.core
+
     def settle(self, token_ids: Tensor) -> Sampled:
         """These are the rows' tokens, -1 where a row gave none."""
         for feature in self._bindings.features:

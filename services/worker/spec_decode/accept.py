@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+
 from services.worker.sampling.component import Tensor, upload
+from services.worker.sampling.sampler import Ready
 from services.worker.spec_decode.drafts import REFUSED, DraftRows
+from services.worker.spec_decode.rejection import keep_or_draw
+
+Choose = Callable[[Ready, DraftRows], Tensor]
+
+
+def choose_coupled(ready: Ready, rows: DraftRows) -> Tensor:
+    """What each row says by itself, whatever the drafts are."""
+    return ready.choose()
+
+
+def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
+    """The draft that the row is to confirm, if the rejection rule keeps it; by themselves choose greedy rows and those
+    without one."""
+    chosen = ready.choose()
+    if ready.core.temperature is None:
+        return chosen
+    following = upload(rows.following, chosen.device).long()
+    drafts = following.clamp(min=0)
+    target = ready.core.filtered(ready.logits, slice(None))
+    proposed = None
+    if rows.proposed is not None:
+        proposed = target.clone()
+        proposed[following >= 0] = rows.proposed
+    ruled = keep_or_draw(target, proposed, drafts, ready.core.seeds, ready.positions.device)
+    by_rule = (following >= 0) & (ready.core.temperature > 0) & (chosen >= 0)
+    return torch.where(by_rule, ruled.int(), chosen)
+
+
+CHOICES: dict[str, Choose] = {"coupled": choose_coupled, "standard": choose_by_rejection}
 
 
 def accept(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:

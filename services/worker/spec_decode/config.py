@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.errors import InvalidArgument
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "medusa")
+METHODS = ("ngram", "suffix")
 MOST_TOKENS = 128
 SETTING = "speculative_config"
 
@@ -24,6 +24,17 @@ class SpeculativeConfig(BaseModel):
     model: str = Field("", description="folder of the draft model or of the heads")
     prompt_lookup_min: int = Field(0, ge=0, description="ngram: fewest tokens that must match; 0: prompt_lookup_max")
     prompt_lookup_max: int = Field(5, ge=1, description="ngram: most tokens that are compared")
+    rejection_sample_method: Literal["coupled", "standard"] = Field(
+        "coupled", description="coupled: the same text as without drafts; standard: the same distribution"
+    )
+    suffix_decoding_max_tree_depth: int = Field(24, ge=1, description="suffix: most tokens that are compared")
+    suffix_decoding_max_cached_requests: int = Field(
+        10_000, ge=0, description="suffix: past outputs remembered; 0: none, only the sequence itself"
+    )
+    suffix_decoding_max_spec_factor: float = Field(1.0, gt=0, description="suffix: drafts per matching token")
+    suffix_decoding_min_token_prob: float = Field(
+        0.1, ge=0, le=1, description="suffix: least estimated probability of a draft"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> SpeculativeConfig:

@@ -1,11 +1,11 @@
-"""Drafts of a step, and the rows of logits that they lead to. Host side only: numpy."""
+"""Drafts of a step, and the rows of logits that they lead to. On the host, but for what they were drawn from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from services.worker.slots import Rows
 from shared.columns import I32
@@ -22,6 +22,7 @@ class Drafts:
     slots: Rows
     counts: I32  # [num_slots]
     token_ids: I32  # slot after slot
+    proposed: Any = None  # float32 [num_tokens, vocab_size] logits that they were drawn from; None: they were certain
 
     @classmethod
     def of(cls, proposals: dict[int, I32]) -> Drafts | None:
@@ -43,6 +44,7 @@ class DraftRows:
     first_of_row: Rows  # [num_rows] the same for each row
     ahead: I32  # [num_rows, most] drafts between the slot's last token and the row's, then NO_TOKEN
     following: I32  # [num_rows] the draft that the row is to confirm; NOTHING for a slot's last row
+    proposed: Any  # as in Drafts
 
     @classmethod
     def of(cls, slots: Rows, counts: I32, drafts: Drafts) -> DraftRows:
@@ -56,12 +58,9 @@ class DraftRows:
         following[within < np.repeat(counts, rows)] = drafts.token_ids
         at = first_of_row[:, None] + np.arange(most)
         ahead = np.where(np.arange(most) < within[:, None], following[np.minimum(at, num_rows - 1)], NO_TOKEN)
-        return cls(slots, counts, firsts, first_of_row, ahead.astype(np.int32), following)
+        return cls(slots, counts, firsts, first_of_row, ahead.astype(np.int32), following, drafts.proposed)
 
     def counted(self, token_ids: I32) -> I32:
         """[num_slots] tokens of each slot, from those of the rows, REFUSED among them."""
         counts: I32 = np.add.reduceat(token_ids != REFUSED, self.firsts, dtype=np.int32)
         return counts
-
-
-Mask = npt.NDArray[np.bool_]

@@ -16,10 +16,8 @@ class NgramProposer(HostProposer):
         self._shortest, self._longest = shortest, longest
 
     def propose(self, wanted: Wanted) -> Drafts | None:
-        slots, counts = wanted.slots.tolist(), wanted.counts.tolist()
-        return Drafts.of(
-            {slot: self._continue(wanted.history.of(slot), most) for slot, most in zip(slots, counts, strict=True)}
-        )
+        pairs = zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True)
+        return Drafts.of({slot: self._continue(wanted.history.of(slot), most) for slot, most in pairs})
 
     def _continue(self, tokens: I32, most: int) -> I32:
         end = earliest_match(tokens, self._shortest, self._longest)

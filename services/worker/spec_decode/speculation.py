@@ -30,11 +30,11 @@ class Ticket:
 class Speculation:
     """Owns the history and the proposer; the table is the replica's as well."""
 
-    def __init__(self, proposer: Proposer, table: DraftingSlotTable, limits: Limits) -> None:
+    def __init__(self, proposer: Proposer, history: TokenHistory, table: DraftingSlotTable, limits: Limits) -> None:
         self.table = table
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
-        self._history = TokenHistory(limits)
+        self._history = history
         self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
         self._num_unsettled = 0  # steps with drafts that are not recorded
 

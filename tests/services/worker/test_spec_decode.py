@@ -15,7 +15,9 @@ from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.ngram import earliest_match
+from services.worker.spec_decode.proposer import Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
 from services.worker.step_inputs import assemble
 from shared import columns
 from shared.errors import InvalidArgument
@@ -62,6 +64,70 @@ def test_ngram_finds_what_a_plain_search_finds() -> None:
         assert earliest_match(np.array(tokens, dtype=np.int32), shortest, longest) == slow_match(
             tokens, shortest, longest
         ), (tokens, shortest, longest)
+
+
+def array(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
+
+
+def proposed(proposer: SuffixProposer, history: TokenHistory, slot: int, most: int) -> list[int]:
+    drafts = proposer.propose(Wanted(np.array([slot]), array(most), history))
+    return [] if drafts is None else drafts.token_ids.tolist()
+
+
+def suffix(past: int = 4, **rule: float) -> tuple[SuffixProposer, TokenHistory]:
+    history = TokenHistory(LIMITS)
+    values = {"max_depth": 24, "max_spec_factor": 1.0, "min_token_prob": 0.1} | rule
+    return SuffixProposer(SuffixRule(**values), past, history), history  # type: ignore[arg-type]
+
+
+def test_suffix_drafts_as_much_as_matches() -> None:
+    proposer, history = suffix()
+    history.begin(0, array(1, 2, 3, 4, 5, 6, 9, 1, 2, 3))
+    assert proposed(proposer, history, 0, 9) == [4, 5, 6]  # three tokens match
+    history.begin(0, array(1, 2, 3, 4, 5, 6, 9, 8, 2, 3))
+    assert proposed(proposer, history, 0, 9) == [4, 5]
+    wide, history = suffix(max_spec_factor=2.5)
+    history.begin(0, array(1, 2, 3, 4, 5, 6, 9, 8, 2, 3))
+    assert proposed(wide, history, 0, 9) == [4, 5, 6, 9, 8]
+    assert proposed(wide, history, 0, 2) == [4, 5]
+
+
+def test_suffix_goes_the_way_most_matches_went_while_it_is_likely() -> None:
+    proposer, history = suffix(max_spec_factor=9, min_token_prob=0.5)
+    history.begin(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
+    assert proposed(proposer, history, 0, 9) == [2, 3]  # 2 is certain, 3 follows twice out of three times
+    strict, history = suffix(max_spec_factor=9, min_token_prob=0.7)
+    history.begin(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
+    assert proposed(strict, history, 0, 9) == [2]
+
+
+def test_suffix_remembers_outputs_of_ended_sequences_and_only_those() -> None:
+    proposer, history = suffix(past=2)
+    for number in range(3):
+        history.begin(0, array(30, 31, 32))
+        proposer.begin(0)
+        history.extend(np.array([0]), array(4), array(10 + number, 20, 21, 22))
+        proposer.end(0)
+    history.begin(1, array(5, 12, 20))
+    assert proposed(proposer, history, 1, 4) == [21, 22]
+    history.begin(1, array(30, 31))
+    assert proposed(proposer, history, 1, 4) == []  # a prompt
+    kept = sum(generation.count for generation in proposer._past._generations)
+    assert kept == 2
+
+
+def test_suffix_never_crosses_from_one_output_to_the_next() -> None:
+    proposer, history = suffix()
+    for output in ([1, 2, 3], [4, 5, 6]):
+        history.begin(0, array(9))
+        proposer.begin(0)
+        history.extend(np.array([0]), array(3), array(*output))
+        proposer.end(0)
+    history.begin(1, array(7, 2, 3))
+    assert proposed(proposer, history, 1, 4) == []
+    history.begin(1, array(7, 1, 2))
+    assert proposed(proposer, history, 1, 4) == [3]
 
 
 def test_rows_say_what_is_ahead_of_them_and_what_they_confirm() -> None:

@@ -1,0 +1,65 @@
+"""Outputs of sequences that have ended, to be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.columns import I32
+
+MOST_MATCHES = 256  # of a pair of tokens that are looked at; the most recent ones
+BOUNDARY = -1  # between outputs
+Places = npt.NDArray[np.intp]
+
+
+class PastOutputs:
+    """The last so many outputs, in two generations: when the younger is full, the elder is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: outputs remembered; at least half of them are at any time, once there were as many."""
+        self._half = -(-most // 2)
+        self._generations = [Generation()]
+
+    def add(self, output: I32) -> None:
+        if not self._half or len(output) < 2:
+            return
+        if self._generations[0].count == self._half:
+            self._generations = [Generation(), self._generations[0]]
+        self._generations[0].add(output)
+
+    def places(self, tokens: I32) -> Iterator[tuple[I32, Places]]:
+        """Texts, and where the last of `tokens` stands in them behind the last but one."""
+        if len(tokens) >= 2:
+            for generation in self._generations:
+                yield generation.text, generation.places(int(tokens[-2]), int(tokens[-1]))
+
+
+class Generation:
+    """Outputs, end to end, with an index of the pairs of tokens in them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tokens = np.full(1024, BOUNDARY, dtype=np.int32)
+        self._length = 0
+        self._places: dict[tuple[int, int], list[int]] = {}  # ascending
+
+    @property
+    def text(self) -> I32:
+        return self._tokens[: self._length]
+
+    def places(self, first: int, second: int) -> Places:
+        return np.array(self._places.get((first, second), ())[-MOST_MATCHES:], dtype=np.intp)
+
+    def add(self, output: I32) -> None:
+        start, end = self._length, self._length + len(output)
+        if end >= len(self._tokens):
+            more = np.full(max(len(self._tokens), len(output) + 1), BOUNDARY, dtype=np.int32)
+            self._tokens = np.concatenate([self._tokens, more])
+        self._tokens[start:end] = output
+        self._length = end + 1
+        for place, pair in enumerate(pairwise(output.tolist()), start + 1):
+            self._places.setdefault(pair, []).append(place)
+        self.count += 1

@@ -1,0 +1,39 @@
+"""The rejection rule of speculative sampling (arXiv 2211.17192, algorithm 1): an alternative to coupled choice.
+
+A draft x, proposed with probability q(x), is kept with probability min(1, p(x) / q(x)); else the token is drawn from
+what p has more than q. Tokens then follow p exactly. The draws are functions of (seed, position), as all others, each
+of a stream of its own; but which of them a token depends on depends on where drafts began.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.reference.noise import gumbel_noise
+from services.worker.sampling.component import Tensor
+
+# Added to the seed: what is drawn for different purposes at one position must be independent.
+KEEP, REST, DRAFT = 0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x1405_7B7E_F767_814F
+
+
+def keep_or_draw(target: Tensor, proposed: Tensor | None, drafts: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """int64 [num_rows]: each row's draft if it is kept, else another token.
+
+    target: float32 [num_rows, vocab_size], logarithms of what p is proportional to
+    proposed: the same of q; None: each draft was certain
+    drafts: int64 [num_rows]
+    seeds: int64 [num_rows]; positions: int32 [num_rows]
+    """
+    p = target.softmax(dim=1)
+    q = torch.zeros_like(p).scatter_(1, drafts.unsqueeze(1), 1.0) if proposed is None else proposed.softmax(dim=1)
+    chances = [probability.gather(1, drafts.unsqueeze(1)).squeeze(1) for probability in (p, q)]
+    kept = uniform(seeds + KEEP, positions) * chances[1] <= chances[0]
+    rest = (p - q).clamp_(min=0).log_()
+    others = (rest + gumbel_noise(seeds + REST, positions, rest.size(1))).argmax(dim=1)
+    return drafts.where(kept, others)
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """float32 [num_rows], in (0, 1)."""
+    noise = gumbel_noise(seeds, positions, 1).squeeze(1)
+    return -torch.expm1(-torch.exp(-noise))
