@@ -8,11 +8,12 @@ from services.frontend.admission import Admission
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.prefix_lookup import Prefixes
 from services.frontend.generation import Generation
-from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.input_processor.processor import InputProcessor, Prepared
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.request import Request
-from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.scheduler_client.client import Limits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument
 from shared.metrics.frontend import FrontendMetrics
 
 
@@ -49,10 +50,11 @@ class Generator:
         self._processor.check(request)
         request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
         self._formats.check(request)
+        request = self._formats.constrained(request)
         lease = self._admission.admit(request.num_samples, self._processor.estimate_tokens(request))
         try:
             limits = await self._client.ready(request.deadline_s)
-            prepared = await self._processor.prepare(request, limits)
+            prepared = await self._prepare(request, limits)
             held = await self._prefixes.held([prompt.work for prompt in prepared])
             num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
             lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
@@ -70,3 +72,9 @@ class Generator:
             raise
         generation.begin(held)
         return generation
+
+    async def _prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+        try:
+            return await self._processor.prepare(request, limits)
+        except InvalidArgument as error:
+            raise self._formats.blame(error, request) from None

@@ -96,3 +96,39 @@ def test_the_python_face_calls_tools(client: Client) -> None:
     assert client.chat(question, greedy, tools=item.tools)[0].text == item.expected
     with pytest.raises(InvalidArgument, match="unknown argument 'tool'"):
         client.chat(question, greedy, tool=item.tools)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_are_required_come_whatever_was_asked(http: openai.OpenAI, stream: bool) -> None:
+    """The weather is all that the model is asked to call, of a question that has nothing to do with it."""
+    weather = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 20}, "day": {"enum": ["Monday", "Sunday"]}},
+                "required": ["city", "day"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    question: Any = [{"role": "user", "content": "What is 23 + 45?"}]
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        asked: Any = {"model": "quire-tiny", "messages": question, "tools": [weather], "tool_choice": choice}
+        asked |= {"temperature": 0, "max_tokens": 300, "parallel_tool_calls": False}
+        if stream:
+            pieces = [
+                piece
+                for chunk in http.chat.completions.create(**asked, stream=True)
+                for piece in chunk.choices[0].delta.tool_calls or ()
+            ]
+            name, arguments = pieces[0].function.name, "".join(piece.function.arguments or "" for piece in pieces)
+        else:
+            reply = http.chat.completions.create(**asked)
+            (call,) = reply.choices[0].message.tool_calls
+            name, arguments = call.function.name, call.function.arguments
+        values = json.loads(arguments)
+        assert name == "get_weather"
+        assert set(values) == {"city", "day"}
+        assert values["day"] in ("Monday", "Sunday")

@@ -133,22 +133,13 @@ class InputProcessor:
             case TextPrompt(text, add_special_tokens):
                 return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             case ChatPrompt():
-                return await self._tokenizer.encode(self._render(prompt), add_special_tokens=prompt.add_special_tokens)
+                return await self._tokenizer.encode(
+                    self._tokenizer.template.text_of(prompt), add_special_tokens=prompt.add_special_tokens
+                )
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def _render(self, prompt: ChatPrompt) -> str:
-        if not prompt.messages:
-            raise InvalidArgument("messages must hold at least one message", field="messages")
-        return self._tokenizer.template.render(
-            prompt.messages,
-            tools=prompt.tools,
-            open_turn=prompt.open_turn,
-            continue_last=prompt.continue_last,
-            variables=prompt.template_variables,
-        )
 
 
 def _check_priority(priority: int, limits: Limits) -> None:

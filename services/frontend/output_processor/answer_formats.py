@@ -1,26 +1,32 @@
-"""How this model writes reasoning and tool calls, and parsers for the answers of a request."""
+"""How this model writes reasoning and tool calls: constraints for answers that must, and parsers for those that do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from services.frontend.input_processor.processor import Prepared
+from services.frontend.output_processor import constraint
 from services.frontend.output_processor.answer_parser import AnswerParser
-from services.frontend.output_processor.parsing import detection, registry
+from services.frontend.output_processor.constraint import Place
+from services.frontend.output_processor.parsing import detection, registry, wording
 from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
 from services.frontend.output_processor.parsing.reader import Reader
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import Writer
-from services.frontend.request import ChatPrompt, Prompt, Request
+from services.frontend.request import ChatPrompt, Prompt, Request, ToolUse
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, Unimplemented
+from services.frontend.tool_offer import AUTO
+from shared.errors import InvalidArgument
 from shared.logs import logger
+from shared.structured_output.checks import FIELD
 
 log = logger("answer_formats")
 
-AUTO = "auto"
+DETECT = "auto"
+PLAIN_JSON = "xlam"  # for models that must call, where their own way of calling cannot be enforced
 PROMPT_END = 32  # tokens in which a marker at the end of a prompt fits
 
 
@@ -31,8 +37,8 @@ class AnswerFormats:
         self, tool_call_parser: str, reasoning_parser: str, tokenizer: Tokenizer, *, auto_tool_choice: bool = True
     ) -> None:
         template = tokenizer.template.source
-        calls = detection.detect(detection.TOOLS, template) if tool_call_parser == AUTO else tool_call_parser
-        thoughts = detection.detect(detection.REASONING, template) if reasoning_parser == AUTO else reasoning_parser
+        calls = detection.detect(detection.TOOLS, template) if tool_call_parser == DETECT else tool_call_parser
+        thoughts = detection.detect(detection.REASONING, template) if reasoning_parser == DETECT else reasoning_parser
         self._tools = None if calls == detection.NONE else registry.tool_format(calls)
         self._reasoning = None if thoughts == detection.NONE else registry.reasoning_format(thoughts)
         self._may_choose = auto_tool_choice
@@ -41,28 +47,76 @@ class AnswerFormats:
 
     def check(self, request: Request) -> None:
         """Refuses tools that the model would not see or whose calls nobody would find."""
-        if request.tool_use is None:
+        use = request.tool_use
+        if use is None:
             return
-        if request.tool_use.choice != AUTO:
-            raise Unimplemented("tool_choice: only none and auto are offered by this server yet", field="tool_choice")
-        if not self._may_choose:
+        if use.choice == AUTO and not self._may_choose:
             raise InvalidArgument(
                 'tool_choice: "auto" is switched off (--no-enable-auto-tool-choice)', field="tool_choice"
             )
-        if self._tools is None:
+        if use.choice == AUTO and self._tools is None:
             raise InvalidArgument(
                 "tools: it is not known how this model writes calls; start the server with --tool-call-parser",
                 field="tools",
+            )
+        if use.choice != AUTO and request.sampling.structured_output is not None:
+            raise InvalidArgument(
+                "tool_choice: a call that is required and a form of the output exclude each other", field="tool_choice"
             )
         if not self._tokenizer.template.shows_tools:
             raise InvalidArgument("tools: this model's chat template does not show tools to the model", field="tools")
         if not request.sampling.detokenize:
             raise InvalidArgument("tools: calls are found in the text, which needs detokenize=True", field="tools")
 
+    def constrained(self, request: Request) -> Request:
+        """With what tool_choice asks for as a constraint on the output, and constraints behind the reasoning."""
+        form, use = request.sampling.structured_output, request.tool_use
+        must_call = use is not None and use.choice != AUTO
+        if not request.take_apart or not (form or must_call):
+            return request
+        answer = self._answer(request)
+        place = self._place_of_answer(request.prompts[0])
+        if answer is None or (form is not None and use is None and place is Place.AFTER_REASONING):
+            return request
+        made = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
+        return replace(request, sampling=replace(request.sampling, structured_output=made))
+
+    @staticmethod
+    def blame(error: InvalidArgument, request: Request) -> InvalidArgument:
+        """With the field that the client wrote: a constraint may have been made of the tools."""
+        if error.field != FIELD or request.tool_use is None or request.tool_use.choice == AUTO:
+            return error
+        return InvalidArgument(error.message.replace(FIELD, "tools", 1), field="tools")
+
+    def _answer(self, request: Request) -> wording.Json | None:
+        """Calls, or content of the form that was asked for, or both as the model likes."""
+        form, use = request.sampling.structured_output, request.tool_use
+        options = []
+        if use is not None and (found := self._wording(use)) is not None:
+            tools = [tool for tool in use.tools if use.name in ("", tool.name)]
+            options.append(wording.calls(found, tools, only_one=bool(use.name) or not use.parallel))
+        if form is not None:
+            if (content := constraint.as_format(form)) is None:
+                return None
+            start = self._reasoning.content_start if self._reasoning is not None else ""
+            options.append(wording.sequence(start, content))
+        return wording.one_of(options)
+
+    def _wording(self, use: ToolUse) -> wording.Wording | None:
+        found = self._tool_format(use)
+        fits = (way for way in found.wordings if not way.needs or self._tokenizer.has_token(way.needs))
+        return next(fits, None)
+
+    def _tool_format(self, use: ToolUse) -> ToolFormat:
+        """The model's own, unless that cannot be enforced."""
+        if self._tools is None or (use.choice != AUTO and not self._tools.wordings):
+            return registry.tool_format(PLAIN_JSON)
+        return self._tools
+
     def _of(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
         if not request.take_apart:
             return None, None
-        return self._reasoning, self._tools if request.tool_use is not None else None
+        return self._reasoning, None if request.tool_use is None else self._tool_format(request.tool_use)
 
     def markup(self, request: Request) -> frozenset[str]:
         """Special tokens that the parsers have to see, for all that skip_special_tokens says."""
@@ -74,16 +128,17 @@ class AnswerFormats:
         if reasoning is None and tools is None:
             return None
         return [
-            self._parser(request, reasoning, tools, self._is_open(prompt, ready.token_ids))
+            self._parser(request, reasoning, tools, self._place(prompt, self._end_of(ready.token_ids)))
             for prompt, ready in zip(request.prompts, prepared, strict=True)
             for _ in range(request.sampling.n)
         ]
 
     @staticmethod
     def _parser(
-        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, is_open: bool
+        request: Request, reasoning: ReasoningFormat | None, tools: ToolFormat | None, place: Place
     ) -> AnswerParser:
         use = request.tool_use
+        is_open = place is Place.IN_REASONING
         return AnswerParser(
             None if reasoning is None else Reader(partial(_read_reasoning, reasoning, is_open)),
             None if tools is None or use is None else Reader(partial(_read_calls, tools, ToolSchemas(use.tools))),
@@ -92,16 +147,28 @@ class AnswerFormats:
             wants_reasoning=request.include_reasoning,
         )
 
-    def _is_open(self, prompt: Prompt, token_ids: Sequence[int]) -> bool:
-        """Whether the prompt ends inside of reasoning: many templates write its start themselves."""
-        if self._reasoning is None or not self._reasoning.starts:
-            return False
+    def _end_of(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
+
+    def _place_of_answer(self, prompt: Prompt) -> Place:
+        """Before anything is tokenized, since constraints are checked first."""
+        if self._reasoning is None or not isinstance(prompt, ChatPrompt):
+            return Place.AFTER_REASONING
+        return self._place(prompt, self._tokenizer.template.text_of(prompt))
+
+    def _place(self, prompt: Prompt, end: str) -> Place:
+        """`end`: of the prompt's text. Many templates write the start of reasoning themselves, or its end for none."""
+        if self._reasoning is None:
+            return Place.AFTER_REASONING
         if isinstance(prompt, ChatPrompt) and prompt.continue_last:
             begun = str(prompt.messages[-1].get("content") or "").lstrip()
-            ended = any(end in begun for end in self._reasoning.ends)
-            return begun.startswith(self._reasoning.starts) and not ended
-        end = self._tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
-        return end.rstrip().endswith(self._reasoning.starts)
+            ended = any(text in begun for text in self._reasoning.ends)
+            is_open = begun.startswith(self._reasoning.starts) and not ended
+            return Place.IN_REASONING if is_open else Place.AFTER_REASONING
+        end = end.rstrip()
+        if end.endswith(self._reasoning.starts):
+            return Place.IN_REASONING
+        return Place.AFTER_REASONING if end.endswith(self._reasoning.ends) else Place.BEFORE_REASONING
 
 
 def _read_reasoning(found: ReasoningFormat, is_open: bool, scan: Scanner, writer: Writer) -> Steps[None]:

@@ -13,6 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from shared.errors import InvalidArgument
 
@@ -78,6 +79,17 @@ class ChatTemplate:
             return _environment().from_string(source)
         except TemplateError as error:
             raise InvalidArgument(f"model: its chat template does not compile: {error}", field="model") from None
+
+    def text_of(self, prompt: ChatPrompt) -> str:
+        if not prompt.messages:
+            raise InvalidArgument("messages must hold at least one message", field="messages")
+        return self.render(
+            prompt.messages,
+            tools=prompt.tools,
+            open_turn=prompt.open_turn,
+            continue_last=prompt.continue_last,
+            variables=prompt.template_variables,
+        )
 
     def render(
         self,

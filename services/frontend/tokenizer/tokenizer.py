@@ -113,6 +113,9 @@ class Tokenizer:
         """The text of a token that stands for itself, whatever the vocabulary's way of writing; None for others."""
         return self._added.get(token_id)
 
+    def has_token(self, text: str) -> bool:
+        return self._hf.token_to_id(text) is not None
+
     @property
     def vocab_size(self) -> int:
         """Ids it can name, added tokens included; a model may have more rows."""

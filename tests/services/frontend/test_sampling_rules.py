@@ -168,4 +168,4 @@ def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
 def test_a_model_that_recommends_nonsense_is_a_start_up_error(tmp_path: Path) -> None:
     tokenizer = Tokenizer(write_folder(tmp_path, generation_config={"top_p": 7.0}), threads=1)
     with pytest.raises(InvalidArgument, match=r"generation_config.json: top_p must be in \(0, 1\], got 7.0."):
-        InputProcessor(tokenizer, vocab_size=100, max_samples=10)
+        InputProcessor(tokenizer, vocab_size=1000, max_samples=10)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.frontend.output_processor.parsing.json_calls import Keys, blocks
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording
 from services.frontend.output_processor.parsing.writer import Writer
 
 
@@ -23,6 +24,7 @@ class ToolFormat:
     read: Callable[[Scanner, Writer, ToolSchemas], Steps[None]]
     tokens: tuple[str, ...]  # markup that tokenizers have as special tokens: it must not be left out of the text
     new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
+    wordings: tuple[Wording, ...] = ()  # for models that must call; the first whose token is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,11 @@ class ReasoningFormat:
     tokens: tuple[str, ...]
     starts: tuple[str, ...] = ()  # what begins reasoning; a prompt may end with it
     ends: tuple[str, ...] = ()
+    after_end: str = ""  # what follows the end in front of the answer
+    content_start: str = ""  # what begins the content
 
 
-def json_blocks(start: str, *ends: str, keys: Keys | None = None) -> ToolFormat:
+def json_blocks(start: str, *ends: str, keys: Keys | None = None, wording: Wording | None = None) -> ToolFormat:
     """JSON objects between markers; without `ends` up to the end of the JSON."""
     markers = Markers(start)
     keys = keys or Keys()
@@ -43,4 +47,4 @@ def json_blocks(start: str, *ends: str, keys: Keys | None = None) -> ToolFormat:
     def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
         yield from blocks(scan, writer, markers, ends, keys)
 
-    return ToolFormat(read, (start, *ends))
+    return ToolFormat(read, (start, *ends), wordings=() if wording is None else (wording,))

@@ -15,7 +15,7 @@ TOOL_PARSERS = {
     "apertus": "apertus",
     "cohere_command3": "cohere_command3",
     "deepseek_v3": "deepseek_v3",
-    "deepseek_v31": "deepseek_v3",
+    "deepseek_v31": "deepseek_v3:V31",
     "deepseek_v32": "deepseek_v32",
     "deepseek_v4": "deepseek_v32:V4",
     "ernie45": "hermes",

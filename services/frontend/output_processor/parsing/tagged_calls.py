@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps, one_newline
-from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
-from services.frontend.output_processor.parsing.typed_arguments import TypedArguments
+from services.frontend.output_processor.parsing.tool_schemas import ANYTHING, ToolSchemas
+from services.frontend.output_processor.parsing.typed_arguments import STRING, TypedArguments
+from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, sequence, text_parameters
 from services.frontend.output_processor.parsing.writer import Writer
 
 NAME = re.compile(r"[^<>\"\n]+")
@@ -35,7 +36,7 @@ class Tags:
     parameter: str
     keyed: Mapping[str, Types]  # with the types that the value then has; None: the tool's schema says
     parameter_end: str
-    fillers: tuple[str, ...] = ()  # around functions, without meaning
+    fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
     bare_functions: bool = False  # the block's tag is sometimes missing
     ends: Markers = field(init=False)
@@ -52,7 +53,24 @@ def tagged(tags: Tags, *tokens: str) -> ToolFormat:
     def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
         yield from _Reading(tags, scan, writer, schemas).run()
 
-    return ToolFormat(read, tokens)
+    return ToolFormat(read, tokens, wordings=(_wording(tags),))
+
+
+def _wording(tags: Tags) -> Wording:
+    line = "\n" if tags.on_lines else ""
+    before, after = tags.fillers or ("", "")
+    closes = {types: close for close, types in tags.keyed.items()}
+    texts = ParameterTexts(
+        function=f"{before}{tags.function}NAME{tags.named}\n",
+        function_end=tags.function_end + after,
+        parameter=f"{tags.parameter}KEY{closes.get(ANYTHING - STRING, closes[None])}{line}",
+        parameter_end=f"{line}{tags.parameter_end}\n",
+        string_parameter=f"{tags.parameter}KEY{closes.get(STRING, closes[None])}{line}",
+    )
+    call = text_parameters(texts)
+    if tags.bare_functions:  # a block for each
+        return Wording(lambda tool: sequence(f"{tags.block}\n", call(tool), f"\n{tags.block_end}"))
+    return Wording(call, before=f"{tags.block}\n", after=f"\n{tags.block_end}")
 
 
 class _Reading:

@@ -36,4 +36,11 @@ def _body(scan: Scanner, ends: Markers, sink: Sink) -> Steps[None]:
         scan.at -= len(openai.START)
 
 
-FORMAT = ReasoningFormat(read, openai.TOKENS)
+FORMAT = ReasoningFormat(
+    read,
+    openai.TOKENS,
+    starts=(f"{openai.CHANNEL}analysis{openai.MESSAGE}",),
+    ends=(openai.END,),
+    after_end=f"{openai.START}assistant",
+    content_start=f"{openai.CHANNEL}final{openai.MESSAGE}",
+)

@@ -5,6 +5,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 START, END = "<|tools_prefix|>", "<|tools_suffix|>"
@@ -45,4 +46,5 @@ def _calls(scan: Scanner, writer: Writer) -> Steps[None]:
     scan.settle()
 
 
-FORMAT = ToolFormat(read, (START, END))
+WORDING = Wording(json_arguments("{NAME: ", "}"), before=f"{START}[", between=", ", after=f"]{END}")
+FORMAT = ToolFormat(read, (START, END), wordings=(WORDING,))

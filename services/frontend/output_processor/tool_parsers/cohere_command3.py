@@ -5,6 +5,13 @@
 
 from services.frontend.output_processor.parsing.formats import json_blocks
 from services.frontend.output_processor.parsing.json_calls import Keys
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
 KEYS = Keys(name="tool_name", id="")  # its ids count from 0 in every answer: not unique in a conversation
-FORMAT = json_blocks("<|START_ACTION|>", "<|END_ACTION|>", keys=KEYS)
+WORDING = Wording(
+    json_arguments('    {"tool_call_id": "0", "tool_name": NAME, "parameters": ', "}"),
+    before="<|START_ACTION|>[\n",
+    between=",\n",
+    after="\n]<|END_ACTION|>",
+)
+FORMAT = json_blocks("<|START_ACTION|>", "<|END_ACTION|>", keys=KEYS, wording=WORDING)

@@ -15,6 +15,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -63,4 +64,8 @@ def _name(scan: Scanner) -> Steps[str]:
     return (yield from scan.whole(NAME, LONGEST_NAME)).strip()
 
 
-FORMAT = ToolFormat(read, (BLOCK, BLOCK_END, CALL, SEPARATOR, CALL_END))
+TOKENS = (BLOCK, BLOCK_END, CALL, SEPARATOR, CALL_END)
+FENCED = json_arguments(f"{CALL}{KIND}{SEPARATOR}NAME\n{FENCE}\n", f"\n```{CALL_END}", quote=False)
+BARE = json_arguments(f"{CALL}NAME{SEPARATOR}", CALL_END, quote=False)
+FORMAT = ToolFormat(read, TOKENS, wordings=(Wording(FENCED, before=BLOCK, after=BLOCK_END),))
+V31 = ToolFormat(read, TOKENS, wordings=(Wording(BARE, before=BLOCK, between="", after=BLOCK_END),))

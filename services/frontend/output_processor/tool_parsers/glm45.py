@@ -16,6 +16,7 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Marker
 from services.frontend.output_processor.parsing.tagged_calls import no_padding
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.typed_arguments import TypedArguments
+from services.frontend.output_processor.parsing.wording import ParameterTexts, Wording, text_parameters
 from services.frontend.output_processor.parsing.writer import Writer
 
 START, END = "<tool_call>", "</tool_call>"
@@ -60,4 +61,11 @@ def _call(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
     arguments.close()
 
 
-FORMAT = ToolFormat(read, (START, END, KEY, KEY_END, VALUE, VALUE_END))
+TEXTS = ParameterTexts(
+    function=f"{START}NAME\n",
+    function_end=END,
+    parameter=f"{KEY}KEY{KEY_END}\n{VALUE}",
+    parameter_end=f"{VALUE_END}\n",
+)
+WORDING = Wording(text_parameters(TEXTS))
+FORMAT = ToolFormat(read, (START, END, KEY, KEY_END, VALUE, VALUE_END), wordings=(WORDING,))

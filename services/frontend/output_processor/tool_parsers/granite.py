@@ -4,6 +4,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import Keys, blocks
 from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 STARTS = ("<|tool_call|>", "<tool_call>")
@@ -14,4 +15,5 @@ def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
     yield from blocks(scan, writer, MARKERS, (), Keys())
 
 
-FORMAT = ToolFormat(read, STARTS)
+WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="<|tool_call|>[", between=", ", after="]")
+FORMAT = ToolFormat(read, STARTS, wordings=(WORDING,))

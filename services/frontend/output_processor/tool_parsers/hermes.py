@@ -6,5 +6,7 @@
 """
 
 from services.frontend.output_processor.parsing.formats import json_blocks
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
-FORMAT = json_blocks("<tool_call>", "</tool_call>")
+WORDING = Wording(json_arguments('<tool_call>\n{"name": NAME, "arguments": ', "}\n</tool_call>"))
+FORMAT = json_blocks("<tool_call>", "</tool_call>", wording=WORDING)

@@ -14,7 +14,9 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
 from services.frontend.output_processor.parsing.writer import Writer
+from services.frontend.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -61,4 +63,10 @@ def new_id(index: int, name: str) -> str:
     return f"{PREFIX}{name}:{index}"
 
 
-FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id)
+def _worded(tool: Tool) -> Json:
+    number = {"type": "regex", "pattern": "[0-9]{1,3}"}
+    return sequence(f"{CALL}{PREFIX}{tool.name}:", number, ARGUMENTS, schema(arguments_schema(tool)), CALL_END)
+
+
+WORDING = Wording(_worded, before=SECTION, between="", after=SECTION_END)
+FORMAT = ToolFormat(read, (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END), new_id, (WORDING,))

@@ -5,6 +5,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import Keys, any_name, calls, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 TAG = "<|python_tag|>"
@@ -28,4 +29,5 @@ def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
         is_name = any_name
 
 
-FORMAT = ToolFormat(read, (TAG,))
+WORDING = Wording(json_arguments('{"name": NAME, "parameters": ', "}"), between="; ")
+FORMAT = ToolFormat(read, (TAG,), wordings=(WORDING,))

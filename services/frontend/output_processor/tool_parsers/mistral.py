@@ -10,6 +10,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, Keys, calls, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -53,4 +54,6 @@ def new_id(_index: int, _name: str) -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(ID_LENGTH))
 
 
-FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id)
+NAMED = Wording(json_arguments(f"{START}NAME{ARGUMENTS}", "", quote=False), between="", needs=ARGUMENTS)
+LISTED = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before=f"{START}[", between=", ", after="]")
+FORMAT = ToolFormat(read, (START, ID, ARGUMENTS), new_id, (NAMED, LISTED))

@@ -11,6 +11,7 @@ from services.frontend.output_processor.parsing.delimited_calls import arguments
 from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -61,4 +62,8 @@ def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
         scan.settle()
 
 
-FORMAT = ToolFormat(read, TOKENS)
+WORDING = Wording(
+    json_arguments(f"{CHANNEL}commentary to={FUNCTIONS}NAME {CONSTRAIN}json{MESSAGE}", "", quote=False),
+    between=f"{CALL}{START}assistant",
+)
+FORMAT = ToolFormat(read, TOKENS, wordings=(WORDING,))

@@ -3,5 +3,7 @@
 from dataclasses import replace
 
 from services.frontend.output_processor.parsing.formats import json_blocks
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 
-FORMAT = replace(json_blocks("functools"), tokens=("<|tool_call|>", "<|/tool_call|>"))
+WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="functools[", between=", ", after="]")
+FORMAT = replace(json_blocks("functools", wording=WORDING), tokens=("<|tool_call|>", "<|/tool_call|>"))

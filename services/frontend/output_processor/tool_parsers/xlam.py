@@ -4,6 +4,7 @@ from services.frontend.output_processor.parsing.formats import ToolFormat
 from services.frontend.output_processor.parsing.json_calls import Keys, calls, close
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.parsing.wording import Wording, json_arguments
 from services.frontend.output_processor.parsing.writer import Writer
 
 FENCE = "```json"
@@ -26,4 +27,5 @@ def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
             return
 
 
-FORMAT = ToolFormat(read, ())
+WORDING = Wording(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")
+FORMAT = ToolFormat(read, (), wordings=(WORDING,))

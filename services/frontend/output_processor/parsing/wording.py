@@ -1,0 +1,112 @@
+"""Calls as models have to write them when they must call: structural formats, as in
+shared/structured_output/structural_tag.py, that the format's own parser reads back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.request import Tool
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How to write some calls."""
+
+    call: Callable[[Tool], Json]  # one of them
+    before: str = ""
+    between: str = "\n"
+    after: str = ""
+    needs: str = ""  # a token that only some vocabularies of the family have
+
+
+def const(text: str) -> Json:
+    return {"type": "const_string", "value": text}
+
+
+def sequence(*elements: Json | str) -> Json:
+    """Texts stand for themselves; empty ones are left out."""
+    written = [const(element) if isinstance(element, str) else element for element in elements if element]
+    return written[0] if len(written) == 1 else {"type": "sequence", "elements": written}
+
+
+def one_of(elements: Iterable[Json]) -> Json:
+    options = list(elements)
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+
+
+def optional(content: Json) -> Json:
+    return {"type": "optional", "content": content}
+
+
+def schema(document: Any) -> Json:
+    return {"type": "json_schema", "json_schema": document}
+
+
+def arguments_schema(tool: Tool) -> Json:
+    """Of an object; of an empty one where a tool has no parameters."""
+    if not tool.parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object", **tool.parameters}
+
+
+def json_arguments(begin: str, end: str, *, quote: bool = True) -> Callable[[Tool], Json]:
+    """Arguments in JSON; in `begin`, NAME stands for the function's name, in quotation marks if `quote`."""
+
+    def call(tool: Tool) -> Json:
+        name = json.dumps(tool.name, ensure_ascii=False) if quote else tool.name
+        return sequence(begin.replace("NAME", name), schema(arguments_schema(tool)), end)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTexts:
+    """Around a function and its parameters; NAME and KEY stand for what they say."""
+
+    function: str
+    function_end: str
+    parameter: str
+    parameter_end: str
+    string_parameter: str = ""  # where strings are marked
+
+    def begin(self, key: str, document: Any) -> str:
+        is_string = isinstance(document, dict) and document.get("type") == "string"
+        return ((is_string and self.string_parameter) or self.parameter).replace("KEY", key)
+
+
+def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
+    """Parameters one by one, in the order of the schema."""
+
+    def call(tool: Tool) -> Json:
+        needed = tool.parameters.get("required") or ()
+        written = []
+        for key, document in (tool.parameters.get("properties") or {}).items():
+            value = _value(document, tool.parameters)
+            tag = {"type": "tag", "begin": texts.begin(key, document), "content": value, "end": texts.parameter_end}
+            written.append(tag if key in needed else optional(tag))
+        return sequence(texts.function.replace("NAME", tool.name), *written, texts.function_end)
+
+    return call
+
+
+def _value(document: Any, root: Mapping[str, Any]) -> Json:
+    """Strings as plain text, up to the parameter's end; of a closed list one of its texts."""
+    if not isinstance(document, dict) or document.get("type") != "string":
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return schema({**shared, **document} if isinstance(document, dict) else document)
+    options = document.get("enum") or ([document["const"]] if "const" in document else [])
+    if options and all(isinstance(option, str) and option for option in options):
+        return one_of(const(option) for option in options)
+    return {"type": "any_text"}
+
+
+def calls(wording: Wording, tools: Iterable[Tool], *, only_one: bool) -> Json:
+    """At least one call."""
+    one = one_of(wording.call(tool) for tool in tools)
+    more = {"type": "star", "content": sequence(wording.between, one)}
+    return sequence(wording.before, one, *(() if only_one else (more,)), wording.after)
