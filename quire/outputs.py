@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -20,6 +21,38 @@ class Logprob:
     logprob: float
     rank: int
     top: dict[int, float]
+
+
+class FlatLogprobs(Sequence[Logprob]):
+    """Positions kept as arrays: a fraction of the memory where there are many. Reads like a list of Logprob."""
+
+    def __init__(self) -> None:
+        self.starts = array("q", [0])  # of each position's entries, and where the last one's end
+        self.token_ids = array("q")
+        self.logprobs = array("d")
+        self.ranks = array("q")
+
+    def extend(self, arrays: pb.LogprobArrays) -> None:
+        for count in arrays.entry_counts:
+            self.starts.append(self.starts[-1] + count)
+        self.token_ids.extend(arrays.token_ids)
+        self.logprobs.extend(arrays.logprobs)
+        self.ranks.extend(arrays.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @overload
+    def __getitem__(self, index: int) -> Logprob: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Logprob]: ...
+    def __getitem__(self, index: int | slice) -> Logprob | list[Logprob]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start, end = self.starts[index], self.starts[index + 1]
+        top = dict(zip(self.token_ids[start + 1 : end], self.logprobs[start + 1 : end], strict=True))
+        return Logprob(self.token_ids[start], self.logprobs[start], self.ranks[index], top)
 
 
 @dataclass(slots=True)
@@ -45,7 +78,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # stop, length, cancelled, deadline, repetition
     stop_reason: int | str | None = None  # the stop token or string that matched
-    logprobs: list[Logprob] | None = None
+    logprobs: Sequence[Logprob] | None = None
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
@@ -59,6 +92,7 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prompt_logprobs: Sequence[Logprob] | None = None  # from prompt_logprob_start on, which is at least 1
 
     @property
     def text(self) -> str:
@@ -118,8 +152,8 @@ def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> N
     sample.token_ids.extend(message.token_ids)
     if isinstance(message, pb.ChatResponse):
         _add_parts(sample, message)
-    if message.logprobs:
-        sample.logprobs = (sample.logprobs or []) + [_logprob(entry) for entry in message.logprobs]
+    sample.logprobs = _more(sample.logprobs, message.logprobs, message.flat_logprobs)
+    result.prompt_logprobs = _more(result.prompt_logprobs, message.prompt_logprobs, message.flat_prompt_logprobs)
     if message.finish_reason:
         sample.finish_reason = finish_reason(message)
         kind = message.WhichOneof("stop_reason")
@@ -136,6 +170,18 @@ def _add_parts(sample: CompletionOutput, message: pb.ChatResponse) -> None:
             sample.tool_calls.append(_tool_call(piece))
         else:
             sample.tool_calls[piece.index].arguments += piece.arguments
+
+
+def _more(
+    known: Sequence[Logprob] | None, entries: Sequence[pb.TokenLogprobs], arrays: pb.LogprobArrays
+) -> Sequence[Logprob] | None:
+    """`known` with what a message added in either form."""
+    if entries:
+        return [*(known or ()), *map(_logprob, entries)]
+    if arrays.ranks:
+        known = known if isinstance(known, FlatLogprobs) else FlatLogprobs()
+        known.extend(arrays)
+    return known
 
 
 def _logprob(entry: pb.TokenLogprobs) -> Logprob:

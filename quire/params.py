@@ -88,6 +88,10 @@ class SamplingParams:
     repetition_detection: RepetitionDetection | None = None
     logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
+    prompt_logprobs: int | None = None
+    prompt_logprob_start: int | None = None
+    prompt_logprob_token_ids: Sequence[Sequence[int]] = ()
+    flat_logprobs: bool = False
     thinking_token_budget: int | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
@@ -109,6 +113,8 @@ class SamplingParams:
                 getattr(message, item.name).update(value)
             elif isinstance(value, RepetitionDetection):
                 getattr(message, item.name).CopyFrom(value.to_proto())
+            elif item.name == "prompt_logprob_token_ids":
+                message.prompt_logprob_token_ids.extend(pb.NamedTokens(ids=ids) for ids in value)
             elif isinstance(value, Sequence):
                 getattr(message, item.name).extend(value)
             else:

@@ -9,12 +9,12 @@ from shared.pb.common.v1.finish_pb2 import FinishReason
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one output position."""
+    """Of one position."""
 
     token_id: int
     logprob: float
     rank: int  # 1: the most likely token
-    top: list[tuple[int, float]]  # the most likely tokens, best first
+    top: list[tuple[int, float]]  # the most likely tokens, best first, or those that were named
 
 
 class Finish(NamedTuple):
@@ -34,3 +34,4 @@ class Delta(NamedTuple):
     logprobs: list[TokenLogprobs]  # one per token if asked for, else empty
     finish: Finish | None
     parts: list[Part] | None = None  # the text taken apart, if the request asks for that and there is a format for it
+    prompt_logprobs: list[TokenLogprobs] = []  # noqa: RUF012 - in the first one of a prompt's first sample, if asked for

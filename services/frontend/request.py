@@ -92,6 +92,10 @@ class Sampling:
     repetition_detection: RepetitionDetection | None = None
     logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
+    prompt_logprobs: int | None = None
+    prompt_logprob_start: int = 0
+    prompt_logprob_token_ids: Sequence[Sequence[int]] = ()  # by position from prompt_logprob_start on
+    flat_logprobs: bool = False
     thinking_token_budget: int | None = None  # -1: no bound, like None
     structured_output: sampling_pb2.StructuredOutput | None = None
     detokenize: bool = True
@@ -122,6 +126,10 @@ class Request:
     tool_use: ToolUse | None = None
     include_reasoning: bool = True
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        return self.sampling.prompt_logprobs is not None or bool(self.sampling.prompt_logprob_token_ids)
 
     @property
     def num_samples(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.plan import Events, Finished, LogprobColumns, Started, TokenColumns
+from services.scheduler.core.plan import Events, Finished, LogprobColumns, PromptPart, Started, TokenColumns
 from services.scheduler.core.sequence import Reason
+from shared.columns import u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
@@ -30,6 +31,8 @@ class Batches:
     def add(self, events: Events) -> None:
         for started in events.started:
             self._last(started.sequence.owner).started.append(_started(started))
+        for part in events.prompts:
+            _add_prompt(self._last(part.sequence.owner).prompt_logprobs, part)
         for columns in events.tokens:
             self._add_tokens(columns)
         for finished in events.finished:
@@ -89,6 +92,16 @@ def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
         batch.logprobs.token_ids = logprobs.entries.token_ids.tobytes()
         batch.logprobs.logprobs = logprobs.entries.logprobs.tobytes()
         batch.logprobs.ranks = logprobs.entries.ranks.tobytes()
+
+
+def _add_prompt(batch: pb.PromptLogprobBatch, part: PromptPart) -> None:
+    entries = part.entries
+    batch.sequence_ids += u32_bytes([part.sequence.stream])
+    batch.position_counts += u32_bytes([len(entries.ranks)])
+    batch.entry_counts += entries.entry_counts.tobytes()
+    batch.token_ids += entries.token_ids.tobytes()
+    batch.logprobs += entries.logprobs.tobytes()
+    batch.ranks += entries.ranks.tobytes()
 
 
 def _started(started: Started) -> pb.StartedSequence:

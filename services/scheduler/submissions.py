@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Failure, Sequence
-from shared import block_hash
+from shared import block_hash, prompt_logprobs
 from shared.columns import u32
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -55,6 +55,7 @@ class SequenceFactory:
                 block_hashes=list(hashes),
                 skip_reading_prefix_cache=submission.sampling.skip_reading_prefix_cache,
                 asks_logprobs=submission.sampling.HasField("logprobs") or bool(submission.sampling.logprob_token_ids),
+                prompt_logprobs_from=prompt_logprobs.first_position(payload.sampling),
                 repetition=_repetition(submission.sampling),
                 min_output_tokens=submission.sampling.min_tokens,
                 grammar_id=grammar_id,
@@ -86,6 +87,7 @@ def _payload(submission: pb.Submission, index: int) -> Payload:
     if index:
         sampling = sampling_pb2.SamplingParams()
         sampling.CopyFrom(submission.sampling)
+        prompt_logprobs.forget(sampling)
         sampling.seed = (sampling.seed + index + 2**63) % 2**64 - 2**63  # wraps as int64
     return Payload(
         sampling,

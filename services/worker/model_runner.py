@@ -6,7 +6,7 @@ looked at this one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.models.decoder import Decoder
 from services.worker.sampling.component import Positions, upload
-from services.worker.sampling.logprobs import RowLogprobs
+from services.worker.sampling.prompt_logprobs import PromptRows
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.accept import Choose, accept, choose_coupled
@@ -51,6 +51,7 @@ class Outcome:
     timings: Timings
     refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
     features: Tensor = None  # [num_tokens, hidden_size] on the device, where somebody wants them
+    prompt_logprobs: pb.PromptLogprobColumns | None = None
 
     @property
     def drafted(self) -> bool:
@@ -100,40 +101,42 @@ class Launch:
         clock: Clock,
         marks: list[Any],
         downloads: list[Tensor],
-        logprobs: RowLogprobs | None,
+        sampled: Sampled,
         *,
         drafts: DraftRows | None,
         features: Tensor,
     ) -> None:
-        """`downloads`: token ids, then the tensors of `logprobs`; on the host once the last mark has passed."""
+        """`downloads`: the tensors of `sampled`; on the host once the last mark has passed."""
         self._clock, self._marks = clock, marks
         self._downloads = downloads
-        self._logprobs = logprobs
+        self._sampled = sampled
         self._drafts, self._features = drafts, features
 
     def wait(self) -> Outcome:
         self._clock.wait(self._marks[-1])
         token_ids, *rest = (tensor.numpy() for tensor in self._downloads)
-        if self._drafts is not None:
-            return self._verified(self._drafts, token_ids, rest)
-        logprobs = self._logprobs.to_proto(*rest) if self._logprobs else None
-        counts = np.ones(len(token_ids), dtype=np.int32)
-        return Outcome(token_ids, counts, logprobs, self._timings, features=self._features)
+        sampled = self._sampled
+        outcome = Outcome(
+            token_ids,
+            np.ones(len(token_ids), dtype=np.int32),
+            sampled.logprobs.to_proto(*rest[:3]) if sampled.logprobs else None,
+            self._timings,
+            features=self._features,
+            prompt_logprobs=sampled.prompts.to_proto(*rest[-3:]) if sampled.prompts else None,
+        )
+        return outcome if self._drafts is None else self._verified(self._drafts, outcome)
 
     @property
     def _timings(self) -> Timings:
         return Timings(*self._clock.spans_us(self._marks))
 
-    def _verified(self, drafts: DraftRows, token_ids: I32, rest: list[Any]) -> Outcome:
-        kept = token_ids != REFUSED
-        logprobs = self._logprobs.to_proto(rest[0], rest[1], rest[2], kept) if self._logprobs else None
-        return Outcome(
-            token_ids[kept],
-            drafts.counted(token_ids),
-            logprobs,
-            self._timings,
+    def _verified(self, drafts: DraftRows, outcome: Outcome) -> Outcome:
+        kept = outcome.token_ids != REFUSED
+        return replace(
+            outcome,
+            token_ids=outcome.token_ids[kept],
+            token_counts=drafts.counted(outcome.token_ids),
             refused_tokens=np.flatnonzero(~kept),
-            features=self._features,
         )
 
 
@@ -174,23 +177,29 @@ class ModelRunner:
         self._model = model
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+        asked = self.sampler.prompts.rows(inputs)
         if self._graphs is not None:
             if inputs.rows_changed:
                 self._graphs.forget_rows()
-            if self._graphs.takes(inputs, new_blocks):
+            if asked is None and self._graphs.takes(inputs, new_blocks):
                 return self._launch_graph(self._graphs, inputs, new_blocks)
         marks = [self._clock.mark()]
         up = self._upload(inputs, new_blocks)
-        batch = self._batch(inputs, up)
+        wanted = self._wanted(inputs, up, asked)
+        batch = self._batch(inputs, up, wanted)
         marks.append(self._clock.mark())
-        hidden = self._model.forward(batch, self.caches) if inputs.num_tokens else None
+        hidden: Tensor = self._model.forward(batch, self.caches) if inputs.num_tokens else None
         marks.append(self._clock.mark())
         sampled = Sampled(self.slot_memory.last_tokens[:0], None)
         features: Tensor = hidden if self.keeps_features else None
-        if features is not None:
-            hidden = features.index_select(0, up.sampling_tokens)
+        if features is not None and wanted is not None:
+            hidden = features.index_select(0, wanted)
         if inputs.num_samples:
-            sampled = self._sample(self._model.logits(hidden), inputs, up.sampling_slots, up.sample_positions)
+            logits = self._model.logits(hidden if asked is None else hidden[: inputs.num_samples])
+            sampled = self._sample(logits, inputs, up.sampling_slots, up.sample_positions)
+        if asked is not None:
+            told = self.sampler.prompts.collect(hidden[inputs.num_samples :], asked, self._model.logits)
+            sampled = replace(sampled, prompts=told)
         return self._land(marks, sampled, inputs.drafts, features)
 
     def _launch_graph(self, graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
@@ -216,7 +225,7 @@ class ModelRunner:
     ) -> Launch:
         downloads = self._download(sampled)
         marks.append(self._clock.mark())
-        return Launch(self._clock, marks, downloads, sampled.logprobs, drafts=drafts, features=features)
+        return Launch(self._clock, marks, downloads, sampled, drafts=drafts, features=features)
 
     def _upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self.slot_memory.table_width + new_blocks.columns
@@ -241,7 +250,15 @@ class ModelRunner:
             )
         )
 
-    def _batch(self, inputs: StepInputs, up: Uploaded) -> ForwardBatch:
+    def _wanted(self, inputs: StepInputs, up: Uploaded, asked: PromptRows | None) -> Tensor:
+        """Tokens whose hidden states are wanted: the sampling ones, then those that lead to the prompts' own; None for
+        all of them in their order."""
+        if asked is None:
+            return None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens
+        (tokens,) = self._staging.upload([np.concatenate((inputs.sampling_tokens, asked.tokens))])
+        return tokens
+
+    def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor) -> ForwardBatch:
         tables = self._tables_of(inputs, up)
         return ForwardBatch(
             token_ids=self._feed(inputs, up),
@@ -254,8 +271,8 @@ class ModelRunner:
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
-            logit_tokens=None if self.keeps_features or inputs.num_samples == inputs.num_tokens else up.sampling_tokens,
-            last=self._last(inputs, up, tables),
+            logit_tokens=None if self.keeps_features else wanted,
+            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
         )
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
@@ -307,8 +324,9 @@ class ModelRunner:
         return Sampled(token_ids, settled.logprobs)
 
     def _download(self, sampled: Sampled) -> list[Tensor]:
-        found = sampled.logprobs
-        tensors = [sampled.token_ids] + ([found.token_ids, found.logprobs, found.ranks] if found else [])
+        tensors = [sampled.token_ids]
+        for found in (sampled.logprobs, sampled.prompts and sampled.prompts.entries):
+            tensors += [found.token_ids, found.logprobs, found.ranks] if found else []
         if self._device.is_synchronous:
             return tensors
         return [torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in tensors]

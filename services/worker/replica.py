@@ -73,6 +73,7 @@ class Flight:
             token_counts=self._column(outcome.token_counts) if len(self.idle) or outcome.drafted else b"",
             draft_counts=self._column(drafts.counts) if drafts else b"",
             logprobs=outcome.logprobs,
+            prompt_logprobs=outcome.prompt_logprobs,
             failures=failures,
             timings=pb.StepTimings(
                 wait_us=wait_us,

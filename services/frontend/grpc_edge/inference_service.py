@@ -57,7 +57,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             async for deltas in generation:
                 for delta in deltas:
                     response = to_message(request.request_id, delta)
-                    if is_first or delta.finish is not None or delta.logprobs:
+                    if is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
                         responses.complete(response, delta, generation, is_first)
                         is_first = False
                     await context.write(response)

@@ -103,8 +103,10 @@ def _plain(value: Any) -> Any:
         return float(str(np.float32(value)))
     if isinstance(value, sampling_pb2.RepetitionDetection):
         return RepetitionDetection(value.max_pattern_size, value.min_count, value.min_pattern_size or 1)
+    if isinstance(value, sampling_pb2.NamedTokens):
+        return tuple(value.ids)
     if isinstance(value, MutableMapping):
         return dict(value)
     if isinstance(value, MutableSequence):
-        return tuple(value)
+        return tuple(map(_plain, value))
     return value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.frontend.catalogue import CatalogueEntry
 from services.frontend.delta import Delta, Finish, TokenLogprobs
 from services.frontend.generation import Generation, Usage
@@ -38,8 +40,8 @@ def _add_part(response: pb.ChatResponse, part: Part) -> None:
 
 def complete(response: Response, delta: Delta, generation: Generation, is_first: bool) -> None:
     """What only some messages carry."""
-    if delta.logprobs:
-        response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
+    if delta.logprobs or delta.prompt_logprobs:
+        _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
     if delta.finish is not None:
         _add_finish(response, delta.finish)
     if is_first or delta.finish is not None:
@@ -58,6 +60,27 @@ def _add_finish(response: Response, finish: Finish) -> None:
         response.stop_string = finish.stop_string
     elif finish.stop_token_id is not None:
         response.stop_token_id = finish.stop_token_id
+
+
+def _add_logprobs(response: Response, delta: Delta, *, flat: bool) -> None:
+    if not flat:
+        response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
+        response.prompt_logprobs.extend(_logprobs(entry) for entry in delta.prompt_logprobs)
+        return
+    if delta.logprobs:
+        response.flat_logprobs.CopyFrom(_arrays(delta.logprobs))
+    if delta.prompt_logprobs:
+        response.flat_prompt_logprobs.CopyFrom(_arrays(delta.prompt_logprobs))
+
+
+def _arrays(entries: Sequence[TokenLogprobs]) -> pb.LogprobArrays:
+    pairs = [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
+    return pb.LogprobArrays(
+        entry_counts=[1 + len(entry.top) for entry in entries],
+        token_ids=[token_id for token_id, _ in pairs],
+        logprobs=[logprob for _, logprob in pairs],
+        ranks=[entry.rank for entry in entries],
+    )
 
 
 def _logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:

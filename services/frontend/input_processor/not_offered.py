@@ -32,10 +32,6 @@ ASKS: Mapping[str, Asks] = {
     # what OpenAI has replaced with tools
     "functions": _given,
     "function_call": _not("none", "auto"),
-    # log-probabilities beyond those of the sampled positions
-    "prompt_logprobs": _present,
-    "prompt_logprob_start": _given,
-    "flat_logprobs": _given,
     # other ways to search
     "use_beam_search": _given,
     "beam_search": _present,

@@ -89,6 +89,7 @@ class InputProcessor:
         for prompt in request.prompts:
             token_ids = prompt_limits.truncate(await self.tokenize(prompt), request, limits.max_model_len)
             prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
+            prompt_limits.check_prompt_logprobs(sampling, len(token_ids))
             column = i32_bytes(token_ids)
             work = Work(
                 request_id=request.request_id,
@@ -187,6 +188,9 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         repetition_detection=_detection(sampling.repetition_detection),
         logprobs=sampling.logprobs,
         logprob_token_ids=sampling.logprob_token_ids,
+        prompt_logprobs=sampling.prompt_logprobs,
+        prompt_logprob_start=sampling.prompt_logprob_start or None,
+        prompt_logprob_token_ids=[sampling_pb2.NamedTokens(ids=ids) for ids in sampling.prompt_logprob_token_ids],
         thinking_token_budget=sampling.thinking_token_budget,
         structured_output=sampling.structured_output,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,

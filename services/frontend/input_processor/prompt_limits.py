@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.frontend.request import Request
+from services.frontend.request import Request, Sampling
 from shared.errors import InvalidArgument
 
 AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
@@ -54,6 +54,20 @@ def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int) 
             "Make sure that `max_model_len` is no smaller than the number of text tokens (prompt + requested output).",
             field="prompt",
         )
+
+
+def check_prompt_logprobs(sampling: Sampling, num_prompt_tokens: int) -> None:
+    """Where the first of them stands, and that none is asked for that the prompt does not have."""
+    start, named = sampling.prompt_logprob_start, len(sampling.prompt_logprob_token_ids)
+    if start >= num_prompt_tokens:
+        message = f"prompt_logprob_start must be less than the prompt's length, {num_prompt_tokens}, got {start}."
+        raise InvalidArgument(message, field="prompt_logprob_start")
+    if start + named > num_prompt_tokens:
+        message = (
+            f"prompt_logprob_token_ids has {named} positions from {start} on; "
+            f"the prompt has {num_prompt_tokens} tokens."
+        )
+        raise InvalidArgument(message, field="prompt_logprob_token_ids")
 
 
 def output_length(request: Request, num_prompt_tokens: int, max_model_len: int, recommended: int | None) -> int:

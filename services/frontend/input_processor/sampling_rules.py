@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 from services.frontend.request import RepetitionDetection, Sampling
@@ -103,6 +104,26 @@ RULES = (
         "logprobs must be non-negative or -1, got {s.logprobs}.",
     ),
     Rule(
+        "prompt_logprobs",
+        lambda s: s.prompt_logprobs is None or s.prompt_logprobs >= WHOLE_VOCABULARY,
+        "prompt_logprobs must be non-negative or -1, got {s.prompt_logprobs}.",
+    ),
+    Rule(
+        "prompt_logprob_start",
+        lambda s: s.prompt_logprob_start >= 0,
+        "prompt_logprob_start must be non-negative, got {s.prompt_logprob_start}.",
+    ),
+    Rule(
+        "prompt_logprob_start",
+        lambda s: s.prompt_logprob_start == 0 or s.prompt_logprobs is not None or bool(s.prompt_logprob_token_ids),
+        "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids.",
+    ),
+    Rule(
+        "prompt_logprob_token_ids",
+        lambda s: max(map(len, s.prompt_logprob_token_ids), default=0) <= MAX_LOGPROB_TOKEN_IDS,
+        f"prompt_logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} entries for a position.",
+    ),
+    Rule(
         "logprob_token_ids",
         lambda s: len(s.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS,
         f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} entries.",
@@ -173,15 +194,19 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
         ("logit_bias", sampling.logit_bias),
         ("logprob_token_ids", sampling.logprob_token_ids),
+        ("prompt_logprob_token_ids", [*chain(*sampling.prompt_logprob_token_ids)]),
     ):
         wrong = [i for i in ids if not 0 <= i < vocab_size]
         if wrong:
             raise InvalidArgument(f"{field} contains out-of-vocab token ids: {wrong[:8]}.", field=field)
-    asked = vocab_size if sampling.logprobs == WHOLE_VOCABULARY else sampling.logprobs or 0
-    if asked > max_logprobs:
-        raise InvalidArgument(
-            f"Requested sample logprobs of {asked}, which is greater than max allowed: {max_logprobs}", field="logprobs"
-        )
+    for kind, field, wanted in (
+        ("sample", "logprobs", sampling.logprobs),
+        ("prompt", "prompt_logprobs", sampling.prompt_logprobs),
+    ):
+        asked = vocab_size if wanted == WHOLE_VOCABULARY else wanted or 0
+        if asked > max_logprobs:
+            message = f"Requested {kind} logprobs of {asked}, which is greater than max allowed: {max_logprobs}"
+            raise InvalidArgument(message, field=field)
 
 
 def settle(sampling: Sampling) -> Sampling:

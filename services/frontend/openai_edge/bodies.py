@@ -101,6 +101,9 @@ class GenerationBody(Body):
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
     logprob_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_start: int | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
     thinking_token_budget: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None

@@ -9,6 +9,7 @@ from services.frontend.generation import Generation, Usage
 from services.frontend.openai_edge.format import Frame, ending, usage_object
 from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.message_parts import delta_of, has_calls, message_of
+from services.frontend.openai_edge.prompt_logprobs import prompt_logprobs
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class ChatFormat:
         self._frame = Frame(f"chatcmpl-{request.request_id}", kind, model)
         self._options = options
         self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
+        self._start = request.sampling.prompt_logprob_start
         self._opened: set[int] = set()
         self._called: set[int] = set()  # samples with tool calls
         self._was_free = request.tool_use is None or not request.tool_use.name
@@ -54,7 +56,10 @@ class ChatFormat:
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
         choices = [{"index": delta.sample, "message": self._message(delta), **self._details(delta)} for delta in deltas]
-        return self._frame(choices, usage=usage_object(generation.usage), **self._prompt(generation))
+        more = self._prompt(generation)
+        if self._options.prompt_logprobs:
+            more["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs, self._start, self._texts)
+        return self._frame(choices, usage=usage_object(generation.usage), **more)
 
     def _message(self, delta: Delta) -> dict[str, Any]:
         message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.frontend.delta import Delta
+from services.frontend.delta import Delta, TokenLogprobs
 from services.frontend.generation import Generation, Usage
 from services.frontend.openai_edge.format import Frame, ending, usage_object
 from services.frontend.openai_edge.logprobs import TokenTexts, completion_logprobs
+from services.frontend.openai_edge.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
+from services.frontend.openai_edge.prompt_only import FULL
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -21,34 +23,49 @@ class CompletionFormat:
         self._options = options
         self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
         self._n = request.sampling.n
+        self._start = request.sampling.prompt_logprob_start
         self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
+        self._prompts: dict[int, list[TokenLogprobs]] = {}  # by prompt: what its first sample brought along
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
         more = {}
         if self._options.continuous_usage:
-            more["usage"] = usage_object(generation.sample_usage(delta.sample))
+            more["usage"] = usage_object(self._counted(generation.sample_usage(delta.sample)))
         return [self._frame([self._choice(delta, generation)], **more)]
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return self._frame([], usage=usage_object(usage))
+        return self._frame([], usage=usage_object(self._counted(usage)))
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta, generation) for delta in deltas]
-        return self._frame(choices, usage=usage_object(generation.usage))
+        return self._frame(choices, usage=usage_object(self._counted(generation.usage)))
+
+    def _counted(self, usage: Usage) -> Usage:
+        return usage._replace(completion_tokens=0) if self._options.no_output else usage
 
     def _choice(self, delta: Delta, generation: Generation) -> dict[str, Any]:
+        if self._options.no_output:
+            delta = delta._replace(token_ids=[], text="", logprobs=[], finish=FULL)
         prompt = delta.sample // self._n
         is_first = delta.sample not in self._offsets
         prefix = self._options.prefix[prompt] if is_first and self._options.prefix else ""
         offset = self._offsets.setdefault(delta.sample, len(prefix))
         choice: dict[str, Any] = {"index": delta.sample, "text": prefix + delta.text, "logprobs": None}
+        prompt_ids = generation.prepared[prompt].token_ids
+        if is_first and (self._options.prompt_logprobs or self._options.echoed_logprobs):
+            told = self._prompts.setdefault(prompt, delta.prompt_logprobs)
+            if self._options.prompt_logprobs:
+                choice["prompt_logprobs"] = prompt_logprobs(told, self._start, self._texts)
+            if self._options.echoed_logprobs:
+                choice["logprobs"], offset = echoed_logprobs(prompt_ids[0], told, self._texts)
         if delta.logprobs:
-            choice["logprobs"], offset = completion_logprobs(delta.logprobs, self._texts, offset)
-            self._offsets[delta.sample] = offset
+            own, offset = completion_logprobs(delta.logprobs, self._texts, offset)
+            choice["logprobs"] = joined(choice["logprobs"], own)
+        self._offsets[delta.sample] = offset
         choice |= ending(delta.finish)
         if self._options.token_ids:
             choice["token_ids"] = delta.token_ids
-            choice["prompt_token_ids"] = generation.prepared[prompt].token_ids if is_first else None
+            choice["prompt_token_ids"] = prompt_ids if is_first else None
         if self._options.prompt_text and is_first:
-            choice["prompt_text"] = self._texts.prompt(generation.prepared[prompt].token_ids)
+            choice["prompt_text"] = self._texts.prompt(prompt_ids)
         return choice

@@ -21,7 +21,6 @@ from services.frontend.openai_edge.prompt_only import prompt_only
 from services.frontend.openai_edge.requests import answer_options, chat_request, completion_request
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import Unimplemented
 
 
 class GenerationRoutes:
@@ -47,15 +46,15 @@ class GenerationRoutes:
     async def complete(self, body: CompletionBody, http: Request) -> Response:
         """Continues one prompt or several."""
         body.refuse_unknown()
-        if body.echo and body.logprobs is not None:
-            raise Unimplemented("echo with logprobs is not offered by this server yet", field="echo")
         request = completion_request(body, headers.read(http.headers), self._tokenizer.defaults)
         skip = request.sampling.skip_special_tokens
         options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
         if body.echo and body.max_tokens == 0:
-            one = replace(request, sampling=replace(request.sampling, max_tokens=1))
-            self._processor.check(one)  # the rules hold here too, but for max_tokens
-            return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model).name)
+            request = replace(request, sampling=replace(request.sampling, max_tokens=1))
+            options = replace(options, no_output=True)
+            if not request.asks_prompt_logprobs:
+                self._processor.check(request)
+                return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model).name)
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.name)
         return Answer(self._generator, request, options, answer_format)
 

@@ -39,6 +39,9 @@ SAMPLING_FIELDS = (
     "allowed_token_ids",
     "bad_words",
     "logprob_token_ids",
+    "prompt_logprobs",
+    "prompt_logprob_start",
+    "prompt_logprob_token_ids",
     "thinking_token_budget",
     "skip_special_tokens",
     "spaces_between_special_tokens",
@@ -56,12 +59,15 @@ class AnswerOptions:
     token_ids: bool  # also give token ids
     tokens_as_ids: bool  # write tokens in logprobs as token_id:N
     prompt_text: bool  # also give the prompt as the model got it
+    prompt_logprobs: bool  # also give the log-probabilities of the prompt
+    echoed_logprobs: bool  # ... in front of those of the output
+    no_output: bool = False  # give the prompt alone
     prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
 
 
 def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
     prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)
-    given = _given(body, body.logprobs)
+    given = _given(body, body.logprobs) | _echoed_logprobs(body)
     default = None if "max_tokens" in body.model_fields_set else COMPLETION_MAX_TOKENS
     return _request(body, prompts, given, defaults, headers=headers, default_max_tokens=default)
 
@@ -90,14 +96,33 @@ def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         prompt_text=bool(body.return_prompt_text),
+        prompt_logprobs=body.prompt_logprobs is not None or bool(body.prompt_logprob_token_ids),
+        echoed_logprobs=isinstance(body, CompletionBody) and body.echo and body.logprobs is not None,
         prefix=prefix,
     )
+
+
+def _check_prompt_logprobs(body: GenerationBody) -> None:
+    if body.stream and (body.prompt_logprobs is not None or body.prompt_logprob_token_ids):
+        raise InvalidArgument("`prompt_logprobs` are not available when `stream=True`.", field="prompt_logprobs")
+
+
+def _echoed_logprobs(body: CompletionBody) -> dict[str, Any]:
+    """echo with logprobs: those of the prompt come along, as many as of the output."""
+    if not body.echo or body.logprobs is None:
+        return {}
+    if body.prompt_logprob_start or body.prompt_logprob_token_ids:
+        raise InvalidArgument("echo with logprobs is about the whole prompt.", field="prompt_logprob_start")
+    if body.stream and (body.n or 1) > 1:
+        raise InvalidArgument("n must be 1 when streaming an echo with logprobs.", field="n")
+    return {"prompt_logprobs": body.logprobs if body.prompt_logprobs is None else body.prompt_logprobs}
 
 
 def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     if body.logprob_token_ids and logprobs is None:
         raise InvalidArgument("when using `logprob_token_ids`, `logprobs` must be set.", field="logprob_token_ids")
     given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    _check_prompt_logprobs(body)
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None

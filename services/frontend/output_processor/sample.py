@@ -39,6 +39,7 @@ class Sample:
         "_mailbox",
         "_owner",
         "_posted",
+        "_prompt_logprobs",
         "_silent",
         "_text",
         "_token_ids",
@@ -80,10 +81,15 @@ class Sample:
         self._token_ids: list[int] = []
         self._text = ""
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish: Finish | None = None
 
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
         self._owner.on_start(self, num_cached_tokens, queue_us)
+
+    def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
+        """They wait for the first token."""
+        self._prompt_logprobs += logprobs
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
         silent_last = end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._silent
@@ -131,8 +137,9 @@ class Sample:
             self._mailbox.put(self)
 
     def take(self) -> Delta:
-        delta = Delta(self.index, self._token_ids, self._text, self._logprobs, self._finish)
+        told = self._prompt_logprobs
+        delta = Delta(self.index, self._token_ids, self._text, self._logprobs, self._finish, prompt_logprobs=told)
         self._posted = False
         self._due = self.num_tokens + self._interval
-        self._token_ids, self._text, self._logprobs = [], "", []
+        self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []
         return delta

@@ -53,6 +53,9 @@ class Sink(Protocol):
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
         """It left the queue for the first time."""
 
+    def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
+        """Of the next positions of its prompt."""
+
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
         """Its next tokens; True: no more of them are wanted (a stop string matched)."""
 
@@ -65,6 +68,7 @@ class Sequence:
 
     __slots__ = (
         "id",
+        "num_prompt_logprobs",
         "number",
         "refused_since",
         "session",
@@ -81,6 +85,7 @@ class Sequence:
         self.number = number
         self.sink = sink
         self.tokens = array("i")
+        self.num_prompt_logprobs = 0  # positions that have come
         self.session: Session | None = None
         self.id = 0  # in the session
         self.started = False

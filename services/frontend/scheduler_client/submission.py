@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
 from services.frontend.scheduler_client.sequence import Sequence
+from shared import prompt_logprobs
 from shared.pb.common.v1 import model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
@@ -34,7 +35,18 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         age_ms=max(0, int((now - work.arrival_s) * 1000)),
     )
     submission.sampling.seed = _seed(work.sampling.seed, first.number)
+    _set_prompt_logprobs(submission, first)
     return submission
+
+
+def _set_prompt_logprobs(submission: pb.Submission, first: Sequence) -> None:
+    """The first sample asks for them, and goes on behind those that have come."""
+    position = prompt_logprobs.first_position(submission.sampling)
+    if position and first.number:
+        prompt_logprobs.forget(submission.sampling)
+    elif position and first.num_prompt_logprobs:
+        position += first.num_prompt_logprobs
+        prompt_logprobs.restart(submission.sampling, position, submission.num_prompt_tokens)
 
 
 def _hashes(hashes: PromptHashes, output: bytes, layout: model_pb2.BlockLayout) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -34,6 +35,8 @@ def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Outc
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
             sequence.start(started.num_cached_tokens, started.queue_us)
+    if batch.HasField("prompt_logprobs"):
+        _deliver_prompts(batch.prompt_logprobs, live)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
     _deliver_tokens(batch, live, ends, now, outcome)
     for sequence_id, end in ends.items():
@@ -102,12 +105,29 @@ def _error(finished: pb.FinishedSequence) -> QuireError | None:
     )
 
 
+def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence]) -> None:
+    positions = _positions(batch, u32(batch.entry_counts).tolist())
+    for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.position_counts).tolist(), strict=True):
+        new = list(islice(positions, count))
+        sequence = live.get(sequence_id)
+        if sequence is not None:
+            sequence.num_prompt_logprobs += count
+            sequence.sink.on_prompt_logprobs(new)
+
+
 def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int, list[TokenLogprobs]]:
     """By sequence, one for each of its new tokens."""
+    ids, counts = u32(batch.sequence_ids).tolist(), u32(batch.entry_counts).tolist()
+    per_position = [
+        count for sequence_id, count in zip(ids, counts, strict=True) for _ in range(len(tokens[sequence_id]))
+    ]
+    positions = _positions(batch, per_position)
+    return {sequence_id: list(islice(positions, len(tokens[sequence_id]))) for sequence_id in ids}
+
+
+def _positions(batch: pb.LogprobBatch | pb.PromptLogprobBatch, counts: Iterable[int]) -> Iterator[TokenLogprobs]:
+    """One for each position, which has so many entries."""
     entries = zip(i32(batch.token_ids).tolist(), f32(batch.logprobs).tolist(), strict=True)
-    ranks = iter(u32(batch.ranks).tolist())
-    found: dict[int, list[TokenLogprobs]] = {}
-    for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.entry_counts).tolist(), strict=True):
-        rows = ([next(entries) for _ in range(count)] for _ in tokens[sequence_id])
-        found[sequence_id] = [TokenLogprobs(*row[0], next(ranks), row[1:]) for row in rows]
-    return found
+    for count, rank in zip(counts, u32(batch.ranks).tolist(), strict=True):
+        own, *others = islice(entries, count)
+        yield TokenLogprobs(*own, rank, others)

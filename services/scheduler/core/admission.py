@@ -27,7 +27,7 @@ class Admitter:
             sequence = core.waiting.peek()
             if sequence.fence > core.last_applied:
                 return  # a token of it is still to come back
-            hits = [] if sequence.skip_reading_prefix_cache else core.kv.match(sequence.block_hashes)
+            hits = self._match(sequence)
             if self._too_late(sequence, hits, now):
                 core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
                 continue
@@ -35,6 +35,15 @@ class Admitter:
                 return
             core.next_waiting()
             self._enter(draft, sequence, hits, now)
+
+    def _match(self, sequence: Sequence) -> list[int]:
+        """Blocks of the prefix cache that it may start with: none that the log-probabilities of its prompt need."""
+        if sequence.skip_reading_prefix_cache:
+            return []
+        hits = self._core.kv.match(sequence.block_hashes)
+        if sequence.asks_prompt_logprobs:
+            del hits[(sequence.prompt_logprobs_from - 1) // self._core.limits.block_size :]
+        return hits
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
         """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.drafted import DraftedRows
-from services.scheduler.core.plan import I32, LogprobColumns, Logprobs, StepResult, TokenColumns
+from services.scheduler.core.plan import (
+    I32,
+    LogprobColumns,
+    Logprobs,
+    PromptLogprobs,
+    PromptPart,
+    StepResult,
+    TokenColumns,
+)
 from services.scheduler.core.running import Slots
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
 from services.scheduler.core.step import Flight
@@ -26,7 +35,10 @@ class Outcome:
         self._running = core.running
 
     def take_in(self, flight: Flight, result: StepResult) -> None:
+        if result.prompts is not None:
+            self._take_prompts(flight, result.prompts)
         for slot, failure in result.failures:
+            flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
             self._fail(flight, slot, failure)
         rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
@@ -47,6 +59,15 @@ class Outcome:
             self._take_current(slots, rows.token_ids, rows.logprobs, rows.asked)
         elif len(slots):
             self._take_several(slots, rows)
+
+    def _take_prompts(self, flight: Flight, prompts: PromptLogprobs) -> None:
+        """Also of sequences that were preempted meanwhile: they go on behind these positions."""
+        parts = prompts.entries.split(prompts.position_counts.tolist())
+        for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
+            sequence = self._core.find(flight.prompts[slot])
+            if sequence is not None:
+                sequence.prompt_logprobs_from += len(entries.ranks)
+                self._core.events.prompts.append(PromptPart(sequence, entries))
 
     def _take_current(self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]) -> None:
         """One token for each of `slots`."""

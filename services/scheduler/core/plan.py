@@ -55,6 +55,27 @@ class Logprobs:
             self.entry_counts[positions], self.token_ids[entries], self.logprobs[entries], self.ranks[positions]
         )
 
+    def split(self, counts: list[int]) -> list[Logprobs]:
+        """Parts of so many positions each."""
+        ends = np.cumsum(counts)[:-1]
+        entry_ends = np.cumsum(self.entry_counts, dtype=np.intp)[ends - 1]  # every part has a position
+        columns = (
+            np.split(self.entry_counts, ends),
+            np.split(self.token_ids, entry_ends),
+            np.split(self.logprobs, entry_ends),
+            np.split(self.ranks, ends),
+        )
+        return [Logprobs(*parts) for parts in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """What a step told of prompts: the next positions of some slots."""
+
+    slots: U32
+    position_counts: U32
+    entries: Logprobs
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -66,6 +87,15 @@ class StepResult:
     draft_counts: U32 | None = None  # drafts of each slot that were looked at; None: there were none
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     logprobs: Logprobs | None = None
+    prompts: PromptLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """The next positions of a prompt, with their log-probabilities."""
+
+    sequence: Sequence
+    entries: Logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +140,10 @@ class TokenColumns:
 class Events:
     """What happened since the last look, for the frontends."""
 
+    prompts: list[PromptPart] = field(default_factory=list)
     tokens: list[TokenColumns] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.tokens or self.started or self.finished)
+        return bool(self.tokens or self.started or self.finished or self.prompts)

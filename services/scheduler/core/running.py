@@ -44,6 +44,7 @@ class Running:
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
         self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks whose content is on record
         self.asks_logprobs = np.zeros(num_slots, dtype=bool)
+        self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
         self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
@@ -77,6 +78,7 @@ class Running:
         self.capacity[slot] = 0
         self.num_named[slot] = 0
         self.asks_logprobs[slot] = sequence.asks_logprobs
+        self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.watched[slot] = sequence.repetition is not None
         self._enter_stops(slot, sequence)
         self._enter_tail(slot, sequence)

@@ -59,6 +59,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of all full blocks of `tokens`
     skip_reading_prefix_cache: bool = False
     asks_logprobs: bool = False
+    prompt_logprobs_from: int = 0  # the next prompt position whose log-probabilities are to come; 0: nobody asked
     repetition: RepetitionRule | None = None
     min_output_tokens: int = 0  # no repetition is seen before
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
@@ -89,6 +90,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        """Some are still to come."""
+        return 0 < self.prompt_logprobs_from < self.num_prompt_tokens
 
     @property
     def last_token(self) -> int:

@@ -22,6 +22,7 @@ class Flight:
     slots: Slots
     keys: npt.NDArray[np.int64]
     asked: npt.NDArray[np.bool_]  # which of them asked for log-probabilities
+    prompts: dict[int, int]  # slots that may tell of their prompt, and the keys of their sequences
     num_tokens: int
     planned_at: float
     drafts: I32 | None = None  # most drafts of each; None: nobody drafts
@@ -92,8 +93,17 @@ class StepDraft:
         slots = self.ready
         if self._finishing:
             slots = np.sort(np.concatenate([slots, np.array(list(self._finishing), dtype=np.intp)]))
-        asked = running.asks_logprobs[slots]
-        return Flight(step_id, slots, running.keys[slots], asked, self.num_tokens, now, self._drafts_of(slots))
+        telling = {slot: int(running.keys[slot]) for slot in self._chunks if running.asks_prompt_logprobs[slot]}
+        return Flight(
+            step_id,
+            slots,
+            running.keys[slots],
+            running.asks_logprobs[slots],
+            telling,
+            self.num_tokens,
+            now,
+            self._drafts_of(slots),
+        )
 
     def _drafts_of(self, slots: Slots) -> I32 | None:
         if not self.num_drafts:

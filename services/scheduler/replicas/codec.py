@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from services.scheduler.core.grammars import GrammarOrder
-from services.scheduler.core.plan import Admission, Logprobs, StepPlan, StepResult
+from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Failure
 from services.scheduler.submissions import Payload
+from shared import prompt_logprobs
 from shared.columns import f32, i32, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -49,6 +50,9 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     if sequence.grammar_id:
         wire.grammar_id = sequence.grammar_id
         wire.sampling.ClearField("structured_output")
+    asked = sequence.prompt_logprobs_from
+    if asked:  # what the prompt has told already is not wanted again
+        prompt_logprobs.restart(wire.sampling, asked, sequence.num_prompt_tokens)
 
 
 def encode_order(order: GrammarOrder) -> pb.AttachResponse:
@@ -69,11 +73,16 @@ def decode_result(wire: pb.StepResult) -> StepResult:
     logprobs = _decode_logprobs(wire.logprobs) if wire.HasField("logprobs") else None
     counts = u32(wire.token_counts) if wire.token_counts else None
     drafts = u32(wire.draft_counts) if wire.draft_counts else None
-    return StepResult(wire.step_id, i32(wire.token_ids), counts, drafts, failures, logprobs)
+    prompts = _decode_prompts(wire.prompt_logprobs) if wire.HasField("prompt_logprobs") else None
+    return StepResult(wire.step_id, i32(wire.token_ids), counts, drafts, failures, logprobs, prompts)
 
 
 def _code(code: int) -> str:
     return finish_pb2.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
+
+
+def _decode_prompts(wire: pb.PromptLogprobColumns) -> PromptLogprobs:
+    return PromptLogprobs(u32(wire.slots), u32(wire.position_counts), _decode_logprobs(wire.entries))
 
 
 def _decode_logprobs(wire: pb.LogprobColumns) -> Logprobs:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from services.worker.sampling.component import Tensor, check_token_ids, upload
@@ -78,24 +77,24 @@ class Logprobs:
 class RowLogprobs:
     """Of the rows that asked; columns beyond what a row asked for are to be cut."""
 
-    rows: Rows  # [num_asked] which rows of the step they are, on the host
     num_wanted: I32  # [num_asked], on the host
     token_ids: Tensor  # int32 [num_asked, 1 + most wanted], the sampled token first
     logprobs: Tensor  # float32, same shape
     ranks: Tensor  # int32 [num_asked] of the sampled token, from 1
 
-    def to_proto(
-        self, token_ids: I32, logprobs: F32, ranks: U32, kept: npt.NDArray[np.bool_] | None = None
-    ) -> pb.LogprobColumns:
-        """The arguments are the tensors' values, on the host; `kept` [num_rows]: rows that gave a token (None: all)."""
-        asked = slice(None) if kept is None else np.flatnonzero(kept[self.rows])
-        entry_counts, token_ids, logprobs = self.num_wanted[asked] + 1, token_ids[asked], logprobs[asked]
+    def to_proto(self, token_ids: I32, logprobs: F32, ranks: U32) -> pb.LogprobColumns:
+        """The arguments are the tensors' values, on the host. Rows that gave no token have no entries either."""
+        entry_counts = self.num_wanted + 1
+        gave = token_ids[:, 0] >= 0
+        if not gave.all():
+            entry_counts, token_ids = entry_counts[gave], token_ids[gave]
+            logprobs, ranks = logprobs[gave], ranks[gave]
         wanted = np.arange(token_ids.shape[1]) < entry_counts[:, None]
         return pb.LogprobColumns(
             entry_counts=columns.u32_bytes(entry_counts),
             token_ids=columns.i32_bytes(token_ids[wanted]),
             logprobs=columns.f32_bytes(logprobs[wanted]),
-            ranks=columns.u32_bytes(ranks[asked]),
+            ranks=columns.u32_bytes(ranks),
         )
 
 
@@ -104,33 +103,35 @@ class BoundLogprobs:
 
     def __init__(self, mode: LogprobsMode, rows: Rows, num_wanted: I32, names: I32 | None, device: Any) -> None:
         self.mode = mode
-        self._host_rows = rows
         self.rows = upload(rows, device)
         self._num_wanted = num_wanted
         self._names = None if names is None else upload(names, device, np.int64)
         self._most = int(num_wanted.max())
 
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
-        """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen."""
+        """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
         chosen = sampled[self.rows].long().unsqueeze(1)  # [num_asked, 1]
-        return entries(values, chosen, self._others(values), self._host_rows, self._num_wanted)
+        return entries(values, chosen, self._others(values), self._num_wanted)
 
     def _others(self, values: Tensor) -> Tensor:
         """int64 [num_asked, most wanted]"""
         if self._names is None:
             return values.topk(self._most, dim=1).indices
-        best = torch.zeros_like(self._names)
-        count = min(self._most, values.size(1))
-        best[:, :count] = values.topk(count, dim=1).indices
-        return torch.where(self._names == UNNAMED, best, self._names)
+        return named_or_best(self._names, values.topk(min(self._most, values.size(1)), dim=1).indices)
 
 
-def entries(values: Tensor, chosen: Tensor, others: Tensor, rows: Rows, num_wanted: I32) -> RowLogprobs:
-    """`values` [n, vocab_size], `chosen` int64 [n, 1], `others` int64 [n, most wanted]."""
+def named_or_best(names: Tensor, best: Tensor) -> Tensor:
+    """`names` int64 [n, most], UNNAMED where `best`, of which there may be fewer, is to stand."""
+    padded = torch.zeros_like(names)
+    padded[:, : best.size(1)] = best
+    return torch.where(names == UNNAMED, padded, names)
+
+
+def entries(values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
+    """`values` [n, vocab_size], `chosen` int64 [n, 1], -1 where there is none, `others` int64 [n, most wanted]."""
     token_ids = torch.cat((chosen, others), dim=1)
-    found = values.gather(1, token_ids)
+    found = values.gather(1, token_ids.clamp(min=0))
     return RowLogprobs(
-        rows=rows,
         num_wanted=num_wanted,
         token_ids=token_ids.int(),
         logprobs=found,

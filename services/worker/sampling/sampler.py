@@ -17,14 +17,13 @@ from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogpro
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
+from services.worker.sampling.prompt_logprobs import PromptLogprobs, ToldPrompts
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.masks import GrammarMasks
-from shared.errors import QuireError, Unimplemented
+from shared.errors import QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
-
-UNSUPPORTED = ("prompt_logprobs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class Sampled:
 
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
+    prompts: ToldPrompts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Ready:
         for feature in self._bindings.features:
             feature.sampled(token_ids)
         asked = self._bindings.logprobs
-        return Sampled(token_ids, asked.collect(self._looked, token_ids.clamp(min=0)) if asked else None)
+        return Sampled(token_ids, asked.collect(self._looked, token_ids) if asked else None)
 
 
 class Sampler:
@@ -97,19 +97,21 @@ class Sampler:
             ThinkingBudget(num_slots, vocab_size, device),
             self._grammar_masks,  # last: what a grammar leaves may have to be allowed again
         ]
-        self._parts: list[SlotState] = [self._logprobs, *self._features]
+        self.prompts = PromptLogprobs(vocab_size, self._logprobs, device)
+        self._parts: list[SlotState] = [self._logprobs, self.prompts, *self._features]
         self._core = Core(num_slots, vocab_size, ops, device)
         self._bindings: _Bindings | None = None
 
     def admit(self, slot: int, admission: pb.Admission) -> None:
-        """Raises InvalidArgument or Unimplemented; the slot then samples as if it had asked for nothing special."""
+        """Raises InvalidArgument; the slot then samples as if it had asked for nothing special."""
         self._bindings = None
         self._core.admit(slot, admission)
-        for field in UNSUPPORTED:
-            if admission.sampling.HasField(field):
-                raise Unimplemented(f"{field} is not offered by this worker", field=field)
-        for part in self._parts:
-            part.admit(slot, admission)
+        try:
+            for part in self._parts:
+                part.admit(slot, admission)
+        except QuireError:
+            self.release(slot)
+            raise
 
     def release(self, slot: int) -> None:
         self._bindings = None

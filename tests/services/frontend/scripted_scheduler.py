@@ -19,6 +19,7 @@ from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.prompt_logprobs import first_position
 from shared.rpc.duplex import Duplex
 from shared.rpc.server import Server
 
@@ -41,6 +42,13 @@ class Running:
     eos: frozenset[int]
     stop_ids: frozenset[int]
     started: bool = False
+    told: int = 0  # positions of the prompt
+
+    @property
+    def untold(self) -> range:
+        """Positions of the prompt whose log-probabilities are still to be told."""
+        first = first_position(self.submission.sampling) if self.number == 0 else 0
+        return range(first + self.told, self.submission.num_prompt_tokens) if first else range(0)
 
     @property
     def seed(self) -> int:
@@ -101,6 +109,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         self.scheduler_id = "scripted"
         self.epoch = next(EPOCHS)
         self.tokens_per_step = 1
+        self.prompt_positions_per_step = 1000
         self.num_cached_tokens = 0
         self.refusal: finish_pb2.Error | None = None
         self.reject_hello: str | None = None
@@ -135,7 +144,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         async with self._changed, asyncio.timeout(10):
             await self._changed.wait_for(condition)
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -170,7 +179,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
             await first(session.duplex.pump(), self._read(session), session.broken.wait())
         finally:
             self.sessions.remove(session)
-            await self._tell()
+            await self._notify()
         if session.broken.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken by the script")
 
@@ -181,7 +190,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                     self._submit(session, message.submission)
                 case "cancellation":
                     self._cancel(session, message.cancellation)
-            await self._tell()
+            await self._notify()
 
     def _submit(self, session: Session, submission: pb.Submission) -> None:
         self.submissions.append(submission)
@@ -216,7 +225,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
             for session in self.sessions:
                 self._step(session)
             self.steps += 1
-            await self._tell()
+            await self._notify()
             await asyncio.sleep(self.step_s)
 
     def _step(self, session: Session) -> None:
@@ -232,6 +241,10 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
             if not sequence.started:
                 sequence.started = True
                 batch.started.add(sequence_id=sequence.id, num_cached_tokens=self.num_cached_tokens, queue_us=1000)
+            if sequence.untold:
+                self._tell(batch.prompt_logprobs, sequence)
+            if sequence.untold:
+                continue
             new, end = self._advance(sequence)
             ids.append(sequence.id)
             counts.append(len(new))
@@ -248,6 +261,21 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         if asked:
             batch.logprobs.CopyFrom(_logprobs(asked))
         session.duplex.send(pb.SessionResponse(tokens=batch))
+
+    def _tell(self, batch: pb.PromptLogprobBatch, sequence: Running) -> None:
+        """The prompt's token has minus its position, the i-th of the others -(i + 1)."""
+        positions = sequence.untold[: self.prompt_positions_per_step]
+        sequence.told += len(positions)
+        num_top = sequence.submission.sampling.prompt_logprobs
+        tokens = [
+            [sequence.tokens[p], *((sequence.tokens[p] + 1 + i) % 200 for i in range(num_top))] for p in positions
+        ]
+        batch.sequence_ids += u32_bytes([sequence.id])
+        batch.position_counts += u32_bytes([len(positions)])
+        batch.entry_counts += u32_bytes([1 + num_top] * len(positions))
+        batch.token_ids += i32_bytes([token for row in tokens for token in row])
+        batch.logprobs += f32_bytes([value for p in positions for value in (-p, *(-(i + 1.0) for i in range(num_top)))])
+        batch.ranks += u32_bytes(list(positions))
 
     def _advance(self, sequence: Running) -> tuple[list[int], pb.FinishedSequence | None]:
         new: list[int] = []

@@ -124,10 +124,10 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             "temperature must be in [0, 2], got 2.4.",
         ),
         (
-            pb.GenerateRequest(text="x", sampling=Sampling(prompt_logprobs=1)),
+            pb.GenerateRequest(text="x", sampling=Sampling(beam_search={"width": 2})),
             "UNIMPLEMENTED",
-            "prompt_logprobs",
-            "prompt_logprobs is not offered by this server yet",
+            "beam_search",
+            "beam_search is not offered by this server yet",
         ),
         (
             pb.GenerateRequest(

@@ -88,8 +88,6 @@ async def test_refusals_name_the_field(frontend: Running, body: dict[str, Any], 
     ("body", "field"),
     [
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"priority": 3}, "priority"),
     ],

@@ -44,6 +44,13 @@ REFUSED = [
     ({"bad_words": [""]}, "bad_words cannot contain an empty string."),
     ({"bad_words": ["x"] * 129}, "bad_words must have at most 128 entries."),
     ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2."),
+    ({"prompt_logprobs": -2}, "prompt_logprobs must be non-negative or -1, got -2."),
+    ({"prompt_logprobs": 1, "prompt_logprob_start": -1}, "prompt_logprob_start must be non-negative, got -1."),
+    ({"prompt_logprob_start": 1}, "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids."),
+    (
+        {"prompt_logprob_token_ids": [[1], [1] * 129]},
+        "prompt_logprob_token_ids must have at most 128 entries for a position.",
+    ),
     ({"logprob_token_ids": [1] * 129}, "logprob_token_ids must have at most 128 entries."),
     (
         {"thinking_token_budget": -2},
@@ -105,6 +112,11 @@ def test_values_at_the_bounds_are_accepted(given: dict[str, Any]) -> None:
         ({"stop_token_ids": [3, 100]}, "stop_token_ids contains out-of-vocab token ids: [100]."),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids contains out-of-vocab token ids: [-1]."),
         ({"logit_bias": {200: 1.0}}, "logit_bias contains out-of-vocab token ids: [200]."),
+        ({"prompt_logprobs": 6}, "Requested prompt logprobs of 6, which is greater than max allowed: 5"),
+        (
+            {"prompt_logprob_token_ids": [[], [5, 100]]},
+            "prompt_logprob_token_ids contains out-of-vocab token ids: [100].",
+        ),
         ({"logprob_token_ids": [5, 100]}, "logprob_token_ids contains out-of-vocab token ids: [100]."),
         ({"logprobs": 6}, "Requested sample logprobs of 6, which is greater than max allowed: 5"),
         ({"logprobs": -1}, "Requested sample logprobs of 100, which is greater than max allowed: 5"),
@@ -136,7 +148,6 @@ def test_equal_meanings_get_one_spelling() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("prompt_logprobs", 0),
         ("functions", [{"name": "f"}]),
         ("use_beam_search", True),
     ],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.scheduler.core.limits import Limits
-from services.scheduler.core.plan import Admission, StepPlan, StepResult
+from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 
 VOCAB = 50
 EOS = 49
@@ -44,6 +44,8 @@ class Slot:
     tokens: list[int]
     num_computed: int
     num_cached: int
+    num_prompt: int
+    asks_from: int  # prompt position whose log-probabilities come first; 0: nobody asked
     blocks: list[int] = field(default_factory=list)
 
 
@@ -76,9 +78,29 @@ class PaperWorker:
         self._take_blocks(plan, counts)
         for slot, count in counts.items():
             self._store(self.slots[slot], count)  # all stores of a step come before its reads
+        prompts = self._tell_prompts(counts)
         sampled = [self._compute(self.slots[slot], count) for slot, count in counts.items()]
         tokens = [token for token in sampled if token is not None]
-        return StepResult(plan.step_id, np.array(tokens, dtype=np.int32))
+        return StepResult(plan.step_id, np.array(tokens, dtype=np.int32), prompts=prompts)
+
+    def _tell_prompts(self, counts: dict[int, int]) -> PromptLogprobs | None:
+        """A position's only entry is its own token, its log-probability and rank the position itself."""
+        told: dict[int, list[int]] = {}
+        for slot, count in counts.items():
+            row = self.slots[slot]
+            first, last = max(row.num_computed + 1, row.asks_from), min(row.num_computed + count, row.num_prompt - 1)
+            if row.asks_from and first <= last:
+                told[slot] = list(range(first, last + 1))
+        if not told:
+            return None
+        positions = np.concatenate([np.array(listed) for listed in told.values()])
+        tokens = [self.slots[slot].tokens[position] for slot, listed in told.items() for position in listed]
+        ones = np.ones(len(positions), dtype=np.uint32)
+        return PromptLogprobs(
+            np.array(list(told), dtype=np.uint32),
+            np.array([len(listed) for listed in told.values()], dtype=np.uint32),
+            Logprobs(ones, np.array(tokens, dtype=np.int32), positions.astype(np.float32), positions.astype(np.uint32)),
+        )
 
     def _execute_with_drafts(self, plan: StepPlan) -> StepResult:
         if plan.num_draft_tokens is not None:
@@ -97,6 +119,7 @@ class PaperWorker:
         for slot, count in counts.items():
             if self._room(slot) >= count:
                 self._store_drafts(self.slots[slot], count, drafts[slot])
+        prompts = self._tell_prompts(counts)
         tokens: list[list[int]] = []
         looked_at = []
         for slot, count in counts.items():
@@ -112,7 +135,7 @@ class PaperWorker:
                 tokens.append(self._verify(row, count, drafts[slot]))
         flat = np.array([token for row in tokens for token in row], dtype=np.int32)
         counted = np.array([len(row) for row in tokens], dtype=np.uint32)
-        return StepResult(plan.step_id, flat, counted, np.array(looked_at, dtype=np.uint32))
+        return StepResult(plan.step_id, flat, counted, np.array(looked_at, dtype=np.uint32), prompts=prompts)
 
     def _room(self, slot: int) -> int:
         row = self.slots[slot]
@@ -168,7 +191,16 @@ class PaperWorker:
         assert 0 <= admission.slot < self.limits.max_num_seqs
         tokens = np.frombuffer(admission.token_ids, dtype=np.int32).tolist()
         num_cached = admission.num_cached_tokens
-        self.slots[admission.slot] = Slot(tokens, min(num_cached, len(tokens) - 1), num_cached)
+        sequence = admission.sequence
+        if sequence.asks_prompt_logprobs:
+            assert num_cached < sequence.prompt_logprobs_from, "the cache was read where logits are wanted"
+        self.slots[admission.slot] = Slot(
+            tokens,
+            min(num_cached, len(tokens) - 1),
+            num_cached,
+            sequence.num_prompt_tokens,
+            sequence.prompt_logprobs_from,
+        )
 
     def _counts(self, plan: StepPlan) -> dict[int, int]:
         """Tokens of each slot that computes, slots ascending."""

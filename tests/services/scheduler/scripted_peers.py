@@ -15,6 +15,7 @@ from shared import block_hash, columns, lifecycle
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from shared.prompt_logprobs import first_position
 from shared.rpc.duplex import Duplex
 from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
 
@@ -75,9 +76,17 @@ class WorkerPeer:
             self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
 
     def _result(self, result: StepResult) -> worker_pb2.StepResult:
-        return worker_pb2.StepResult(
+        wire = worker_pb2.StepResult(
             epoch=self.epoch, step_id=result.step_id, token_ids=columns.i32_bytes(result.token_ids)
         )
+        if (prompts := result.prompts) is not None:
+            wire.prompt_logprobs.slots = prompts.slots.tobytes()
+            wire.prompt_logprobs.position_counts = prompts.position_counts.tobytes()
+            wire.prompt_logprobs.entries.entry_counts = prompts.entries.entry_counts.tobytes()
+            wire.prompt_logprobs.entries.token_ids = prompts.entries.token_ids.tobytes()
+            wire.prompt_logprobs.entries.logprobs = prompts.entries.logprobs.tobytes()
+            wire.prompt_logprobs.entries.ranks = prompts.entries.ranks.tobytes()
+        return wire
 
     def _hello(self) -> worker_pb2.WorkerHello:
         hello = worker_pb2.WorkerHello(
@@ -109,7 +118,8 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
 
 
 def _admission(wire: worker_pb2.Admission) -> Admission:
-    nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0)
+    asked = first_position(wire.sampling)
+    nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
     return Admission(wire.slot, nobody, wire.token_ids, wire.num_cached_tokens)
 
 
@@ -120,6 +130,7 @@ class FrontendPeer:
     address: str
     hello: scheduler_pb2.FrontendHello = field(default_factory=lambda: scheduler_pb2.FrontendHello(frontend_id="f0"))
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    told: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # prompt positions
     cached: dict[int, int] = field(default_factory=dict)
     finished: dict[int, scheduler_pb2.FinishedSequence] = field(default_factory=dict)
     view: scheduler_pb2.ClusterView = field(default_factory=scheduler_pb2.ClusterView)
@@ -150,7 +161,10 @@ class FrontendPeer:
             eos_token_ids=columns.u32_bytes([EOS]),
         )
         for name, value in fields.items():
-            setattr(submission, name, value)
+            if name == "sampling":
+                submission.sampling.MergeFrom(value)
+            else:
+                setattr(submission, name, value)
         self.link.send(scheduler_pb2.SessionRequest(submission=submission))
 
     async def cancel(self, *streams: int, reason: int = finish_pb2.FINISH_REASON_CANCELLED) -> None:
@@ -178,6 +192,10 @@ class FrontendPeer:
         for started in batch.started:
             assert started.sequence_id not in self.cached
             self.cached[started.sequence_id] = started.num_cached_tokens
+        told = iter(columns.u32(batch.prompt_logprobs.ranks).tolist())
+        prompts = batch.prompt_logprobs
+        for stream, count in zip(columns.u32(prompts.sequence_ids), columns.u32(prompts.position_counts), strict=True):
+            self.told[int(stream)] += [next(told) for _ in range(count)]
         streams, tokens = columns.u32(batch.sequence_ids).tolist(), columns.i32(batch.token_ids).tolist()
         for stream, token in zip(streams, tokens, strict=True):
             assert stream not in self.finished

@@ -70,7 +70,10 @@ def test_nan_logits_fail_their_slot_and_no_other(poisoned: Rig) -> None:
         (New(1, [1, VOCAB_SIZE]), finish_pb2.ERROR_CODE_INVALID_ARGUMENT),
         (New(1, [1, -1]), finish_pb2.ERROR_CODE_INVALID_ARGUMENT),
         (New(1, [1, 2], sampling=sampling_pb2.SamplingParams(logprobs=99)), finish_pb2.ERROR_CODE_INVALID_ARGUMENT),
-        (New(1, [1, 2], sampling=sampling_pb2.SamplingParams(prompt_logprobs=1)), finish_pb2.ERROR_CODE_UNIMPLEMENTED),
+        (
+            New(1, [1, 2], sampling=sampling_pb2.SamplingParams(prompt_logprobs=99)),
+            finish_pb2.ERROR_CODE_INVALID_ARGUMENT,
+        ),
     ],
 )
 def test_a_sequence_that_cannot_be_run_is_refused_when_it_would_sample(rig: Rig, new: New, code: int) -> None:

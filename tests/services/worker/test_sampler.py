@@ -13,7 +13,7 @@ import kernels
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampled, Sampler
 from shared import columns
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -271,6 +271,25 @@ def test_logprobs_of_the_whole_vocabulary() -> None:
     assert columns.i32(found.token_ids)[1:].tolist() == LOGITS.argsort(descending=True).tolist()
 
 
+def test_rows_that_give_no_token_have_no_logprobs() -> None:
+    bench = Bench()
+    for slot, fields in enumerate(({}, {"allowed_token_ids": [5], "bad_words": [[5]]}, {})):
+        bench.admit(slot, logprobs=slot, **fields)
+    found = entries(bench.run()[0])
+    assert columns.u32(found.entry_counts).tolist() == [1, 3]
+    assert columns.u32(found.ranks).tolist() == [1, 1]
+
+
+def test_a_refused_slot_asks_for_nothing() -> None:
+    bench = Bench()
+    bench.lengths[0] = 1
+    with pytest.raises(InvalidArgument):
+        bench.admit(0, logprobs=2, bad_words=[[VOCAB_SIZE]])
+    sampled, rows = bench.run()
+    assert sampled.logprobs is None
+    assert torch.equal(rows[0], LOGITS)
+
+
 def test_nobody_asked_for_logprobs() -> None:
     bench = Bench()
     bench.admit(0)
@@ -291,11 +310,6 @@ def test_what_would_go_wrong_is_refused(fields: dict[str, Any], field_name: str)
     with pytest.raises(InvalidArgument) as refusal:
         Bench().admit(0, **fields)
     assert refusal.value.field == field_name
-
-
-def test_what_is_not_offered_is_refused() -> None:
-    with pytest.raises(Unimplemented, match="prompt_logprobs"):
-        Bench().admit(0, prompt_logprobs=3)
 
 
 def test_logprobs_of_named_tokens_come_in_the_order_of_the_names() -> None:

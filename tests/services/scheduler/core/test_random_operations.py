@@ -25,7 +25,9 @@ class Client:
     prompt: list[int]
     limit: int
     eos: bool
+    asks_from: int = 0  # log-probabilities of the prompt
     tokens: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)  # positions
     end: Finished | None = None
 
 
@@ -58,8 +60,10 @@ class Cluster:
             tenant=self.random.choice("abc"),
             priority=self.random.randrange(3),
             arrival=self.now,
+            prompt_logprobs_from=self.random.randrange(1, 40) if self.random.random() < 0.3 else 0,
         )
-        self.clients[key] = Client(prompt, min(len(prompt) + max_tokens, self.limits.max_model_len), eos)
+        limit = min(len(prompt) + max_tokens, self.limits.max_model_len)
+        self.clients[key] = Client(prompt, limit, eos, sequence.prompt_logprobs_from)
         self.core.add(sequence)
 
     def cancel(self) -> None:
@@ -87,6 +91,11 @@ class Cluster:
 
     def collect(self) -> None:
         events: Events = self.core.take_events()
+        for part in events.prompts:
+            client = self.clients[part.sequence.stream]
+            assert client.end is None
+            client.told += part.entries.ranks.tolist()
+            assert [client.prompt[i] for i in part.entries.ranks] == part.entries.token_ids.tolist()
         for columns in events.tokens:
             assert len(set(columns.streams.tolist())) == len(columns.streams), "one row a sequence"
             counts = columns.token_counts
@@ -127,10 +136,13 @@ class Cluster:
         for client in self.clients.values():
             expected = oracle(client.prompt, client.limit, client.eos)
             assert client.end is not None
+            wanted = list(range(client.asks_from, len(client.prompt))) if client.asks_from else []
             if client.end.reason is Reason.CANCELLED:
+                assert client.told == wanted[: len(client.told)]
                 assert client.tokens == expected[: len(client.tokens)]
             else:
                 assert client.tokens == expected
+                assert client.told == wanted, "every position of the prompt once, in order"
                 stopped = client.eos and expected[-1] == EOS
                 assert client.end.reason is (Reason.STOP if stopped else Reason.LENGTH)
 

@@ -1,0 +1,167 @@
+"""prompt_logprobs: of each prompt token, given those before it, from the chunks that compute the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.worker.sampling.component import Tensor, check_token_ids, upload
+from services.worker.sampling.logprobs import Logprobs, RowLogprobs, entries, named_or_best
+from services.worker.slots import Rows
+from services.worker.step_inputs import StepInputs
+from shared import columns
+from shared.columns import F32, I32, U32
+from shared.errors import InvalidArgument
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+PIECE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a slot wants to know about its prompt."""
+
+    prompt: I32
+    first: int  # position, at least 1
+    count: int  # most likely tokens of each position
+    named: list[I32]  # instead of these, by position from `first` on
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Tokens of a step behind which a prompt position stands that somebody asked for."""
+
+    tokens: I32  # [num_rows] index in the step
+    targets: I32  # [num_rows] the prompt's token at that position
+    counts: I32  # [num_rows] entries beside it
+    names: I32 | None  # [num_rows, most] -1: none
+    slots: list[int]
+    positions: list[int]  # how many rows each of `slots` has
+
+
+@dataclass(frozen=True, slots=True)
+class ToldPrompts:
+    """What a step told of prompts."""
+
+    rows: PromptRows
+    entries: RowLogprobs
+
+    def to_proto(self, token_ids: I32, logprobs: F32, ranks: U32) -> pb.PromptLogprobColumns:
+        """The arguments are the tensors' values, on the host."""
+        return pb.PromptLogprobColumns(
+            slots=columns.u32_bytes(self.rows.slots),
+            position_counts=columns.u32_bytes(self.rows.positions),
+            entries=self.entries.to_proto(token_ids, logprobs, ranks),
+        )
+
+
+class PromptLogprobs:
+    """By slot, until its prompt is computed."""
+
+    def __init__(self, vocab_size: int, settings: Logprobs, device: Any) -> None:
+        """`settings`: the limit, and what log-probabilities are. Nothing is ever done to a prompt's logits, so that
+        processed and raw ones are the same."""
+        self._vocab_size = vocab_size
+        self._settings = settings
+        self._device = device
+        self._asked: dict[int, Asked] = {}
+
+    def admit(self, slot: int, admission: pb.Admission) -> None:
+        sampling = admission.sampling
+        named = [columns.i32(columns.u32_bytes(position.ids)) for position in sampling.prompt_logprob_token_ids]
+        if not named and not sampling.HasField("prompt_logprobs"):
+            return
+        for ids in named:
+            check_token_ids(ids, self._vocab_size, "prompt_logprob_token_ids")
+        first = max(1, sampling.prompt_logprob_start)
+        if min(admission.num_cached_tokens, len(admission.token_ids) // 4 - 1) >= first:
+            text = f"prompt_logprob_start: {first} lies in the {admission.num_cached_tokens} tokens that are cached"
+            raise InvalidArgument(text, field="prompt_logprob_start")
+        count = 0 if named else self._settings.count(sampling.prompt_logprobs, "prompt_logprobs")
+        prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]
+        if first < len(prompt):
+            # Lists begin at prompt_logprob_start, where position 0 has no answer.
+            self._asked[slot] = Asked(prompt, first, count, named[first - sampling.prompt_logprob_start :])
+
+    def release(self, slot: int) -> None:
+        self._asked.pop(slot, None)
+
+    def rows(self, inputs: StepInputs) -> PromptRows | None:
+        """Of a step; None if it computes nothing that somebody asked for."""
+        if not self._asked:
+            return None
+        parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self._asked]
+        parts = [part for part in parts if len(part.tokens)]
+        if not parts:
+            return None
+        return PromptRows(
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.targets for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+            _stacked(parts),
+            [slot for part in parts for slot in part.slots],
+            [len(part.tokens) for part in parts],
+        )
+
+    def _part(self, inputs: StepInputs, row: int, slot: int) -> PromptRows:
+        asked = self._asked[slot]
+        start, end = (int(at) for at in inputs.query_start[row : row + 2])
+        begin = int(inputs.positions[start])
+        reached = begin + end - start  # the last position that these tokens lead to
+        positions = np.arange(max(begin + 1, asked.first), min(reached, len(asked.prompt) - 1) + 1, dtype=np.int32)
+        if reached >= len(asked.prompt) - 1:
+            del self._asked[slot]
+        tokens = positions - (begin + 1) + start
+        names = _named(asked.named, positions - asked.first) if asked.named else None
+        counts = np.full(len(positions), asked.count) if names is None else (names >= 0).sum(axis=1)
+        targets = asked.prompt[positions]
+        return PromptRows(tokens.astype(np.int32), targets, counts.astype(np.int32), names, [slot], [len(tokens)])
+
+    def collect(self, hidden: Tensor, rows: PromptRows, logits_of: Callable[[Tensor], Tensor]) -> ToldPrompts:
+        """`hidden` [num_rows, hidden_size] behind the rows' tokens."""
+        pieces = [
+            self._collect(logits_of(hidden[at : at + PIECE]).float(), rows, slice(at, at + PIECE))
+            for at in range(0, len(rows.tokens), PIECE)
+        ]
+        entries = RowLogprobs(
+            rows.counts,
+            torch.cat([piece.token_ids for piece in pieces]),
+            torch.cat([piece.logprobs for piece in pieces]),
+            torch.cat([piece.ranks for piece in pieces]),
+        )
+        return ToldPrompts(rows, entries)
+
+    def _collect(self, logits: Tensor, rows: PromptRows, piece: slice) -> RowLogprobs:
+        values = self._settings.mode.values(logits)
+        targets = upload(rows.targets[piece], self._device, np.int64).unsqueeze(1)
+        most = int(rows.counts.max())
+        others = values.topk(min(most, values.size(1)), dim=1).indices
+        if rows.names is not None:
+            others = named_or_best(upload(rows.names[piece], self._device, np.int64), others)
+        return entries(values, targets, others, rows.counts[piece])
+
+
+def _named(named: list[I32], at: Rows | I32) -> I32:
+    """[num_positions, most named], -1 behind a position's own."""
+    lists = [named[i] if i < len(named) else named[0][:0] for i in at.tolist()]
+    out = np.full((len(lists), max(map(len, lists), default=0)), -1, dtype=np.int32)
+    for row, ids in zip(out, lists, strict=True):
+        row[: len(ids)] = ids
+    return out
+
+
+def _stacked(parts: list[PromptRows]) -> I32 | None:
+    """The names of all parts, [num_rows, most entries], -1 where there are none; None if no part has any."""
+    if all(part.names is None for part in parts):
+        return None
+    out = np.full((sum(len(part.tokens) for part in parts), max(int(part.counts.max()) for part in parts)), -1)
+    at = 0
+    for part in parts:
+        if part.names is not None:
+            out[at : at + len(part.tokens), : part.names.shape[1]] = part.names
+        at += len(part.tokens)
+    return out.astype(np.int32)

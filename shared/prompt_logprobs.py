@@ -1,0 +1,27 @@
+"""What is left of a wish for log-probabilities of the prompt, once some of them are known."""
+
+from __future__ import annotations
+
+from shared.pb.common.v1 import sampling_pb2
+
+
+def first_position(sampling: sampling_pb2.SamplingParams) -> int:
+    """The first prompt position that is asked for; 0 if none is. Position 0 has nothing before it."""
+    if not sampling.HasField("prompt_logprobs") and not sampling.prompt_logprob_token_ids:
+        return 0
+    return max(1, sampling.prompt_logprob_start)
+
+
+def forget(sampling: sampling_pb2.SamplingParams) -> None:
+    """Nothing is asked for any more."""
+    for field in ("prompt_logprobs", "prompt_logprob_start", "prompt_logprob_token_ids"):
+        sampling.ClearField(field)
+
+
+def restart(sampling: sampling_pb2.SamplingParams, position: int, num_prompt_tokens: int) -> None:
+    """Asks for what comes from `position` on, of what `sampling` asks for."""
+    if position >= num_prompt_tokens:
+        forget(sampling)
+        return
+    del sampling.prompt_logprob_token_ids[: position - sampling.prompt_logprob_start]
+    sampling.prompt_logprob_start = position
