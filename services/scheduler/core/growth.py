@@ -77,7 +77,9 @@ class Grower:
         if not self._kv.enable_caching:
             return
         running = self._running
-        filled = np.minimum(running.num_known, running.num_computed) // running.block_size
+        certain = running.num_computed - running.num_uncertain  # drafts may turn out wrong, or find no room
+        certain = np.minimum(certain, running.capacity)
+        filled = np.minimum(running.num_known, certain) // running.block_size
         for slot in np.flatnonzero(running.live & (filled > running.num_named)).tolist():
             self.name(slot, int(filled[slot]))
 
