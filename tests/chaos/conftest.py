@@ -12,7 +12,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
-from tests.chaos.streams import Crowd, everything, greedy
+from tests.chaos.streams import Crowd, constrained, everything, greedy
 from tests.e2e.conftest import running_cluster
 
 Said = list[tuple[object, ...]]
@@ -28,7 +28,7 @@ def undisturbed() -> dict[str, Said]:
 
     async def listen(cluster: Cluster) -> dict[str, Said]:
         said = {}
-        for name, params in (("greedy", greedy), ("everything", everything)):
+        for name, params in (("greedy", greedy), ("everything", everything), ("constrained", constrained)):
             crowd = Crowd(cluster.grpc_address, params)
             await crowd.finished()
             assert not crowd.errors

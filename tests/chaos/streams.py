@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.client import AsyncClient
-from quire.params import SamplingParams
+from quire.params import SamplingParams, StructuredOutput
 from quire.tiny.skills import held_back_items
 from quire.tiny.train.chat import prompt
 
@@ -93,6 +93,16 @@ def greedy(_index: int) -> SamplingParams:
 def everything(index: int) -> SamplingParams:
     """Samples, seeds and log-probabilities."""
     return SamplingParams(n=2, temperature=0.8, top_p=0.9, seed=1000 + index, logprobs=2, max_tokens=120)
+
+
+def constrained(index: int) -> SamplingParams:
+    """A form of its own for each stream; two samples share it."""
+    words = {"type": "string", "pattern": "^[a-z]{2,6}( [a-z]{2,6}){2}$"}
+    count = {"type": "integer", "minimum": 0, "maximum": 99 + index}
+    record = {"type": "object", "properties": {f"words{index}": words, "count": count}, "additionalProperties": False}
+    records = {"items": {**record, "required": list(record["properties"])}, "minItems": 4, "maxItems": 4}
+    form = StructuredOutput(json={"type": "array", **records})
+    return SamplingParams(n=2, temperature=1.0, seed=2000 + index, max_tokens=MAX_TOKENS, structured_output=form)
 
 
 def same(crowd: Crowd, undisturbed: Sequence[tuple[object, ...]]) -> bool:

@@ -30,7 +30,7 @@ def two_schedulers() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("kind", ["greedy", "everything"])
+@pytest.mark.parametrize("kind", ["greedy", "everything", "constrained"])
 async def test_the_scheduler_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
     await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "scheduler-0"), signal.SIGKILL), kind)
 

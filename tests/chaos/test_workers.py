@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import DeadlineExceeded
 from tests.chaos.conftest import Said, leaves_nothing_behind, services
-from tests.chaos.streams import Crowd, everything, greedy, same
+from tests.chaos.streams import Crowd, constrained, everything, greedy, same
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -28,7 +29,8 @@ async def survives(
     cluster: Cluster, undisturbed: dict[str, Said], fault: Callable[[], object], kind: str = "greedy"
 ) -> Crowd:
     """Disturbs a crowd in full flow and checks that no stream noticed more than a pause."""
-    crowd = Crowd(cluster.grpc_address, {"greedy": greedy, "everything": everything}[kind])
+    kinds = {"greedy": greedy, "everything": everything, "constrained": constrained}
+    crowd = Crowd(cluster.grpc_address, kinds[kind])
     await crowd.talking()
     result = fault()
     if asyncio.iscoroutine(result):
@@ -41,9 +43,20 @@ async def survives(
     return crowd
 
 
-@pytest.mark.parametrize("kind", ["greedy", "everything"])
+@pytest.mark.parametrize("kind", ["greedy", "everything", "constrained"])
 async def test_one_of_two_workers_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
     await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGKILL), kind)
+
+
+async def test_forms_are_filled_across_a_dead_worker(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    """The grammar is compiled anew and the tokens so far are replayed: what is said is one whole JSON text."""
+    crowd = await survives(
+        one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL), "constrained"
+    )
+    for index, stream in enumerate(crowd.streams):
+        for text in stream.text.values():
+            records = json.loads(text)
+            assert [set(record) for record in records] == [{f"words{index}", "count"}] * 4
 
 
 async def test_the_only_worker_is_killed(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:

@@ -18,6 +18,8 @@ from quire.cluster import Cluster
 from quire.params import StructuredOutput
 from quire.tiny.skills.json_object import FRAMES
 from shared.errors import InvalidArgument
+from tests.e2e.conftest import running_cluster
+from tests.e2e.test_metrics import page
 
 TYPES = {"string": str, "integer": int, "boolean": bool}
 
@@ -181,3 +183,32 @@ def test_python_says_what_is_wrong(client: Client) -> None:
         StructuredOutput(json={}, regex="a").to_proto()
     with pytest.raises(InvalidArgument, match="schema is false"):
         client.generate("x", SamplingParams(structured_output=StructuredOutput(json=False)))
+
+
+def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster) -> None:
+    """A worker with hardly any memory and small steps, behind two frontends, says what the roomy one says."""
+
+    def ask(address: str, seed: int) -> list[str]:
+        content, schema = question(seed)
+        long = f"{' '.join(question(seed + k)[0] for k in range(1, 6))} {content}"
+        form = StructuredOutput(json={"type": "array", "items": schema, "minItems": 3, "maxItems": 3})
+        params = SamplingParams(n=2, temperature=0.9, seed=seed, max_tokens=300, logprobs=1, structured_output=form)
+        with Client(address) as client:
+            outputs = client.chat([{"role": "user", "content": long}], params)[0].outputs
+        for output in outputs:
+            for filled in json.loads(output.text):
+                assert_fits(json.dumps(filled), schema)
+        return [output.text for output in outputs]
+
+    def ask_all(addresses: list[str]) -> list[list[str]]:
+        with ThreadPoolExecutor(12) as pool:
+            return list(pool.map(lambda seed: ask(addresses[seed % len(addresses)], seed), range(12)))
+
+    worker = {"num_blocks": 90, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    with running_cluster(frontends=2, worker=worker, scheduler={"watermark": 0.0}) as tight:
+        frontends = [process.addresses["grpc"] for process in tight.processes if process.spec.role == "frontend"]
+        crowded = ask_all(frontends)
+        scheduler = page(next(p for p in tight.processes if p.spec.role == "scheduler").addresses["metrics"])
+    assert crowded == ask_all([cluster.grpc_address])
+    assert len(frontends) == 2
+    assert scheduler["vllm:num_preemptions_total"] > 0
