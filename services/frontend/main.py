@@ -192,4 +192,5 @@ class Frontend:
             await self._lookup.close()
         if self._directory is not None:
             await self._directory.close()
+        self._processor.close()
         self._tokenizer.close()

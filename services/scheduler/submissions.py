@@ -59,6 +59,7 @@ class SequenceFactory:
                 repetition=_repetition(submission.sampling),
                 min_output_tokens=submission.sampling.min_tokens,
                 grammar_id=grammar_id,
+                grammar_bytes=submission.sampling.structured_output.ByteSize(),
                 payload=payload,
                 request_id=submission.request_id,
                 priority=submission.priority,

@@ -16,7 +16,7 @@ FIELD = "structured_output"
 POSITION = re.compile(r"^at \d+\(\d+\): ")  # in the grammar that was made of the constraint
 MAX_REASON_CHARACTERS = 500
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
-MAX_CHARACTERS = 512 * 1024  # of all texts of a constraint: far more than people write, compiled in a second
+MAX_BYTES = 128 * 1024  # of a whole constraint; compiled, one of these can take 100 MB
 MAX_NESTING = 64
 MAX_NESTING_OF_TAGS = MAX_NESTING + 16  # brackets around the schemas inside
 # A number's digits are matched by an automaton with a state for each remainder: 10,000 take 20 ms and 3 MB, a million
@@ -43,8 +43,8 @@ def check(constraint: pb.StructuredOutput) -> None:
     if kind is None:
         raise refuse(f"exactly one of {', '.join(KINDS)} must be set")
     length = constraint.ByteSize()
-    if length > MAX_CHARACTERS:
-        raise refuse(f"{kind} has {length} bytes; at most {MAX_CHARACTERS} are taken")
+    if length > MAX_BYTES:
+        raise refuse(f"{kind} has {length} bytes; at most {MAX_BYTES} are taken")
     if constraint.disable_any_whitespace and constraint.whitespace_pattern:
         raise refuse("whitespace_pattern and disable_any_whitespace exclude each other")
     _CHECKS[kind](constraint)

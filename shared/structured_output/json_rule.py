@@ -24,9 +24,10 @@ def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
 
 
 def _spacing(options: pb.StructuredOutput) -> dict[str, Any]:
+    """And oneOf, which is taken for anyOf: that one of its schemas is fulfilled, not that no other is, too."""
     if options.disable_any_whitespace:
-        return {"whitespace_flexible": False}
-    return {"whitespace_pattern": options.whitespace_pattern or WHITESPACE}
+        return {"whitespace_flexible": False, "coerce_one_of": True}
+    return {"coerce_one_of": True, "whitespace_pattern": options.whitespace_pattern or WHITESPACE}
 
 
 def _closed(schema: Any) -> Any:

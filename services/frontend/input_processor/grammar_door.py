@@ -1,83 +1,106 @@
-"""Constraints are compiled at the door, against bytes instead of the model's tokens: what no worker could use is
-refused before anything is tokenized. Takes well under a millisecond for what people write, and a thread of its own.
+"""Constraints are compiled at the door: what no worker could use is refused before anything is tokenized.
+
+The compiling happens in child processes (grammar_probe.py) with little memory and little time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import select
+import subprocess
+import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import LifoQueue
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-
+from services.frontend.input_processor import grammar_probe
 from shared import structured_output
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
+from shared.structured_output.checks import FIELD
 from shared.structured_output.literals import Specials
 
-REMEMBERED = 1024  # constraints that were found good or bad
-NUM_BYTES = 256
-SILENT = 0
-
-Verdict = InvalidArgument | None
-
-
-class Bytes:
-    """The smallest vocabulary for any text, as llguidance wants to see a tokenizer: the model's added tokens with their
-    ids, no other of the model's tokens, and behind them all bytes."""
-
-    bos_token_id = None
-
-    def __init__(self, added: Mapping[str, int], vocab_size: int) -> None:
-        self.tokens = [b""] * vocab_size + [bytes([byte]) for byte in range(NUM_BYTES)] + [b"<end>"]
-        for name, token_id in added.items():
-            self.tokens[token_id] = name.encode()
-        self.eos_token_id = len(self.tokens) - 1
-        self.special_token_ids = [*added.values(), self.eos_token_id]
-        self._first = vocab_size
-
-    def __call__(self, text: str | bytes) -> Sequence[int]:
-        return [self._first + byte for byte in (text.encode() if isinstance(text, str) else text)]
+PATIENCE_S = 3.0  # the largest constraints that people write take a tenth of it
+REMEMBERED = 4096  # constraints that were found good or bad
+NUM_PROBES = 2
 
 
 class GrammarDoor:
     """Remembers its verdicts: clients send the same form again and again."""
 
     def __init__(self, specials: Specials, vocab_size: int) -> None:
-        self._specials = specials
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-door")
-        self._tokenizer = LLTokenizer(TokenizerWrapper(Bytes(specials.ids, vocab_size)))
-        self._limits = LLParserLimits(verbose_errors=False)
+        """`specials`: tokens that a grammar may name."""
+        introduction = grammar_probe.introduction(specials, vocab_size)
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._threads = ThreadPoolExecutor(NUM_PROBES, thread_name_prefix="grammar-door")
+        self._probes: LifoQueue[Probe] = LifoQueue()  # the one that was used last is warm
+        for _ in range(NUM_PROBES):
+            self._probes.put(Probe(introduction))
 
     async def check(self, constraint: sampling_pb2.StructuredOutput) -> None:
         """Raises InvalidArgument."""
-        key = hashlib.sha256(constraint.SerializeToString(deterministic=True)).digest()
-        if key in self._verdicts:
-            self._verdicts.move_to_end(key)
-        else:
-            loop = asyncio.get_running_loop()
-            self._verdicts[key] = await loop.run_in_executor(self._thread, self._judge, constraint)
+        structured_output.check(constraint)
+        message = constraint.SerializeToString(deterministic=True)
+        key = hashlib.sha256(message).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
+            self._verdicts[key] = verdict
             if len(self._verdicts) > REMEMBERED:
                 self._verdicts.popitem(last=False)
-        verdict = self._verdicts[key]
-        if verdict is not None:
-            raise InvalidArgument(verdict.message, field=verdict.field)
+        if verdict:
+            raise InvalidArgument(verdict, field=FIELD)
 
-    def _judge(self, constraint: sampling_pb2.StructuredOutput) -> Verdict:
+    def close(self) -> None:
+        """Ends the child processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while not self._probes.empty():
+            self._probes.get().close()
+
+    def _ask(self, message: bytes) -> str:
+        probe = self._probes.get()
         try:
-            structured_output.check(constraint)
-            self._compile(structured_output.lark(constraint, self._specials))
-        except InvalidArgument as error:
-            return error
-        return None
+            return probe.verdict(message)
+        finally:
+            self._probes.put(probe)
 
-    def _compile(self, lark: str) -> None:
-        grammar = LLMatcher.grammar_from_lark(lark)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise structured_output.unusable(matcher.get_error())
+
+class Probe:
+    """A child process, started when it is first asked and after each time that it had to be ended."""
+
+    def __init__(self, introduction: bytes) -> None:
+        self._introduction = introduction
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def verdict(self, message: bytes) -> str:
+        """Empty if nothing is wrong."""
+        child = self._child or self._start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            grammar_probe.write(child.stdin, message)
+        except BrokenPipeError:  # it has been killed from outside while nobody asked
+            self.close()
+            return self.verdict(message)
+        ready, _, _ = select.select([child.stdout], [], [], PATIENCE_S)
+        answer = grammar_probe.read(child.stdout) if ready else None
+        if answer is not None:
+            return answer.decode()
+        self.close()
+        bound = f"{grammar_probe.MEMORY_BYTES >> 20} MiB" if ready else f"{PATIENCE_S:.0f} s"
+        return structured_output.refuse(f"it takes more than {bound} to compile").message
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", grammar_probe.__name__]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert child.stdin is not None
+        grammar_probe.write(child.stdin, self._introduction)
+        self._child = child
+        return child

@@ -54,6 +54,9 @@ class InputProcessor:
         except InvalidArgument as error:
             raise InvalidArgument(f"model: generation_config.json: {error.message}", field="model") from None
 
+    def close(self) -> None:
+        self._grammar_door.close()
+
     def check(self, request: Request) -> None:
         """What can be refused without tokenizing and without knowing the workers."""
         sampling_rules.check(request.sampling)

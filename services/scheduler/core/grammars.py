@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.sequence import Sequence
 
-MOST_IDLE = 128  # prepared grammars that no sequence needs
+# Prepared grammars that no sequence needs: a compiled one takes up to a thousand times its text.
+MOST_IDLE = 128
+MOST_IDLE_BYTES = 1 << 20  # of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class GrammarOrder:
 
 @dataclass(slots=True)
 class _Grammar:
+    num_bytes: int  # of its text
     ready: bool = False
     num_users: int = 0
     blocked: dict[int, Sequence] = field(default_factory=dict)  # by key
@@ -34,7 +37,7 @@ class Grammars:
 
     def __init__(self) -> None:
         self._grammars: dict[bytes, _Grammar] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # ready, without users; longest idle first
+        self._idle: OrderedDict[bytes, int] = OrderedDict()  # bytes of those without users; longest idle first
         self._orders: list[GrammarOrder] = []
 
     @property
@@ -49,7 +52,7 @@ class Grammars:
         grammar_id = sequence.grammar_id
         grammar = self._grammars.get(grammar_id)
         if grammar is None:
-            grammar = self._grammars[grammar_id] = _Grammar()
+            grammar = self._grammars[grammar_id] = _Grammar(sequence.grammar_bytes)
             self._orders.append(GrammarOrder(grammar_id, sequence))
         self._idle.pop(grammar_id, None)
         grammar.num_users += 1
@@ -92,8 +95,8 @@ class Grammars:
         return grammar is not None and not grammar.ready
 
     def _keep_idle(self, grammar_id: bytes) -> None:
-        self._idle[grammar_id] = None
-        if len(self._idle) > MOST_IDLE:
+        self._idle[grammar_id] = self._grammars[grammar_id].num_bytes
+        while len(self._idle) > MOST_IDLE or sum(self._idle.values()) > MOST_IDLE_BYTES:
             oldest, _ = self._idle.popitem(last=False)
             del self._grammars[oldest]
             self._orders.append(GrammarOrder(oldest, None))

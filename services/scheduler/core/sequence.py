@@ -63,6 +63,7 @@ class Sequence:
     repetition: RepetitionRule | None = None
     min_output_tokens: int = 0  # no repetition is seen before
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
+    grammar_bytes: int = 0  # of its text
     payload: object = None  # what the worker needs beside the tokens; not looked at here
     request_id: str = ""
     priority: int = 0

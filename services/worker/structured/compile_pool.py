@@ -7,18 +7,22 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from services.worker.structured.background import Background
 from services.worker.structured.port import Grammar, GrammarBackend
-from shared.errors import Internal, QuireError
+from shared.errors import Internal, InvalidArgument, QuireError
 from shared.logs import logger
 from shared.pb.common.v1 import sampling_pb2
+from shared.structured_output.checks import FIELD
 
 log = logger("worker.grammars")
 
-MOST_UNNEEDED = 256  # grammars that stay though the scheduler has released them; 10 to 100 KB each
-MOST_THREADS = 4
+NUM_THREADS = min(4, max(1, (os.cpu_count() or 1) // 2))
+PATIENCE_S = 10.0  # with a grammar that frontends, with less patience, have let in
+# Grammars that stay though nobody needs them: a compiled one takes up to a thousand times its text.
+MOST_UNNEEDED = 256
+MOST_UNNEEDED_BYTES = 1 << 20  # of text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,21 @@ class Prepared:
 
 
 Done = Callable[[Prepared], None]
-Making = Future[Prepared]
+
+
+@dataclass(slots=True)
+class _Making:
+    """A grammar that is being compiled."""
+
+    waiting: list[Done] = field(default_factory=list)
+    num_needs: int = 0
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    grammar: Grammar
+    num_bytes: int  # of its text
 
 
 class CompilePool:
@@ -41,41 +59,44 @@ class CompilePool:
         self._open_backend = open_backend
         self._opening = threading.Lock()
         self._opened: GrammarBackend | None = None
-        threads = min(MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
         self._lock = threading.Lock()
-        self._ready: OrderedDict[bytes, Grammar] = OrderedDict()  # least recently wanted first
-        self._making: dict[bytes, Making] = {}
+        self._threads: Background | None = None
+        self._ready: OrderedDict[bytes, _Ready] = OrderedDict()  # least recently wanted first
+        self._making: dict[bytes, _Making] = {}
         self._needs: Counter[bytes] = Counter()
 
     def prepare(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, done: Done) -> None:
         """`done` is called once, from any thread."""
         with self._lock:
-            self._needs[grammar_id] += 1
-            if grammar_id in self._ready:
-                self._ready.move_to_end(grammar_id)
-                making = None
-            else:
+            if grammar_id not in self._ready:
                 making = self._making.get(grammar_id) or self._begin(grammar_id, constraint)
-        if making is None:
-            done(Prepared(None, 0))
-        else:
-            making.add_done_callback(lambda made: self._tell(grammar_id, made.result(), done))
+                making.waiting.append(done)
+                making.num_needs += 1
+                return
+            self._ready.move_to_end(grammar_id)
+            self._needs[grammar_id] += 1
+        done(Prepared(None, 0))
 
     def release(self, grammar_id: bytes) -> None:
         with self._lock:
-            self._unneed(grammar_id)
+            self._needs[grammar_id] -= 1
+            if self._needs[grammar_id] <= 0:
+                del self._needs[grammar_id]
+                self._evict()
 
     def release_all(self) -> None:
         """Nobody needs anything any more."""
         with self._lock:
             self._needs.clear()
+            for making in self._making.values():
+                making.num_needs = 0
             self._evict()
 
     def grammar(self, grammar_id: bytes) -> Grammar | None:
         """None if it has not been prepared, or has been released."""
         with self._lock:
-            return self._ready.get(grammar_id)
+            ready = self._ready.get(grammar_id)
+            return None if ready is None else ready.grammar
 
     @property
     def backend(self) -> GrammarBackend:
@@ -85,20 +106,24 @@ class CompilePool:
                 self._opened = self._open_backend()
             return self._opened
 
-    def _begin(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> Making:
-        making = self._threads.submit(self._make, grammar_id, constraint)
-        self._making[grammar_id] = making
+    def _begin(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Making:
+        making = self._making[grammar_id] = _Making()
+        if self._threads is None:
+            self._threads = Background("grammars", NUM_THREADS)
+        self._threads.submit(lambda: self._make(grammar_id, constraint, making))
         return making
 
-    def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> Prepared:
+    def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, making: _Making) -> None:
+        backend_there = self._opened is not None  # reading the vocabulary may take a second
+        watch = threading.Timer(PATIENCE_S * (1 if backend_there else 10), self._give_up, (grammar_id, making))
+        watch.daemon = True
+        watch.start()
         started = time.perf_counter()
         grammar, error = self._compile(constraint)
-        with self._lock:
-            del self._making[grammar_id]
-            if grammar is not None:
-                self._ready[grammar_id] = grammar
-                self._evict()
-        return Prepared(error, max(1, round((time.perf_counter() - started) * 1e6)))
+        watch.cancel()
+        ready = None if grammar is None else _Ready(grammar, constraint.ByteSize())
+        compile_us = max(1, round((time.perf_counter() - started) * 1e6))
+        self._finish(grammar_id, making, ready, Prepared(error, compile_us))
 
     def _compile(self, constraint: sampling_pb2.StructuredOutput) -> tuple[Grammar | None, QuireError | None]:
         try:
@@ -109,19 +134,32 @@ class CompilePool:
             log.exception("a grammar could not be compiled")
             return None, Internal(f"structured_output: {type(error).__name__} while compiling")
 
-    def _tell(self, grammar_id: bytes, prepared: Prepared, done: Done) -> None:
-        if prepared.error is not None:
-            with self._lock:
-                self._unneed(grammar_id)  # nobody will release what there never was
-        done(prepared)
+    def _give_up(self, grammar_id: bytes, making: _Making) -> None:
+        log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())
+        error = InvalidArgument(f"{FIELD}: it takes more than {PATIENCE_S:.0f} s to compile", field=FIELD)
+        if self._threads is not None:
+            self._threads.add_thread()
+        self._finish(grammar_id, making, None, Prepared(error, round(PATIENCE_S * 1e6)))
 
-    def _unneed(self, grammar_id: bytes) -> None:
-        self._needs[grammar_id] -= 1
-        if self._needs[grammar_id] <= 0:
-            del self._needs[grammar_id]
-            self._evict()
+    def _finish(self, grammar_id: bytes, making: _Making, ready: _Ready | None, outcome: Prepared) -> None:
+        """Whoever asked first hears what it took; for the others it was there."""
+        with self._lock:
+            if making.over:
+                return
+            making.over = True
+            del self._making[grammar_id]
+            if ready is not None:
+                self._ready[grammar_id] = ready
+                if making.num_needs:
+                    self._needs[grammar_id] += making.num_needs
+                self._evict()
+        for number, done in enumerate(making.waiting):
+            done(outcome if number == 0 else Prepared(outcome.error, 0))
 
     def _evict(self) -> None:
-        unneeded = [grammar_id for grammar_id in self._ready if grammar_id not in self._needs]
-        for grammar_id in unneeded[: max(0, len(unneeded) - MOST_UNNEEDED)]:
-            del self._ready[grammar_id]
+        unneeded = [name for name in self._ready if name not in self._needs]
+        num_bytes = sum(self._ready[name].num_bytes for name in unneeded)
+        for left, name in zip(range(len(unneeded), 0, -1), unneeded, strict=True):
+            if left <= MOST_UNNEEDED and num_bytes <= MOST_UNNEEDED_BYTES:
+                return
+            num_bytes -= self._ready.pop(name).num_bytes

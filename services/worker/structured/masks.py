@@ -6,8 +6,9 @@ device and the device's thread do then, which is the next step's forward pass. T
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ import torch
 from kernels import Ops
 from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
+from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.fair_filler import FairFiller, Pace
 from services.worker.structured.port import Matcher
 from shared import columns
 from shared.columns import I32
-from shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 MASK_BITS = 32
 ANY_TOKEN = -1  # all bits of a word
+PATIENCE_S = 5.0  # with masks that the library has been given, each of which is bounded far below that
 Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
 
 
@@ -39,6 +43,9 @@ class Constrained:
         self.ended = False
         self.must_end = False  # the grammar allows nothing more
         self.error: QuireError | None = None
+        self._pace = Pace()
+        self.watched = False
+        self.num_slow = 0
 
     @property
     def live(self) -> bool:
@@ -50,8 +57,16 @@ class Constrained:
             return
         if token_id in self.eos_ids:
             self.ended = True
-        elif not self.matcher.accept([token_id]):
-            self._fail(f"the grammar does not allow token {token_id}, which the output holds")
+        elif not self._accepts(token_id):
+            self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+        elif self._pace.is_slow:
+            self.fail(f"the grammar is too slow: {self._pace}")
+
+    def _accepts(self, token_id: int) -> bool:
+        began = time.thread_time()
+        accepted = self.matcher.accept([token_id])
+        self._pace.add(time.thread_time() - began)
+        return accepted == 1
 
     def goes_on_by(self, token_ids: Sequence[int]) -> bool:
         """Takes all of these tokens, or none where the grammar does not allow them all."""
@@ -66,7 +81,7 @@ class Constrained:
         """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
         fault = self.matcher.fault if self.live else ""
         if fault:
-            self._fail(f"the grammar became too complex: {' '.join(fault.split())[:200]}")
+            self.fail(f"the grammar became too complex: {' '.join(fault.split())[:200]}")
         if not self.live:
             mask[:] = 0
         elif not self.matcher.can_end:
@@ -76,7 +91,7 @@ class Constrained:
             for token_id in self.eos_ids:
                 mask[token_id // MASK_BITS] |= bit(token_id)
 
-    def _fail(self, text: str) -> None:
+    def fail(self, text: str) -> None:
         self.error = InvalidArgument(f"structured_output: {text}", field="structured_output")
 
 
@@ -93,7 +108,8 @@ class GrammarMasks:
         self.masks: I32 = np.zeros((0, 0), dtype=np.int32)  # [num_slots, num_words] once there is any
         self._pinned: Tensor | None = None  # where masks are put together for CUDA
         self._faults: dict[int, QuireError] = {}  # by slot: found out since they were last asked for
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Background | None = None
+        self._filler: FairFiller | None = None
         self._last: Future[None] | None = None
 
     def admit(self, slot: int, admission: pb.Admission) -> None:
@@ -132,7 +148,7 @@ class GrammarMasks:
     def settle(self, sequences: Sequence[Constrained]) -> None:
         """Until the masks of all are made."""
         if self._last is not None:
-            self._last.result()
+            self._wait_for(self._last)
             self._last = None
         for sequence in sequences:
             if sequence.error is not None:
@@ -140,11 +156,9 @@ class GrammarMasks:
 
     def fill(self, sequences: Sequence[Constrained], places: Sequence[int], masks: I32) -> None:
         """Only with settled masks, or on their thread."""
-        live = [(s.matcher, place) for s, place in zip(sequences, places, strict=True) if s.live]
+        live = [(sequence, place) for sequence, place in zip(sequences, places, strict=True) if sequence.live]
         if live:
-            matchers, live_places = zip(*live, strict=True)
-            assert self._grammars is not None
-            self._grammars.backend.fill(matchers, live_places, masks)
+            self._open_filler().fill([sequence for sequence, _ in live], [place for _, place in live], masks)
         for sequence, place in zip(sequences, places, strict=True):
             sequence.permit_end(masks[place])
 
@@ -152,6 +166,8 @@ class GrammarMasks:
         """To the device. Steps before this one are done with the pinned memory: their tokens have been seen."""
         if self._pinned is None:
             return torch.from_numpy(masks)
+        if len(self._pinned) < len(masks):  # rows behind drafts have masks of their own
+            self._pinned = torch.empty((2 * len(masks), masks.shape[1]), dtype=torch.int32, pin_memory=True)
         staged = self._pinned[: len(masks)]
         staged.copy_(torch.from_numpy(masks))
         return staged.to(self.device, non_blocking=True)
@@ -164,8 +180,23 @@ class GrammarMasks:
 
     def _post(self, job: Callable[[], None]) -> None:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+            self._thread = Background("masks")
         self._last = self._thread.submit(job)
+
+    def _open_filler(self) -> FairFiller:
+        if self._filler is None:
+            assert self._grammars is not None
+            self._filler = FairFiller(self._grammars.backend.filler())
+        return self._filler
+
+    def _wait_for(self, masks: Future[None]) -> None:
+        """A thread that hangs in the library is left to itself, with the memory that it may still write to."""
+        try:
+            masks.result(timeout=PATIENCE_S)
+        except TimeoutError:
+            self._thread = self._filler = self._last = None
+            self.masks = np.zeros_like(self.masks)
+            raise Internal(f"masks were not made within {PATIENCE_S:.0f} s") from None
 
     def _advance(self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained]) -> None:
         """On the masks' thread."""

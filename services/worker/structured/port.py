@@ -34,17 +34,21 @@ class Grammar(Protocol):
         """At its beginning."""
 
 
+class MaskFiller(Protocol):
+    """Makes masks, in threads of its own or in the caller's."""
+
+    def fill(self, matchers: Sequence[Matcher], places: Sequence[int], masks: I32) -> None:
+        """masks[places[i]] = the tokens that matchers[i] allows next, ends of sequence left out; a single one in the
+        caller's thread. `masks` int32 [num_masks, ceil(vocab_size / 32)], a bit for each token, lowest bits first.
+        Afterwards a matcher may have a fault."""
+
+
 class GrammarBackend(Protocol):
     """A library, bound to a vocabulary. Any thread may call it; a matcher only has one caller at a time."""
-
-    @property
-    def num_words(self) -> int:
-        """int32 words of a mask, which has a bit for each token, lowest bits first."""
 
     def compile(self, constraint: sampling_pb2.StructuredOutput) -> Grammar:
         """In bounded time and memory. Raises InvalidArgument for a constraint that is wrong, that nothing fulfils, or
         that is too large."""
 
-    def fill(self, matchers: Sequence[Matcher], places: Sequence[int], masks: I32) -> None:
-        """masks[places[i]] = the tokens that matchers[i] allows next, ends of sequence left out. `masks` int32
-        [num_masks, num_words]. Afterwards a matcher may have a fault."""
+    def filler(self) -> MaskFiller:
+        """A new one."""

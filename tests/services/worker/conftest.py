@@ -1,13 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.constrained import TINY
+from tests.services.worker.rig import Rig
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -30,3 +33,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 def _one_thread() -> None:
     """Models here are so small that more threads only wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Of the bundled model."""
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def _tiny() -> Rig:
+    return Rig(TINY, num_blocks=512, block_size=16, attention_backend="auto", record_logits=False)
+
+
+@pytest.fixture
+def tiny(_tiny: Rig) -> Iterator[Rig]:
+    """The bundled model, without sequences."""
+    yield _tiny
+    if _tiny.scheduler.rows:
+        _tiny.step(released=list(_tiny.scheduler.rows))

@@ -125,6 +125,15 @@ def test_an_unneeded_grammar_stays_for_the_next_request_until_there_are_too_many
     assert orders(c) == [("prepare", names[0])]
 
 
+def test_large_grammars_do_not_stay(core: NewCore) -> None:
+    c = core()
+    for key, num_bytes in enumerate((grammars.MOST_IDLE_BYTES, 1)):
+        c.add(under(key, bytes([key]) * 32, grammar_bytes=num_bytes))
+        c.grammar_prepared(bytes([key]) * 32)
+        c.cancel(key)
+    assert orders(c)[2:] == [("release", bytes(32))]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_worker_always_has_what_runs_and_gets_rid_of_the_rest(
     core: NewCore, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,102 @@
+"""The child process of grammar_door.py: compiles constraints, one after the other, and says what is wrong with them.
+
+Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
+own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.
+
+stdin: the vocabulary's special tokens, then constraints; stdout: a verdict for each, empty if it is good. All of them
+with their length in front, 4 bytes, little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from shared import structured_output
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+from shared.structured_output.literals import Specials
+
+MEMORY_BYTES = 1 << 30
+NUM_BYTES = 256
+LENGTH_BYTES = 4
+SILENT = 0
+
+
+class Bytes:
+    """The smallest vocabulary for any text, as llguidance wants to see a tokenizer: the model's added tokens with their
+    ids, no other of the model's tokens, and behind them all bytes."""
+
+    bos_token_id = None
+
+    def __init__(self, added: Mapping[str, int], vocab_size: int) -> None:
+        self.tokens = [b""] * vocab_size + [bytes([byte]) for byte in range(NUM_BYTES)] + [b"<end>"]
+        for name, token_id in added.items():
+            self.tokens[token_id] = name.encode()
+        self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [*added.values(), self.eos_token_id]
+        self._first = vocab_size
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        return [self._first + byte for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+class Judge:
+    """Knows the vocabulary's special tokens."""
+
+    def __init__(self, specials: Specials, vocab_size: int) -> None:
+        self._specials = specials
+        self._tokenizer = LLTokenizer(TokenizerWrapper(Bytes(specials.ids, vocab_size)))
+        self._limits = LLParserLimits(verbose_errors=False)
+
+    def verdict(self, constraint: sampling_pb2.StructuredOutput) -> str:
+        """What is wrong with it; empty if nothing is."""
+        try:
+            structured_output.check(constraint)
+            self._compile(structured_output.lark(constraint, self._specials))
+        except InvalidArgument as error:
+            return error.message
+        return ""
+
+    def _compile(self, lark: str) -> None:
+        grammar = LLMatcher.grammar_from_lark(lark)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise structured_output.unusable(matcher.get_error())
+
+
+def write(stream: IO[bytes], message: bytes) -> None:
+    stream.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+    stream.flush()
+
+
+def read(stream: IO[bytes]) -> bytes | None:
+    """None at the end."""
+    length = stream.read(LENGTH_BYTES)
+    return stream.read(int.from_bytes(length, "little")) if length else None
+
+
+def introduction(specials: Specials, vocab_size: int) -> bytes:
+    values = {"ids": dict(specials.ids), "in_text": sorted(specials.in_text), "vocab_size": vocab_size}
+    return json.dumps(values).encode()
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    first = json.loads(read(sys.stdin.buffer) or b"{}")
+    judge = Judge(Specials(first["ids"], frozenset(first["in_text"])), first["vocab_size"])
+    while (message := read(sys.stdin.buffer)) is not None:
+        constraint = sampling_pb2.StructuredOutput.FromString(message)
+        write(sys.stdout.buffer, judge.verdict(constraint).encode())
+
+
+if __name__ == "__main__":
+    main()

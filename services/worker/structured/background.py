@@ -1,0 +1,50 @@
+"""Jobs in threads of their own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+Result = TypeVar("Result")
+Jobs = queue.SimpleQueue[Callable[[], None] | None]
+
+
+class Background:
+    """Jobs are begun in order. The threads end with this object; one that never ends keeps no process from leaving."""
+
+    def __init__(self, name: str, num_threads: int = 1) -> None:
+        self._name = name
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._num_threads = 0
+        for _ in range(num_threads):
+            self.add_thread()
+
+    def add_thread(self) -> None:
+        """In place of one that hangs."""
+        self._num_threads += 1
+        threading.Thread(target=_run, args=(self._jobs,), name=self._name, daemon=True).start()
+
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        outcome: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(job())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        self._jobs.put(run)
+        return outcome
+
+    def __del__(self) -> None:
+        for _ in range(self._num_threads):
+            self._jobs.put(None)
+
+
+def _run(jobs: Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it may be what keeps the threads' owner

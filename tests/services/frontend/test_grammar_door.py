@@ -1,0 +1,141 @@
+"""Hostile and impossible constraints at the door: each is refused, soon, and the next one is judged as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.frontend.input_processor import grammar_door
+from services.frontend.input_processor.grammar_door import GrammarDoor
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output.literals import Specials
+
+FINE = pb.StructuredOutput(json_schema='{"type": "object", "properties": {"a": {"type": "integer"}}}')
+PRIMES = (101, 103, 107, 109, 113)
+rng = random.Random(0)
+
+
+def word() -> str:
+    return "".join(rng.choice("abcdefghijklmnop") for _ in range(12))
+
+
+def schema(value: Any) -> dict[str, str]:
+    return {"json_schema": json.dumps(value)}
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def fan(depth: int, kind: str) -> dict[str, Any]:
+    """Each definition needs the next one twice: 2 ** depth ways."""
+    bodies = {f"d{i}": {kind: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return {"$ref": "#/$defs/d0", "$defs": {**bodies, f"d{depth}": {"type": "object"}}}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a reference to itself": schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+    "references in a circle": schema(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [ref("b")]}, "b": {"anyOf": [ref("a")]}}}
+    ),
+    "a reference to nowhere": schema({"$ref": "#/$defs/nowhere"}),
+    "a reference to the net": schema({"$ref": "http://example.com/schema.json"}),
+    "nested far too deep": {"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000},
+    "a million choices": {"choice": pb.StructuredOutput.Choice(options=["x"] * 1_000_000)},
+    "more keys than fit": schema({"properties": {word(): {} for _ in range(20_000)}, "type": "object"}),
+    "thousands of keys in any order": schema({"properties": {word(): {} for _ in range(4000)}, "type": "object"}),
+    "all of any of": schema(
+        {"allOf": [{"anyOf": [{"properties": {word(): {}}, "type": "object"} for _ in range(8)]} for _ in range(9)]}
+    ),
+    "a common multiple of primes": schema({"allOf": [{"type": "integer", "multipleOf": prime} for prime in PRIMES]}),
+    "patterns without a common text": schema(
+        {"allOf": [{"type": "string", "pattern": f"^(a{{{prime}}})+$"} for prime in PRIMES]}
+    ),
+    "an intersection of long cycles": {
+        "grammar": "start: T\nT: /b/ | (" + " & ".join(f"/(a{{{prime}}})+/" for prime in PRIMES) + ")"
+    },
+    "look-behind": {"regex": "(?<=a)b"},
+    "a regular expression nested deep": {"regex": "(" * 5000 + "a" + ")" * 5000},
+    "a terminal made of itself": {"grammar": "start: A\nA: B\nB: A"},
+    "a rule made of itself": {"grammar": "start: start"},
+    "doubling forty times": {
+        "grammar": "start: T0\n" + "".join(f"T{i}: T{i + 1} T{i + 1}\n" for i in range(40)) + 'T40: "a"'
+    },
+    "tens of thousands of rules": {"grammar": "start: " + " | ".join(f"r{i}" for i in range(9000)) + "\n"
+        + "".join(f'r{i}: "{i}"\n' for i in range(9000))},
+}  # fmt: skip
+
+# What looks as bad, and is not: grammars are parsed as they are followed.
+HARMLESS: dict[str, dict[str, Any]] = {
+    "catastrophic backtracking": {"regex": "^(([a-z])+.)+[A-Z]([a-z])+$"},
+    "exponential as an automaton": {"regex": "(a|b)*a(a|b){25}"},
+    "a text of a billion": schema({"type": "string", "minLength": 10**9}),
+    "a million items": schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**6}),
+    "an ambiguous grammar": {"grammar": 'start: s\ns: s s s | s s | "a" | "aa"'},
+    "two ways, thirty times": schema(fan(30, "anyOf")),
+    "the same, thirty times": schema(fan(30, "allOf")),
+}
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[GrammarDoor]:
+    opened = GrammarDoor(Specials({"<|end|>": 7}), 4096)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_door, "PATIENCE_S", 1.5)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_constraints_are_refused(door: GrammarDoor, name: str) -> None:
+    constraint = pb.StructuredOutput(**HOSTILE[name])
+    started = time.monotonic()
+    with pytest.raises(InvalidArgument) as refusal:
+        await door.check(constraint)
+    assert time.monotonic() - started < 10
+    assert refusal.value.field == "structured_output"
+    assert len(refusal.value.message) < 700
+    await door.check(FINE)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+async def test_what_only_looks_hostile_is_let_in(door: GrammarDoor, name: str) -> None:
+    await door.check(pb.StructuredOutput(**HARMLESS[name]))
+
+
+async def test_others_are_judged_while_one_takes_long(door: GrammarDoor) -> None:
+    slow = pb.StructuredOutput(**HOSTILE["an intersection of long cycles"])
+    slow.grammar += "# again"
+    judged = asyncio.ensure_future(door.check(slow))
+    await asyncio.sleep(0)
+    for number in range(10):
+        await door.check(pb.StructuredOutput(regex=f"a{number}+"))
+    assert not judged.done()
+    with pytest.raises(InvalidArgument, match="it takes more than 2 s to compile"):
+        await judged
+
+
+async def test_a_probe_that_was_killed_is_replaced(door: GrammarDoor) -> None:
+    await door.check(pb.StructuredOutput(regex="before"))
+    for probe in door._probes.queue:
+        if probe._child is not None:
+            probe._child.send_signal(signal.SIGKILL)
+            probe._child.wait()
+    await door.check(pb.StructuredOutput(regex="after"))
+
+
+async def test_tokens_that_the_model_has_may_be_named(door: GrammarDoor) -> None:
+    await door.check(pb.StructuredOutput(grammar='start: "x" <|end|> "y"'))
+    with pytest.raises(InvalidArgument, match="unknown special token"):
+        await door.check(pb.StructuredOutput(grammar='start: "x" <|nothing|> "y"'))
