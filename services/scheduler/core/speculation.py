@@ -43,13 +43,10 @@ class Speculation:
 
     def __init__(self, num_speculative_tokens: int) -> None:
         """`num_speculative_tokens`: most that the worker drafts; 0: it does not."""
+        self.enabled = num_speculative_tokens > 0
         self.most = num_speculative_tokens
         self.counts = DraftCounts()
         self._told = 0  # what the worker was last told
-
-    @property
-    def enabled(self) -> bool:
-        return self.most > 0
 
     def length(self, num_ready: int, budget: int) -> int:
         """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all."""

@@ -61,11 +61,10 @@ class BoundCore:
     def _column(self, values: Any, unused: float) -> Tensor | None:
         return None if (values == unused).all() else upload(values, self._device)
 
-    def choose(self, logits: Tensor, positions: Positions) -> Tensor:
-        """int32 [num_rows]; -1 where nothing can be chosen."""
-        return self._sample(
-            logits, self.temperature, self._top_k, self._top_p, self._min_p, self.seeds, positions.device
-        )
+    def choose(self, logits: Tensor, positions: Positions, stream: int = 0) -> Tensor:
+        """int32 [num_rows]; -1 where nothing can be chosen. `stream`: other noise than the tokens' own."""
+        seeds = self.seeds + stream if stream else self.seeds
+        return self._sample(logits, self.temperature, self._top_k, self._top_p, self._min_p, seeds, positions.device)
 
     def filtered(self, logits: Tensor, rows: Tensor) -> Tensor:
         """What `rows` are drawn from: their `logits` by temperature, -inf where a filter dropped a token."""

@@ -142,6 +142,14 @@ class Sampler:
             looked = asked.mode.values(bindings.core.filtered(logits, asked.rows))
         return Ready(logits, positions, bindings, looked)
 
+    @property
+    def device(self) -> Any:
+        return self._core.device
+
+    def bind_core(self, slots: Rows) -> BoundCore:
+        """Temperature, filters and seeds of `slots` alone."""
+        return self._core.bind(slots)
+
     def plain(self, slots: Rows) -> BoundCore | None:
         """What `slots` [num_rows] ask for, if that is nothing but temperature and seed."""
         bindings = self._bind(slots)

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.errors import InvalidArgument
 
-METHODS = ("ngram", "suffix")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "medusa")
+WITH_WEIGHTS = ("draft_model", "eagle", "medusa")
 MOST_TOKENS = 128
 SETTING = "speculative_config"
 
@@ -24,6 +25,10 @@ class SpeculativeConfig(BaseModel):
     model: str = Field("", description="folder of the draft model or of the heads")
     prompt_lookup_min: int = Field(0, ge=0, description="ngram: fewest tokens that must match; 0: prompt_lookup_max")
     prompt_lookup_max: int = Field(5, ge=1, description="ngram: most tokens that are compared")
+    draft_sample_method: Literal["probabilistic", "greedy"] = Field(
+        "probabilistic",
+        description="models and heads: drafts drawn as the model draws, or the likeliest token",
+    )
     rejection_sample_method: Literal["coupled", "standard"] = Field(
         "coupled", description="coupled: the same text as without drafts; standard: the same distribution"
     )
@@ -40,6 +45,8 @@ class SpeculativeConfig(BaseModel):
     def _fits_together(self) -> SpeculativeConfig:
         if self.method not in METHODS:
             raise ValueError(f"method: {self.method!r}; there are {', '.join(METHODS)}")
+        if self.method in WITH_WEIGHTS and not self.model:
+            raise ValueError(f"model: the method {self.method} needs a folder")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max, {self.prompt_lookup_max}"

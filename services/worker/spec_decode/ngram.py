@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
+
+
+class Ngram:
+    """Nothing to load."""
+
+    block_bytes = 0
+
+    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+        self._config = config
+
+    def start(self, worker: Worker) -> NgramProposer:
+        return NgramProposer(self._config.shortest_match, self._config.prompt_lookup_max)
 
 
 class NgramProposer(HostProposer):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.model_runner import Outcome
-from services.worker.slots import Rows
+from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.step_inputs import StepInputs
@@ -30,8 +30,11 @@ class Proposer(Protocol):
     def propose(self, wanted: Wanted) -> Drafts | None:
         """Drafts of some of the slots; None: of nobody."""
 
+    def hand_out(self, new: NewBlocks) -> None:
+        """Slots get these blocks, before anything is proposed for them."""
+
     def begin(self, slot: int) -> None:
-        """A new sequence has the slot; its tokens are in the history."""
+        """A new sequence has the slot; its tokens are in the history, its cached blocks in the table."""
 
     def end(self, slot: int) -> None:
         """The slot is released; its tokens are still in the history."""
@@ -44,6 +47,9 @@ class HostProposer:
     """Of those that look at nothing but tokens."""
 
     needs_features = False
+
+    def hand_out(self, new: NewBlocks) -> None:
+        """Nothing is kept by block."""
 
     def begin(self, slot: int) -> None:
         """Nothing is kept by slot."""

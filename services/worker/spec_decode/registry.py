@@ -1,30 +1,23 @@
-"""Proposers by method."""
+"""Methods by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.ngram import NgramProposer
-from services.worker.spec_decode.proposer import Proposer
-from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
+from services.worker.spec_decode.drafter import Drafter, Target
 
-
-def make_ngram(config: SpeculativeConfig, history: TokenHistory) -> Proposer:
-    return NgramProposer(config.shortest_match, config.prompt_lookup_max)
-
-
-def make_suffix(config: SpeculativeConfig, history: TokenHistory) -> Proposer:
-    rule = SuffixRule(
-        config.suffix_decoding_max_tree_depth,
-        config.suffix_decoding_max_spec_factor,
-        config.suffix_decoding_min_token_prob,
-    )
-    return SuffixProposer(rule, config.suffix_decoding_max_cached_requests, history)
-
-
-PROPOSERS: dict[str, Callable[[SpeculativeConfig, TokenHistory], Proposer]] = {
-    "ngram": make_ngram,
-    "suffix": make_suffix,
+# Method -> class that is made of (SpeculativeConfig, Target); imported when needed.
+METHODS = {
+    "ngram": "services.worker.spec_decode.ngram:Ngram",
+    "suffix": "services.worker.spec_decode.suffix:Suffix",
+    "draft_model": "services.worker.spec_decode.draft_model:DraftModel",
+    "eagle": "services.worker.spec_decode.eagle:Eagle",
+    "medusa": "services.worker.spec_decode.medusa:Medusa",
 }
+
+
+def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
+    module, _, name = METHODS[config.method].partition(":")
+    drafter: Drafter = getattr(importlib.import_module(module), name)(config, target)
+    return drafter

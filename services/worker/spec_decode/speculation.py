@@ -53,6 +53,7 @@ class Speculation:
 
     def advance(self, order: Order) -> tuple[Step, Drafts | None]:
         """The order as a step, with drafts if it may have some."""
+        self._proposer.hand_out(order.new_blocks)
         drafts = self._propose(order)
         self._num_unsettled += drafts is not None
         return self.table.advance(order, drafts), drafts

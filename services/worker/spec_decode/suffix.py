@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
@@ -36,6 +38,23 @@ class Guess:
 
     tokens: list[int]
     score: float
+
+
+class Suffix:
+    """Nothing to load."""
+
+    block_bytes = 0
+
+    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+        self._num_past_outputs = config.suffix_decoding_max_cached_requests
+        self._rule = SuffixRule(
+            config.suffix_decoding_max_tree_depth,
+            config.suffix_decoding_max_spec_factor,
+            config.suffix_decoding_min_token_prob,
+        )
+
+    def start(self, worker: Worker) -> SuffixProposer:
+        return SuffixProposer(self._rule, self._num_past_outputs, worker.history)
 
 
 class SuffixProposer(HostProposer):

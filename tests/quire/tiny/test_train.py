@@ -18,6 +18,8 @@ transformers = pytest.importorskip("transformers")
 
 from quire.tiny.train.corpus import Corpus  # noqa: E402
 from quire.tiny.train.decode import GreedyDecoder  # noqa: E402
+from quire.tiny.train.drafters.export import save_draft  # noqa: E402
+from quire.tiny.train.drafters.trainer import DraftTrainer  # noqa: E402
 from quire.tiny.train.evaluate import answer_all  # noqa: E402
 from quire.tiny.train.export import BUNDLED, END, load_network, save_configs, save_weights  # noqa: E402
 from quire.tiny.train.loop import Trainer  # noqa: E402
@@ -175,3 +177,21 @@ def test_the_shipped_model_answers_held_back_questions(skill: str, size: str, dt
     asked = list(islice(items(skill, Split.HELD_BACK, size, group=4), 8))
     answers = answer_all(BUNDLED, asked, getattr(torch, dtype), CPU, batch_tokens=4000)
     assert sum(check(item, answer.text).right for item, answer in zip(asked, answers, strict=True)) >= 7
+
+
+def test_drafters_learn_from_the_model_and_their_folders_load(encoder: FastEncoder, tmp_path: Path) -> None:
+    target = random_network()
+    trainer = DraftTrainer(target, CPU, seed=1)
+    before = [parameter.clone() for parameter in target.parameters()]
+    batch = some_batch(encoder, 1024)
+    losses = []
+    for _ in range(4):
+        trainer.step(batch, 1.0)
+        losses.append(
+            {name: np.mean([loss for loss, _ in rows.values()]) for name, rows in trainer.take_scores().items()}
+        )
+    assert all(losses[-1][name] < losses[0][name] for name in losses[0])
+    assert all(torch.equal(old, new) for old, new in zip(before, target.parameters(), strict=True))
+    save_draft(trainer.draft, tmp_path / "draft")
+    loaded = dict(load_network(tmp_path / "draft", CPU).named_parameters())
+    assert torch.equal(loaded["embedding"], trainer.draft.embedding.bfloat16().float())

@@ -16,11 +16,11 @@ from quire.tiny.train.export import LAYER_NAMES, config_of, save_weights
 from quire.tiny.train.network import Network
 
 EAGLE_NAMES = {
-    "embed_norm": "embed_norm.weight",
-    "hidden_norm": "hidden_norm.weight",
-    "fc": "fc.weight",
-    "final_norm": "norm.weight",
-    **{f"layers.0.{ours}": f"layers.0.{theirs}.weight" for ours, theirs in LAYER_NAMES.items()},
+    "embed_norm": "model.embed_norm.weight",
+    "hidden_norm": "model.hidden_norm.weight",
+    "fc": "model.fc.weight",
+    "final_norm": "model.norm.weight",
+    **{f"layers.0.{ours}": f"model.layers.0.{theirs}.weight" for ours, theirs in LAYER_NAMES.items()},
 }
 
 
@@ -47,7 +47,7 @@ def save_medusa(heads: MedusaHeads, folder: Path) -> None:
 
 
 def _sizes(head: EagleHead) -> dict[str, Any]:
-    return asdict(head.shape) | {"dtype": "bfloat16"}
+    return asdict(head.shape) | {"qk_norm": True, "dtype": "bfloat16"}
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:

@@ -1,0 +1,131 @@
+"""draft_model: a smaller model of the same vocabulary, which says its own next tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from services.worker import kv_cache
+from services.worker.attention.backends import choose_attention
+from services.worker.attention.spec import attention_spec
+from services.worker.kv_memory import BlockShape
+from services.worker.loader import load_checkpoint
+from services.worker.model_runner import Model, Outcome
+from services.worker.models import taped
+from services.worker.models.decoder import Decoder
+from services.worker.models.registry import read_model_config
+from services.worker.models.taped import TapedDecoder
+from services.worker.sampling.component import upload
+from services.worker.slots import NewBlocks, Rows
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.draws import Draws
+from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
+from services.worker.spec_decode.proposer import Wanted
+from services.worker.step_inputs import StepInputs
+from shared.columns import I32
+from shared.errors import InvalidArgument
+from shared.model_identity import read_config
+
+
+class DraftModel:
+    """The weights."""
+
+    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+        folder = Path(settings.model).expanduser()
+        config = read_model_config(read_config(folder))
+        if config.vocab_size != target.model.config.vocab_size:
+            raise InvalidArgument(
+                f"speculative_config.model: {folder} has a vocabulary of {config.vocab_size} tokens, the model one of "
+                f"{target.model.config.vocab_size}",
+                field="speculative_config",
+            )
+        limits, self.place = target.limits, target.place
+        self.backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
+        self.num_positions = min(config.max_positions, limits.max_model_len)
+        self.decoder = Decoder(config, self.backend, self.place, self.num_positions)
+        load_checkpoint(self.decoder, folder, tied=config.tie_word_embeddings)
+        self.shape = BlockShape(
+            config.num_layers, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype.itemsize
+        )
+        self.block_bytes = self.shape.num_bytes
+
+    def start(self, worker: Worker) -> DraftModelProposer:
+        return DraftModelProposer(self, worker)
+
+
+class DraftModelProposer:
+    """Its KV lags behind: before it drafts it computes whatever it has not seen of a sequence, be that the last token
+    or a whole prompt."""
+
+    needs_features = False
+
+    def __init__(self, draft: DraftModel, worker: Worker) -> None:
+        self._worker = worker
+        self._draft = draft
+        limits, place = worker.limits, draft.place
+        self._caches = kv_cache.allocate(draft.shape, limits.num_blocks, place.dtype, place.device)
+        recorded = taped.reject_reason(draft.backend, place) is None
+        self._model: Model = TapedDecoder(draft.decoder, self._caches, limits) if recorded else draft.decoder
+        self._passes = Passes(worker.table, place.device)
+        self._blocks = FilledBlocks(worker.table, limits.num_blocks)
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions whose KV is there, by slot
+
+    def hand_out(self, new: NewBlocks) -> None:
+        self._blocks.hand_out(new)
+
+    def begin(self, slot: int) -> None:
+        self._num_seen[slot] = self._blocks.begin(slot)
+
+    def end(self, slot: int) -> None:
+        """A new sequence overwrites all."""
+
+    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+        """The history says all."""
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        lengths = wanted.history.lengths[wanted.slots]
+        fits = lengths + wanted.counts <= self._draft.num_positions
+        slots, lengths, counts = wanted.slots[fits], lengths[fits], wanted.counts[fits]
+        starts = np.minimum(self._num_seen[slots], lengths - 1)  # a refused draft has been seen in vain
+        counts_seen = self._affordable(lengths - starts)
+        self._num_seen[slots] = starts + counts_seen
+        done = counts_seen == lengths - starts
+        if not done.all():
+            behind = np.flatnonzero(~done & (counts_seen > 0))
+            if len(behind):
+                self._see(slots[behind], starts[behind], counts_seen[behind])
+            slots, starts, lengths, counts = slots[done], starts[done], lengths[done], counts[done]
+        return self._propose(slots, starts, lengths, counts) if len(slots) else None
+
+    def _affordable(self, gaps: I32) -> I32:
+        """Of what each sequence lacks, as much as a step may compute in all; the first ones first."""
+        left = self._worker.limits.max_num_batched_tokens
+        before = np.cumsum(gaps) - gaps
+        affordable: I32 = np.clip(left - before, 0, gaps).astype(np.int32)
+        return affordable
+
+    def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
+        draws = Draws(self._worker.sampler, self._worker.config, slots, counts)
+        token_ids = draws.draw(self._model.logits(self._see(slots, starts, lengths - starts)), lengths, 0)
+        for turn in range(1, int(counts.max())):
+            going = draws.go_on(turn)
+            if going is not None:
+                token_ids = token_ids[going]
+            rows = draws.rows
+            ones = np.ones(len(rows), dtype=np.int32)
+            batch = self._passes.batch(slots[rows], lengths[rows] + turn - 1, ones, token_ids, last_only=True)
+            logits = self._model.logits(self._model.forward(batch, self._caches))
+            token_ids = draws.draw(logits, lengths[rows] + turn, turn)
+        self._num_seen[slots] = lengths + counts - 1
+        self._blocks.mark(slots, lengths)
+        return draws.drafts()
+
+    def _see(self, slots: Rows, starts: I32, counts: I32) -> object:
+        """Known tokens; what the model's head needs behind the last one of each slot."""
+        rows, positions = spread(starts, counts)
+        tokens = upload(self._worker.history.tokens[slots[rows], positions], self._draft.place.device)
+        batch = self._passes.batch(slots, starts, counts, tokens, last_only=True)
+        return self._model.forward(batch, self._caches)

@@ -1,0 +1,44 @@
+"""What a method brings along before memory is measured, and what it is started with after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.models.decoder import Decoder
+from services.worker.sampling.sampler import Sampler
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.history import TokenHistory
+from services.worker.spec_decode.proposer import Proposer
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom drafts are for."""
+
+    model: Decoder
+    place: Placement
+    limits: Limits  # as wished: memory is not measured yet
+    attention_backend: str  # the setting
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What drafting shares with the rest of the worker."""
+
+    config: SpeculativeConfig
+    history: TokenHistory
+    table: DraftingSlotTable
+    sampler: Sampler
+    limits: Limits
+
+
+class Drafter(Protocol):
+    """Weights, where there are some."""
+
+    block_bytes: int  # of KV, for each block of the model's
+
+    def start(self, worker: Worker) -> Proposer: ...

@@ -1,0 +1,131 @@
+"""eagle: a decoder layer that continues the model's own features (EAGLE, arXiv 2401.15077).
+
+From the feature of position i (what the model's output head gets) and the token of position i + 1 it makes a feature of
+position i + 1; the model's head says which token that means for position i + 2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.worker import kv_cache
+from services.worker.attention.backends import choose_attention
+from services.worker.attention.spec import attention_spec
+from services.worker.kv_memory import BlockShape
+from services.worker.layers.placement import Tensor
+from services.worker.loader import load_checkpoint
+from services.worker.model_runner import Outcome
+from services.worker.sampling.component import upload
+from services.worker.slots import NewBlocks, Rows
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.draws import Draws
+from services.worker.spec_decode.eagle_head import EagleHead, read_eagle
+from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
+from services.worker.spec_decode.proposer import Wanted
+from services.worker.step_inputs import StepInputs
+from shared.columns import I32
+from shared.model_identity import read_config
+
+LEAST_SEEN = 0.5  # of a sequence's positions: a head that has seen less would only guess
+
+
+class Eagle:
+    """The weights."""
+
+    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+        folder = Path(settings.model).expanduser()
+        limits, self.place, self.model = target.limits, target.place, target.model
+        config = read_eagle(read_config(folder), self.model.config)
+        backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
+        self.head = EagleHead(config, backend, self.place, limits.max_model_len)
+        load_checkpoint(self.head, folder, tied=False)
+        element_bytes = self.place.dtype.itemsize
+        self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, element_bytes)
+        self.block_bytes = self.shape.num_bytes
+
+    def start(self, worker: Worker) -> EagleProposer:
+        return EagleProposer(self, worker)
+
+
+class EagleProposer:
+    """Sees every step's features once, when they are there; what it missed (steps without drafts, prefixes that were
+    computed in those) it never sees."""
+
+    needs_features = True
+
+    def __init__(self, eagle: Eagle, worker: Worker) -> None:
+        self._worker, self._eagle = worker, eagle
+        limits, place = worker.limits, eagle.place
+        (self._cache,) = kv_cache.allocate(eagle.shape, limits.num_blocks, place.dtype, place.device)
+        self._passes = Passes(worker.table, place.device)
+        self._blocks = FilledBlocks(worker.table, limits.num_blocks)
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
+        self._feature_at = np.full(limits.max_num_seqs, -1, dtype=np.int32)  # position of the slot's latest feature
+        size = eagle.model.config.hidden_size
+        self._features: Tensor = torch.zeros((limits.max_num_seqs, size), dtype=place.dtype, device=place.device)
+
+    def hand_out(self, new: NewBlocks) -> None:
+        self._blocks.hand_out(new)
+
+    def begin(self, slot: int) -> None:
+        self._num_seen[slot] = self._blocks.begin(slot)
+        self._feature_at[slot] = -1
+
+    def end(self, slot: int) -> None:
+        """A new sequence overwrites all."""
+
+    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+        """Pairs each feature with the token behind it, as far as there is one that stays."""
+        history = self._worker.history
+        if outcome.features is None or not self._worker.table.num_draft_tokens:
+            return
+        firsts, counts = inputs.query_start[:-1], np.diff(inputs.query_start)
+        starts = inputs.positions[firsts]
+        counts = np.minimum(counts, history.lengths[inputs.slots] - 1 - starts)
+        kept = np.flatnonzero(counts > 0)
+        if not len(kept):
+            return
+        slots, starts, counts = inputs.slots[kept], starts[kept], counts[kept].astype(np.int32)
+        features = outcome.features
+        if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
+            features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
+        rows, positions = spread(starts, counts)
+        tokens = self._up(history.tokens[slots[rows], positions + 1])
+        batch = self._passes.batch(slots, starts, counts, tokens, last_only=True)
+        self._features[self._up(slots)] = self._eagle.head(self._eagle.model, features, batch, self._cache)
+        self._feature_at[slots] = starts + counts
+        self._note(slots, starts, counts)
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        lengths = wanted.history.lengths[wanted.slots]
+        can = (self._feature_at[wanted.slots] == lengths - 1) & (self._num_seen[wanted.slots] >= LEAST_SEEN * lengths)
+        if not can.any():
+            return None
+        slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
+        draws = Draws(self._worker.sampler, self._worker.config, slots, counts)
+        features = self._features[self._up(slots)]
+        for turn in range(int(counts.max())):
+            going = draws.go_on(turn)
+            if going is not None:
+                features = features[going]
+            rows = draws.rows
+            token_ids = draws.draw(self._eagle.model.logits(features), lengths[rows] + turn, turn)
+            if turn + 1 < counts.max():
+                ones = np.ones(len(rows), dtype=np.int32)
+                batch = self._passes.batch(slots[rows], lengths[rows] + turn - 1, ones, token_ids, last_only=True)
+                features = self._eagle.head(self._eagle.model, features, batch, self._cache)
+        return draws.drafts()
+
+    def _note(self, slots: Rows, starts: I32, counts: I32) -> None:
+        """Positions follow those seen before, or leave a hole, which keeps the blocks behind it from others."""
+        whole = self._num_seen[slots] >= starts
+        self._num_seen[slots] = np.where(whole, starts + counts, self._num_seen[slots] + counts)
+        self._blocks.mark(slots[whole], self._num_seen[slots[whole]])
+
+    def _up(self, array: object) -> Tensor:
+        return upload(np.asarray(array), self._eagle.place.device)

@@ -1,0 +1,148 @@
+"""Drafts are right as often as they should be. Wrong KV, a missed token or a stale feature would not change the text,
+which is verified, but would show here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire import bundled
+from quire.tiny.train.tokenizer import load_tokenizer
+from services.worker.replica import Replica
+from shared.errors import InvalidArgument
+from tests.services.scheduler.conftest import Optimist
+from tests.spec_decode.methods import DRAFTERS, METHODS
+from tests.spec_decode.pair import Pair, build
+from tests.spec_decode.questions import questions
+
+LEAST = {"draft_model": 0.85, "eagle": 0.8, "medusa": 0.3}  # of the drafts, on questions that quire-tiny can answer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=LEAST)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def replica(method: str) -> Replica:
+    return build(METHODS[method])
+
+
+def counting(first: int) -> list[int]:
+    """A text that goes on and on."""
+    ids: list[int] = load_tokenizer(bundled.FOLDER).encode(" ".join(map(str, range(first, first + 30)))).ids
+    return ids
+
+
+def rate(pair: Pair) -> float:
+    counts = pair.core.speculation.counts
+    assert counts.draft_tokens > 100
+    return counts.accepted_tokens / counts.draft_tokens
+
+
+def ask_all(pair: Pair, **sampling: Any) -> None:
+    for prompt in questions():
+        pair.ask(prompt, 40, **sampling)
+
+
+def test_drafts_are_right_most_of_the_time(replica: Replica, method: str) -> None:
+    pair = Pair(replica)
+    ask_all(pair)
+    pair.run()
+    assert rate(pair) > LEAST[method]
+
+
+def test_sampled_tokens_are_met_as_well(replica: Replica, method: str) -> None:
+    """Stories have many beginnings: what is drawn with the same noise is the same story."""
+    pair = Pair(replica)
+    for seed in range(6):
+        pair.ask(questions()[-1], 60, temperature=1.0, seed=seed)
+    pair.run()
+    assert len({tuple(answer.tokens) for answer in pair.answers}) == 6
+    assert rate(pair) > 0.75 * LEAST[method]
+
+
+def test_prompts_in_chunks_and_from_the_cache_are_known_to_the_drafter(replica: Replica, method: str) -> None:
+    pair = Pair(replica, max_num_batched_tokens=64)
+    ask_all(pair)
+    pair.run()
+    assert rate(pair) > LEAST[method]
+    before = pair.core.speculation.counts.draft_tokens, pair.core.speculation.counts.accepted_tokens
+    ask_all(pair)
+    pair.run()
+    assert pair.core.counts.cached_tokens > 800
+    counts = pair.core.speculation.counts
+    assert (counts.accepted_tokens - before[1]) / (counts.draft_tokens - before[0]) > LEAST[method]
+
+
+def test_preempted_sequences_are_drafted_for_as_before(replica: Replica, method: str) -> None:
+    pair = Pair(replica, num_blocks=84)
+    pair.core.forecast = Optimist()
+    for prompt in questions():
+        pair.ask(prompt, 60, eos=())
+    pair.run()
+    assert pair.core.counts.preemptions > 0
+    assert rate(pair) > 0.6 * LEAST[method]
+
+
+def test_a_draft_model_catches_up_with_what_it_has_not_seen() -> None:
+    """Steps without drafts leave it behind; a budget smaller than that lets it come back in several steps."""
+    replica = build(METHODS["draft_model"], max_num_batched_tokens=64, max_num_seqs=8)
+    pair = Pair(replica)
+    pair.core.speculation.most = 0
+    for first in range(1, 7):
+        pair.ask(counting(first), 150, eos=())
+    for _ in range(60):
+        pair.plan()
+        pair.result()
+    pair.core.speculation.most = 4
+    pair.run()
+    assert rate(pair) > 0.7
+
+
+@pytest.mark.parametrize("rule", ["coupled", "standard"])
+def test_likeliest_tokens_as_drafts(rule: str) -> None:
+    config = METHODS["eagle"] | {"draft_sample_method": "greedy", "rejection_sample_method": rule}
+    pair = Pair(build(config))
+    ask_all(pair, temperature=0.5, seed=3)
+    pair.run()
+    assert rate(pair) > 0.6
+
+
+def test_by_the_rejection_rule_drafts_of_a_model_are_kept_by_their_chances() -> None:
+    pair = Pair(build(METHODS["draft_model"] | {"rejection_sample_method": "standard"}))
+    ask_all(pair, temperature=0.7, seed=3, top_p=0.9)
+    pair.run()
+    assert rate(pair) > 0.7
+
+
+def test_by_the_rejection_rule_first_tokens_follow_the_models_distribution() -> None:
+    """The second token of a story, behind a draft of the first."""
+    prompt, shares = questions()[-1], []
+    for config in (None, METHODS["draft_model"] | {"rejection_sample_method": "standard"}):
+        pair = Pair(build(config, max_num_seqs=64))
+        for seed in range(1500):
+            pair.ask(prompt, 2, temperature=1.5, seed=seed, eos=())
+        pair.run()
+        second = np.array([answer.tokens[1] for answer in pair.answers])
+        shares.append(np.bincount(second, minlength=4096) / len(second))
+    assert np.abs(shares[0] - shares[1]).sum() / 2 < 0.1
+    assert shares[0].max() < 0.7
+
+
+def test_another_vocabulary_is_refused(tmp_path: Any) -> None:
+    folder = shutil.copytree(DRAFTERS / "draft", tmp_path / "draft")
+    values = json.loads((folder / "config.json").read_text()) | {"vocab_size": 4000}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InvalidArgument, match="a vocabulary of 4000 tokens, the model one of 4096"):
+        build(METHODS["draft_model"] | {"model": str(folder)})
