@@ -8,18 +8,19 @@ import os
 from pathlib import Path
 
 from services.frontend.admission import Admission
+from services.frontend.anthropic_edge.routes import MessageRoutes
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
+from services.frontend.http import app
+from services.frontend.http.server import HttpServer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
-from services.frontend.openai_edge import app
 from services.frontend.openai_edge.generation_routes import GenerationRoutes
 from services.frontend.openai_edge.model_routes import ModelRoutes
-from services.frontend.openai_edge.server import HttpServer
 from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.output_processor.answer_formats import AnswerFormats
@@ -131,10 +132,10 @@ class Frontend:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._grpc.grpc)
 
     def _new_http_server(self) -> HttpServer:
+        parts = (self._generator, self._processor, self._tokenizer, self._catalogue, self._admission.check_open)
         routes = (
-            GenerationRoutes(
-                self._generator, self._processor, self._tokenizer, self._catalogue, self._admission.check_open
-            ),
+            GenerationRoutes(*parts),
+            MessageRoutes(*parts),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, self._admission, self.metrics),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -132,3 +133,27 @@ def test_calls_that_are_required_come_whatever_was_asked(http: openai.OpenAI, st
         assert name == "get_weather"
         assert set(values) == {"city", "day"}
         assert values["day"] in ("Monday", "Sunday")
+
+
+def test_anthropics_client_calls_tools(cluster: Cluster) -> None:
+    item = next(item for item in ITEMS if item.size == "reply")
+    called = item.messages[1]["tool_calls"][0]["function"]
+    functions = [tool["function"] for tool in item.tools]
+    tools: Any = [
+        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in functions
+    ]
+    turns: Any = [{"role": "user", "content": item.messages[0]["content"]}]
+    client = anthropic.Anthropic(base_url=f"http://{cluster.http_address}", api_key="none", max_retries=0)
+    with client.messages.stream(model="quire-tiny", max_tokens=128, messages=turns, tools=tools) as stream:
+        reply = stream.get_final_message()
+    (call,) = reply.content
+    assert call.type == "tool_use"
+    assert (call.name, call.input, reply.stop_reason) == (called["name"], called["arguments"], "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": item.messages[2]["content"]}
+    turns += [
+        {"role": "assistant", "content": [call.model_dump(include={"type", "id", "name", "input"})]},
+        {"role": "user", "content": [result]},
+    ]
+    reply = client.messages.create(model="quire-tiny", max_tokens=64, messages=turns, tools=tools)
+    assert [block.text for block in reply.content if block.type == "text"] == [item.expected]
+    client.close()

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.frontend.openai_edge.headers import REQUEST_ID, request_id_header
+from services.frontend.http.headers import REQUEST_ID, request_id_header
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger
 

@@ -10,13 +10,14 @@ from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.door import door
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge import headers
-from services.frontend.openai_edge.answer import Answer
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody
 from services.frontend.openai_edge.chat_format import ChatFormat
+from services.frontend.openai_edge.chunks import Chunks
 from services.frontend.openai_edge.completion_format import CompletionFormat
-from services.frontend.openai_edge.door import door
 from services.frontend.openai_edge.prompt_only import prompt_only
 from services.frontend.openai_edge.requests import answer_options, chat_request, completion_request
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -56,7 +57,8 @@ class GenerationRoutes:
                 self._processor.check(request)
                 return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model).name)
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.name)
-        return Answer(self._generator, request, options, answer_format)
+        chunks = Chunks(answer_format, include_usage=options.include_usage)
+        return Answer(self._generator, request, chunks, stream=options.stream)
 
     def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
         match prompt:
@@ -73,7 +75,8 @@ class GenerationRoutes:
         request = chat_request(body, headers.read(http.headers), self._tokenizer.defaults)
         options = answer_options(body, _last_answer(request.prompts) if body.echo else [])
         answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.name)
-        return Answer(self._generator, request, options, answer_format)
+        chunks = Chunks(answer_format, include_usage=options.include_usage)
+        return Answer(self._generator, request, chunks, stream=options.stream)
 
 
 def _last_answer(prompts: Sequence[Prompt]) -> list[str]:

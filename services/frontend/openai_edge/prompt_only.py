@@ -8,7 +8,7 @@ from starlette.responses import Response
 from services.frontend.delta import Finish
 from services.frontend.generation import Usage
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.answer import DONE, event
+from services.frontend.openai_edge.chunks import DONE, event
 from services.frontend.openai_edge.format import Frame, ending, usage_object
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.frontend import reasoning
+from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge import tools
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
-from services.frontend.openai_edge.headers import CallHeaders
 from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
 from services.frontend.request import Prompt, RepetitionDetection, Request

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.generator import Generator
-from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.disconnect import while_connected
-from services.frontend.openai_edge.format import Format
-from services.frontend.openai_edge.headers import request_id_header
-from services.frontend.openai_edge.requests import AnswerOptions
+from services.frontend.http.disconnect import while_connected
+from services.frontend.http.headers import request_id_header
 from services.frontend.request import Request
 from shared.errors import QuireError
 
-DONE = b"data: [DONE]\n\n"
 
+class Format(Protocol):
+    """How one call is answered."""
 
-def event(body: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        """What a stream says about these."""
+
+    def last_events(self, generation: Generation) -> bytes:
+        """The end of a stream."""
+
+    def error_events(self, error: QuireError) -> bytes:
+        """The end of a stream that breaks off."""
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        """The answer in one piece: a delta per sample, in order."""
+
+    def refusal(self, error: QuireError) -> Response:
+        """Instead of an answer."""
 
 
 class Answer(Response):
@@ -31,27 +42,27 @@ class Answer(Response):
     Headers wait for the first tokens: until then a failure still gets its own status.
     """
 
-    def __init__(self, generator: Generator, request: Request, options: AnswerOptions, format: Format) -> None:
-        kind = "text/event-stream" if options.stream else "application/json"
+    def __init__(self, generator: Generator, request: Request, format: Format, *, stream: bool) -> None:
+        kind = "text/event-stream" if stream else "application/json"
         super().__init__(
             media_type=kind, headers={"cache-control": "no-cache", **request_id_header(request.request_id)}
         )
         del self.headers["content-length"]
         self._generator = generator
         self._request = request
-        self._options = options
         self._format = format
+        self._streams = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with while_connected(receive):
             try:
                 generation = await self._generator.start(self._request)
                 try:
-                    await (self._stream(generation, send) if self._options.stream else self._whole(generation, send))
+                    await (self._stream(generation, send) if self._streams else self._whole(generation, send))
                 finally:
                     generation.close()
             except QuireError as error:
-                response = errors.as_response(error)
+                response = self._format.refusal(error)
                 response.headers.update(request_id_header(self._request.request_id))
                 await response(scope, receive, send)
 
@@ -70,14 +81,14 @@ class Answer(Response):
                 if not is_open:
                     await self._open(send)
                     is_open = True
-                chunks = [event(c) for delta in deltas for c in self._format.chunks(delta, generation)]
-                await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": True})
-            last = event(self._format.usage_chunk(generation.usage)) if self._options.include_usage else b""
+                events = self._format.events(deltas, generation)
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+            last = self._format.last_events(generation)
         except QuireError as error:
             if not is_open:
                 raise
-            last = event(errors.as_object(error))
-        await send({"type": "http.response.body", "body": last + DONE})
+            last = self._format.error_events(error)
+        await send({"type": "http.response.body", "body": last})
 
     async def _open(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

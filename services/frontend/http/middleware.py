@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.openai_edge.errors import plain_response
 from shared.metrics.frontend import FrontendMetrics
 
 CLIENT_GONE = 499  # nginx's word for: the client left before there was a status
@@ -44,22 +45,24 @@ class BodyLimit:
 
 
 class ApiKey:
-    """Calls under /v1 show `Authorization: Bearer <key>`."""
+    """Calls under /v1 show `Authorization: Bearer <key>`, or `x-api-key: <key>` as Anthropic's clients do."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str, refusal: Callable[[str], Response]) -> None:
+        """`refusal`: the answer for a path."""
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key.encode()
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._is_shown(scope):
-            refusal = plain_response(401, "Unauthorized", "AuthenticationError")
-            await refusal(scope, receive, send)
+            await self._refusal(scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _is_shown(self, scope: Scope) -> bool:
-        shown = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(shown, self._expected)
+        headers = dict(scope["headers"])
+        bearer = hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._key)
+        return hmac.compare_digest(headers.get(b"x-api-key", b""), self._key) or bearer
 
 
 class Counts:

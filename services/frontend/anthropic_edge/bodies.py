@@ -1,0 +1,78 @@
+"""JSON bodies: the fields that do something. Others are sorted out by `refuse_unknown`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from shared.errors import InvalidArgument, Unimplemented
+
+# They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
+IGNORED = frozenset({
+    "anthropic_beta", "betas", "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
+    "user_profile_id", "workspace_id",
+})  # fmt: skip
+NOT_OFFERED = frozenset({"container", "context_management", "mcp_servers"})
+
+
+class MessageBody(BaseModel):
+    """One turn."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class Thinking(BaseModel):
+    """How much to reason: a budget in tokens, or as much as the model likes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputConfig(BaseModel):
+    """Effort, and the form of the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountBody(BaseModel):
+    """POST /v1/messages/count_tokens"""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = ""
+    messages: list[MessageBody]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def refuse_unknown(self) -> None:
+        """A misspelled field would otherwise be a silent default."""
+        for name, value in (self.model_extra or {}).items():
+            if name in NOT_OFFERED and value not in (None, [], {}):
+                raise Unimplemented(f"{name} is not offered by this server", field=name)
+            if name not in IGNORED | NOT_OFFERED:
+                raise InvalidArgument(f"{name}: unknown field", field=name)
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages"""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None

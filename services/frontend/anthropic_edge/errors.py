@@ -1,0 +1,90 @@
+"""Every error as Anthropic's object: {"type": "error", "error": {"type", "message"}}."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shared.errors import Internal, QuireError, Unimplemented, transport
+from shared.logs import logger
+
+log = logger("anthropic_edge")
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+FAULT = "api_error"
+
+
+def error_object(message: str, status: int) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": TYPES.get(status, FAULT), "message": message}}
+
+
+def status_of(error: QuireError) -> int:
+    """Anthropic's clients try again on 501, which would not help."""
+    return 400 if isinstance(error, Unimplemented) else transport(error).http_status
+
+
+def as_object(error: QuireError) -> dict[str, Any]:
+    return error_object(error.message, status_of(error))
+
+
+def as_response(error: QuireError) -> Response:
+    headers = {"retry-after": str(math.ceil(error.retry_after_ms / 1000))} if error.retry_after_ms else {}
+    return plain_response(status_of(error), error.message, headers)
+
+
+def plain_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(error_object(message, status)), status, headers, media_type="application/json")
+
+
+def _of_validation(error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    return plain_response(400, f"{field}: {first['msg']}" if field else first["msg"])
+
+
+def anthropic_route(check_open: Callable[[], None]) -> type[APIRoute]:
+    """The kind of route that answers with these errors, and for which `check_open` raises while there is no room."""
+
+    class AnthropicRoute(APIRoute):
+        """Checks, does what it did, and words what went wrong."""
+
+        def get_route_handler(self) -> Handler:
+            handle = super().get_route_handler()
+
+            async def guarded(request: Request) -> Response:
+                try:
+                    check_open()
+                    return await handle(request)
+                except QuireError as error:
+                    return as_response(error)
+                except RequestValidationError as error:
+                    return _of_validation(error)
+                except HTTPException as error:
+                    return plain_response(error.status_code, str(error.detail))
+                except Exception as error:
+                    log.error("a request failed", path=request.url.path, error=repr(error))
+                    return as_response(Internal("internal error"))
+
+            return guarded
+
+    return AnthropicRoute

@@ -1,0 +1,199 @@
+"""Answers of /v1/messages: blocks of thinking, text and tool use, in the order in which the model wrote them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from services.frontend.anthropic_edge import errors
+from services.frontend.delta import Delta, Finish
+from services.frontend.generation import Generation, Usage
+from services.frontend.output_processor.answer_parser import CallPiece, Part
+from services.frontend.output_processor.parsing.events import Content, Reasoning
+from services.frontend.request import Request
+from shared.errors import QuireError
+from shared.pb.common.v1 import finish_pb2
+
+Json = dict[str, Any]
+
+PING = {"type": "ping"}
+
+
+def event(body: Json) -> bytes:
+    return f"event: {body['type']}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
+
+
+def parts_of(delta: Delta) -> list[Part]:
+    if delta.parts is not None:
+        return delta.parts
+    return [Content(delta.text)] if delta.text else []
+
+
+def usage_object(usage: Usage) -> Json:
+    """Anthropic counts what came from the cache apart from the rest of the input."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def ending(finish: Finish, *, has_calls: bool) -> Json:
+    if finish.reason == finish_pb2.FINISH_REASON_LENGTH:
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if finish.stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_string}
+    return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
+
+
+def input_of(arguments: str) -> Json:
+    """Arguments that were cut off are no JSON; they come as text under the key that Anthropic's documentation uses."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
+
+
+class _Block:
+    """One on its way."""
+
+    def __init__(self, index: int, part: Part) -> None:
+        self.index = index
+        self._part = part
+        self._texts: list[str] = []
+
+    def takes(self, part: Part) -> bool:
+        """A call's first piece begins a block of its own."""
+        if isinstance(part, CallPiece) and isinstance(self._part, CallPiece):
+            return part.number == self._part.number
+        return type(part) is type(self._part)
+
+    def start(self) -> Json:
+        return self._event("content_block_start", content_block=self._block("", {}, ""))
+
+    def add(self, part: Part) -> Json | None:
+        text = part.arguments if isinstance(part, CallPiece) else part.text
+        self._texts.append(text)
+        return self._delta(text) if text else None
+
+    def stop(self) -> list[Json]:
+        signed = [self._event("content_block_delta", delta={"type": "signature_delta", "signature": self._signature})]
+        return [*(signed if isinstance(self._part, Reasoning) else ()), self._event("content_block_stop")]
+
+    def whole(self) -> Json:
+        text = "".join(self._texts)
+        return self._block(text, input_of(text) if isinstance(self._part, CallPiece) else {}, self._signature)
+
+    def _block(self, text: str, arguments: Json, signature: str) -> Json:
+        match self._part:
+            case CallPiece():
+                return {"type": "tool_use", "id": self._part.id, "name": self._part.name, "input": arguments}
+            case Reasoning():
+                return {"type": "thinking", "thinking": text, "signature": signature}
+            case _:
+                return {"type": "text", "text": text}
+
+    def _delta(self, text: str) -> Json:
+        match self._part:
+            case CallPiece():
+                delta = {"type": "input_json_delta", "partial_json": text}
+            case Reasoning():
+                delta = {"type": "thinking_delta", "thinking": text}
+            case _:
+                delta = {"type": "text_delta", "text": text}
+        return self._event("content_block_delta", delta=delta)
+
+    @property
+    def _signature(self) -> str:
+        """Clients send it back with the thoughts. There is nothing to prove here: any is taken."""
+        return hashlib.sha256("".join(self._texts).encode()).hexdigest()
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        return {"type": kind, "index": self.index, **fields}
+
+
+class MessageFormat:
+    """A format for Answer."""
+
+    def __init__(self, request: Request, model: str) -> None:
+        self._fields: Json = {
+            "id": f"msg_{request.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+        self._block: _Block | None = None
+        self._num_blocks = 0
+        self._is_open = False
+        self._has_calls = False
+        self._finish: Finish | None = None
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        return b"".join(event(body) for body in self._events(deltas, generation))
+
+    def _events(self, deltas: list[Delta], generation: Generation) -> Iterator[Json]:
+        if not self._is_open:
+            self._is_open = True
+            yield {"type": "message_start", "message": self._opening(generation)}
+            yield PING
+        for delta in deltas:
+            for part in parts_of(delta):
+                yield from self._add(part)
+            self._finish = delta.finish or self._finish
+
+    def _opening(self, generation: Generation) -> Json:
+        usage = {**usage_object(generation.usage), "output_tokens": 0}
+        return {**self._fields, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+
+    def _add(self, part: Part) -> Iterator[Json]:
+        self._has_calls = self._has_calls or isinstance(part, CallPiece)
+        if self._block is None or not self._block.takes(part):
+            yield from self._end_block()
+            self._block = _Block(self._num_blocks, part)
+            self._num_blocks += 1
+            yield self._block.start()
+        if (news := self._block.add(part)) is not None:
+            yield news
+
+    def _end_block(self) -> list[Json]:
+        block, self._block = self._block, None
+        return [] if block is None else block.stop()
+
+    def last_events(self, generation: Generation) -> bytes:
+        assert self._finish is not None
+        end = ending(self._finish, has_calls=self._has_calls)
+        last = {"type": "message_delta", "delta": end, "usage": usage_object(generation.usage)}
+        return b"".join(event(body) for body in (*self._end_block(), last, {"type": "message_stop"}))
+
+    def error_events(self, error: QuireError) -> bytes:
+        return event(errors.as_object(error))
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+        (delta,) = deltas
+        assert delta.finish is not None
+        blocks = list(_blocks(parts_of(delta)))
+        has_calls = any(block["type"] == "tool_use" for block in blocks)
+        end = ending(delta.finish, has_calls=has_calls)
+        return {**self._fields, "content": blocks, **end, "usage": usage_object(generation.usage)}
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+
+def _blocks(parts: Iterable[Part]) -> Iterator[Json]:
+    block: _Block | None = None
+    for part in parts:
+        if block is None or not block.takes(part):
+            if block is not None:
+                yield block.whole()
+            block = _Block(0, part)
+        block.add(part)
+    if block is not None:
+        yield block.whole()

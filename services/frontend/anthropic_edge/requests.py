@@ -1,0 +1,91 @@
+"""Bodies to the frontend's own request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from services.frontend import reasoning
+from services.frontend.anthropic_edge import tools
+from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody, OutputConfig
+from services.frontend.anthropic_edge.turns import turns
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor import sampling_rules
+from services.frontend.request import ChatPrompt, Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from services.frontend.tool_offer import Offer
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+
+
+def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:
+    """A max_tokens that does not fit in the context is shortened: these clients always send a large one."""
+    arrival_s = asyncio.get_running_loop().time()
+    offer = tools.read(body.tools, body.tool_choice)
+    given = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "thinking_token_budget": _budget(body, tokenizer),
+        "structured_output": _form(body.output_config),
+    }
+    return Request(
+        request_id=headers.request_id or uuid.uuid4().hex,
+        model=body.model,
+        prompts=(prompt(body, offer),),
+        sampling=sampling_rules.build(given, tokenizer.defaults),
+        arrival_s=arrival_s,
+        deadline_s=None if headers.timeout_s is None else arrival_s + headers.timeout_s,
+        tenant=headers.tenant,
+        final_only=not body.stream,
+        take_apart=True,
+        tool_use=offer.use,
+        include_reasoning=body.thinking is None or body.thinking.display != "omitted",
+    )
+
+
+def count_prompt(body: CountBody) -> ChatPrompt:
+    return prompt(body, tools.read(body.tools, body.tool_choice))
+
+
+def prompt(body: CountBody, offer: Offer) -> ChatPrompt:
+    """A last message of the assistant's is the beginning of the answer."""
+    written = turns(body.system, body.messages)
+    goes_on = bool(written) and written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
+    return ChatPrompt(
+        written,
+        open_turn=not goes_on,
+        continue_last=goes_on,
+        template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
+        tools=offer.shown,
+    )
+
+
+def _variables(body: CountBody) -> Mapping[str, Any]:
+    effort = body.output_config.effort if body.output_config is not None else None
+    variables = dict(reasoning.variables(effort))
+    if body.thinking is not None:
+        thinks = body.thinking.type != "disabled"
+        variables |= {"enable_thinking": thinks, "thinking": thinks}
+    return variables
+
+
+def _budget(body: MessagesBody, tokenizer: Tokenizer) -> int | None:
+    """Of a model that cannot reason, which these clients do not know, no budget is asked."""
+    if body.thinking is None or body.thinking.type != "enabled" or tokenizer.thinking_marks is None:
+        return None
+    return body.thinking.budget_tokens
+
+
+def _form(config: OutputConfig | None) -> sampling_pb2.StructuredOutput | None:
+    if config is None or config.format is None:
+        return None
+    schema = config.format.get("schema")
+    if config.format.get("type") != "json_schema" or not isinstance(schema, dict):
+        raise InvalidArgument("output_config.format must have type json_schema and a schema", field="output_config")
+    return sampling_pb2.StructuredOutput(json_schema=json.dumps(schema))

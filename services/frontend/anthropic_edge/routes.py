@@ -1,0 +1,54 @@
+"""POST /v1/messages, POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
+from services.frontend.anthropic_edge.errors import anthropic_route
+from services.frontend.anthropic_edge.format import MessageFormat
+from services.frontend.anthropic_edge.requests import count_prompt, messages_request
+from services.frontend.catalogue import Catalogue
+from services.frontend.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.tokenizer.tokenizer import Tokenizer
+
+PREFIX = "/v1/messages"
+
+
+class MessageRoutes:
+    """Bodies to requests, requests to answers."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        processor: InputProcessor,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        check_open: Callable[[], None],
+    ) -> None:
+        """`check_open` raises while nothing more can be taken in."""
+        self._generator = generator
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self.router = APIRouter(tags=["messages"], route_class=anthropic_route(check_open))
+        self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
+        self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
+
+    async def create(self, body: MessagesBody, http: Request) -> Response:
+        """Answers a conversation."""
+        body.refuse_unknown()
+        request = messages_request(body, headers.read(http.headers), self._tokenizer)
+        return Answer(self._generator, request, MessageFormat(request, self._catalogue.name), stream=body.stream)
+
+    async def count(self, body: CountBody) -> dict[str, int]:
+        """How many tokens the conversation has."""
+        body.refuse_unknown()
+        self._catalogue.check(body.model)
+        return {"input_tokens": len(await self._processor.tokenize(count_prompt(body)))}

@@ -1,0 +1,91 @@
+"""`system` and `messages` of a body as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from services.frontend import conversation
+from services.frontend.anthropic_edge.bodies import MessageBody
+from shared.errors import InvalidArgument, Unimplemented
+
+Block = Mapping[str, Any]
+
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def turns(system: str | Sequence[Block] | None, messages: Iterable[MessageBody]) -> list[Mapping[str, Any]]:
+    written: list[Mapping[str, Any]] = []
+    if system:
+        written.append(conversation.message("system", _joined(_text_blocks(system, "system"))))
+    for number, message in enumerate(messages):
+        blocks = _text_blocks(message.content, f"messages[{number}].content")
+        if message.role == "assistant":
+            written.append(_assistant(blocks, f"messages[{number}].content"))
+        else:
+            written.extend(_others(message.role, blocks, f"messages[{number}].content"))
+    return written
+
+
+def _text_blocks(content: str | Sequence[Block], place: str) -> list[Block]:
+    blocks: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    for block in blocks:
+        if block.get("type") == "text" and not isinstance(block.get("text"), str):
+            raise InvalidArgument(f"{place}: a block of type text needs text", field="messages")
+    return blocks
+
+
+def _joined(blocks: Iterable[Block]) -> str:
+    return "\n".join(block["text"] for block in blocks if block.get("type") == "text")
+
+
+def _assistant(blocks: Sequence[Block], place: str) -> Mapping[str, Any]:
+    """Thoughts that were encrypted elsewhere are left out: nobody here can read them."""
+    for block in blocks:
+        if block.get("type") not in ("text", "tool_use", *THOUGHTS):
+            raise _not_offered(block, place)
+    calls = [_call(block, place) for block in blocks if block["type"] == "tool_use"]
+    thoughts = "\n".join(str(block.get("thinking") or "") for block in blocks if block["type"] == "thinking")
+    text = _joined(blocks)
+    return conversation.message("assistant", text or (None if calls else ""), tool_calls=calls, reasoning=thoughts)
+
+
+def _call(block: Block, place: str) -> Mapping[str, Any]:
+    name, arguments = block.get("name"), block.get("input", {})
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise InvalidArgument(f"{place}: a block of type tool_use needs a name and an input object", field="messages")
+    return conversation.tool_call(str(block.get("id") or ""), name, json.dumps(arguments))
+
+
+def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[str, Any]]:
+    """Text stays together; each result of a tool is a message of its own."""
+    texts: list[Block] = []
+    for block in blocks:
+        if block.get("type") == "text":
+            texts.append(block)
+        elif block.get("type") == "tool_result" and role == "user":
+            if texts:
+                yield conversation.message(role, _joined(texts))
+            texts = []
+            yield _result(block, place)
+        else:
+            raise _not_offered(block, place)
+    if texts:
+        yield conversation.message(role, _joined(texts))
+
+
+def _result(block: Block, place: str) -> Mapping[str, Any]:
+    content = _text_blocks(block.get("content") or "", place)
+    for inner in content:
+        if inner.get("type") != "text":
+            raise _not_offered(inner, place)
+    text = _joined(content)
+    failed = "Error: " if block.get("is_error") else ""  # templates know no other way to say so
+    return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
+
+
+def _not_offered(block: Block, place: str) -> Unimplemented:
+    return Unimplemented(
+        f"{place}: blocks of type {block.get('type')!r} are not offered by this server", field="messages"
+    )

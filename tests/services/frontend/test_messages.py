@@ -1,0 +1,256 @@
+"""/v1/messages with the anthropic package, unchanged, against a frontend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of
+from tests.services.frontend.speech import Said, prompt_text
+from tests.services.frontend.talking import CALL, CALLS, WEATHER, talking, talking_folder
+
+TOOLS: Any = [
+    {
+        "name": "get_weather",
+        "description": "Tell the weather.",
+        "input_schema": WEATHER["function"]["parameters"],
+        "cache_control": {"type": "ephemeral"},
+    },
+    {"name": "now", "input_schema": {"type": "object", "properties": {}}},
+]
+ASK: Any = [{"role": "user", "content": "How is the weather?"}]
+THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, said: Said, **settings: Any
+) -> AsyncIterator[tuple[Running, anthropic.AsyncAnthropic, ScriptedScheduler]]:
+    key = settings.get("api_key") or "none"
+    async with (
+        talking(folder, said, **settings) as (frontend, _, script),
+        anthropic.AsyncAnthropic(base_url=frontend.url, api_key=key, max_retries=0) as client,
+    ):
+        yield frontend, client, script
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"model": "talking", "max_tokens": 500, "messages": ASK, **more}
+
+
+async def test_text_whole_and_streamed(talking_model: Path) -> None:
+    async with serving(talking_model, "It is sunny.") as (_, client, script):
+        script.num_cached_tokens = 3
+        reply = await client.messages.create(**asked(system="Be brief."))
+        async with client.messages.stream(**asked(system="Be brief.")) as stream:
+            texts = [text async for text in stream.text_stream]
+            streamed = await stream.get_final_message()
+    assert (reply.type, reply.role, reply.model) == ("message", "assistant", "talking")
+    assert [(block.type, block.text) for block in reply.content] == [("text", "It is sunny.")]
+    assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
+    assert reply.usage.cache_read_input_tokens == 3
+    assert reply.usage.input_tokens + 3 == script.submissions[0].num_prompt_tokens
+    assert "".join(texts) == "It is sunny."
+    assert len(texts) > 1
+    assert [block.text for block in streamed.content] == ["It is sunny."]
+    assert (streamed.stop_reason, streamed.usage) == (reply.stop_reason, reply.usage)
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).startswith("<|im_start|>system\nBe brief.")
+
+
+async def test_thinking_text_and_tools_in_order(talking_model: Path) -> None:
+    async with serving(talking_model, THOUGHT) as (_, client, script):
+        reply = await client.messages.create(**asked(tools=TOOLS))
+        async with client.messages.stream(**asked(tools=TOOLS)) as stream:
+            kinds = [event.type async for event in stream]
+            streamed = await stream.get_final_message()
+        script.tokens_per_step = 9
+        async with client.messages.stream(**asked(tools=TOOLS)) as stream:
+            wide = await stream.get_final_message()
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
+    thinking, text, weather, clock = reply.content
+    assert (thinking.thinking, text.text) == ("Malmö.", "Let me see.")
+    assert (weather.name, weather.input, clock.name, clock.input) == ("get_weather", {"city": "Malmö 🙂"}, "now", {})
+    assert thinking.signature
+    assert weather.id != clock.id
+    assert reply.stop_reason == "tool_use"
+    for message in (streamed, wide):
+        assert [b.model_dump(exclude={"id"}) for b in message.content] == [
+            b.model_dump(exclude={"id"}) for b in reply.content
+        ]
+        assert (message.stop_reason, message.usage) == (reply.stop_reason, reply.usage)
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
+    assert kinds.count("input_json") > 3
+
+
+async def test_tool_results_go_through_the_template(talking_model: Path) -> None:
+    turns = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "t1", "name": "now", "input": {"x": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "12:00"}]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "no such", "is_error": True},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+    ]
+    async with serving(talking_model, "ok") as (_, client, script):
+        await client.messages.create(**asked(messages=turns, tools=TOOLS, system=[{"type": "text", "text": "S"}]))
+        counted = await client.messages.count_tokens(
+            model="talking", messages=turns, tools=TOOLS, system=[{"type": "text", "text": "S"}]
+        )
+    prompt = prompt_text(talking_model, prompt_of(script.submissions[0]))
+    assert prompt.endswith(
+        '<|im_start|>assistant\nLet me see.<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n12:00<|im_end|>\n<|im_start|>tool\nError: no such<|im_end|>\n"
+        "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert json.dumps(TOOLS[1]["input_schema"]) in prompt
+    assert counted.input_tokens == script.submissions[0].num_prompt_tokens
+
+
+async def test_a_last_assistant_message_is_gone_on_with(talking_model: Path) -> None:
+    turns = [*ASK, {"role": "assistant", "content": "It is"}]
+    async with serving(talking_model, " sunny.") as (_, client, script):
+        reply = await client.messages.create(**asked(messages=turns))
+    assert reply.content[0].text == " sunny."
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith("<|im_start|>assistant\nIt is")
+
+
+async def test_why_it_stopped(talking_model: Path) -> None:
+    async with serving(talking_model, CALL) as (_, client, _script):
+        short = await client.messages.create(**asked(tools=TOOLS, max_tokens=40))
+        stopped = await client.messages.create(**asked(stop_sequences=["weather"]))
+        async with client.messages.stream(**asked(stop_sequences=["weather"])) as stream:
+            streamed = await stream.get_final_message()
+        far = await client.messages.create(**asked(max_tokens=20_000))  # the context has 4,096
+    assert short.stop_reason == "max_tokens"
+    assert short.content[0].input["INVALID_JSON"].startswith('{"c')
+    for message in (stopped, streamed):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "weather")
+        assert message.content[0].text == '\n{"name": "get_'
+    assert far.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "enforced"),
+    [
+        ({"type": "auto"}, True, ""),
+        ({"type": "none"}, False, ""),
+        ({"type": "any"}, True, "star"),
+        ({"type": "any", "disable_parallel_tool_use": True}, True, "now"),
+        ({"type": "tool", "name": "now"}, True, "now"),
+    ],
+)
+async def test_tool_choice(talking_model: Path, choice: Any, shown: bool, enforced: str) -> None:
+    async with serving(talking_model, CALL) as (_, client, script):
+        await client.messages.create(**asked(tools=TOOLS, tool_choice=choice))
+    assert ("get_weather" in prompt_text(talking_model, prompt_of(script.submissions[0]))) == shown
+    constraint = script.submissions[0].sampling.structured_output.structural_tag
+    assert bool(constraint) == bool(enforced)
+    assert enforced in constraint
+
+
+async def test_thinking_reaches_template_and_budget(talking_model: Path) -> None:
+    kinds: list[Any] = [
+        {"type": "enabled", "budget_tokens": 2000},
+        {"type": "disabled"},
+        {"type": "adaptive", "display": "omitted"},
+    ]
+    async with serving(talking_model, "Hm.</think>Yes.") as (_, client, script):
+        replies = [await client.messages.create(**asked(thinking=kind)) for kind in kinds]
+    open_ends = [prompt_text(talking_model, prompt_of(s)).endswith("<think>\n") for s in script.submissions]
+    assert open_ends == [True, False, True]
+    assert [s.sampling.thinking_token_budget for s in script.submissions] == [2000, 0, 0]
+    assert [[block.type for block in reply.content] for reply in replies] == [["thinking", "text"], ["text"], ["text"]]
+
+
+async def test_the_form_of_the_answer(talking_model: Path) -> None:
+    form: Any = {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}
+    async with serving(talking_model, "</think>{}") as (_, client, script):
+        reply = await client.messages.create(**asked(output_config=form))
+    assert reply.content[0].text == "{}"
+    assert '"json_schema": {"type": "object"}' in script.submissions[0].sampling.structured_output.structural_tag
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
+        ({"extra_body": {"temperature": 3}}, "temperature must be in [0, 2], got 3.0."),
+        ({"messages": []}, "messages must hold at least one message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "blocks of type 'image' are not offered"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools of type 'web_search_20250305'"),
+        ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0]: name must be a text"),
+        ({"tool_choice": {"type": "any"}}, "when it is used, tools must be set"),
+        ({"tool_choice": {"type": "maybe"}}, "tool_choice.type must be one of auto, any, tool, none, got 'maybe'"),
+        ({"extra_body": {"temprature": 1}}, "temprature: unknown field"),
+        ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not offered by this server"),
+    ],
+)
+async def test_refusals(talking_model: Path, more: dict[str, Any], text: str) -> None:
+    async with serving(talking_model, "x") as (_, client, _script):
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.create(**asked(**more))
+    body: Any = refused.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert text in body["error"]["message"]
+
+
+async def test_other_errors_are_anthropics_own_classes(talking_model: Path) -> None:
+    async with serving(talking_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
+        assert (await client.messages.create(**asked())).content[0].text == "x"
+        with pytest.raises(anthropic.AuthenticationError, match="invalid x-api-key"):
+            await client.with_options(api_key="wrong").messages.create(**asked())
+        with pytest.raises(anthropic.NotFoundError, match="The model `other` does not exist"):
+            await client.messages.create(**asked(model="other"))
+        with pytest.raises(anthropic.APIStatusError) as large:
+            await client.messages.create(**asked(system="s" * 3000))
+        assert (large.value.status_code, large.value.body["error"]["type"]) == (413, "request_too_large")
+        broken = await frontend.http.post("/v1/messages", content=b"{", headers={"x-api-key": "secret"})
+        assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
+        script.pause()
+        with pytest.raises(anthropic.APIStatusError) as late:
+            await client.messages.create(**asked(), extra_headers={"x-request-timeout": "0.2"})
+        assert (late.value.status_code, late.value.body["error"]["type"]) == (504, "timeout_error")
+
+
+async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
+    async with serving(talking_model, "one two three four", unavailable_after_s=0.2) as (_, client, script):
+        script.step_s = 0.05
+
+        async def read() -> None:
+            async with client.messages.stream(**asked()) as stream:
+                async for event in stream:
+                    if event.type == "text":
+                        script.pause()
+                        script.reject_hello = "gone"
+                        script.break_sessions()
+
+        with pytest.raises(anthropic.APIStatusError) as broken:
+            await read()
+        assert broken.value.body["error"]["type"] in ("overloaded_error", "api_error", "invalid_request_error")
