@@ -13,6 +13,7 @@ from services.frontend.input_processor.processor import Prepared
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Request, Sampling
@@ -34,6 +35,7 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0  # of the completion tokens, where a token marks the end of reasoning
 
 
 class Generation:
@@ -67,6 +69,7 @@ class Generation:
         self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
         self._deadline: asyncio.TimerHandle | None = None
         self._num_tokens_read = [0] * len(self._samples)
+        self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
 
     def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
         return Sample(
@@ -103,11 +106,13 @@ class Generation:
             self._num_unread -= delta.finish is not None
         return deltas if self._parsers is None else [self._take_apart(delta, self._parsers) for delta in deltas]
 
-    @staticmethod
-    def _take_apart(delta: Delta, parsers: list[AnswerParser]) -> Delta:
+    def _take_apart(self, delta: Delta, parsers: list[AnswerParser]) -> Delta:
         parser = parsers[delta.sample]
         parts = parser.push(delta.text)
-        return delta._replace(parts=parts if delta.finish is None else parts + parser.finish())
+        if delta.finish is not None:
+            parts += parser.finish()
+        self._reasoning[delta.sample].count(delta.token_ids, has_reasoned=parser.has_reasoned)
+        return delta._replace(parts=parts)
 
     async def collect(self) -> list[Delta]:
         """Of a request that is final_only: a delta for each sample."""
@@ -118,13 +123,16 @@ class Generation:
     def usage(self) -> Usage:
         """Over all prompts and samples."""
         prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in self.prepared)
-        return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()))
+        reasoning_tokens = sum(count.num_tokens for count in self._reasoning)
+        return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()), reasoning_tokens)
 
     def sample_usage(self, index: int) -> Usage:
         """Of one sample and its prompt."""
         prompt = index // self.request.sampling.n
         num_prompt_tokens = self.prepared[prompt].work.num_prompt_tokens
-        return Usage(num_prompt_tokens, self._num_tokens_read[index], self._cached_tokens.get(prompt, 0))
+        reasoning_tokens = self._reasoning[index].num_tokens if self._reasoning else 0
+        cached_tokens = self._cached_tokens.get(prompt, 0)
+        return Usage(num_prompt_tokens, self._num_tokens_read[index], cached_tokens, reasoning_tokens)
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
         sample.started_s = self._loop.time()

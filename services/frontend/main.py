@@ -21,6 +21,8 @@ from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
 from services.frontend.openai_edge.generation_routes import GenerationRoutes
 from services.frontend.openai_edge.model_routes import ModelRoutes
+from services.frontend.openai_edge.responses.routes import ResponseRoutes
+from services.frontend.openai_edge.responses.store import ResponseStore
 from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.output_processor.answer_formats import AnswerFormats
@@ -136,6 +138,13 @@ class Frontend:
         routes = (
             GenerationRoutes(*parts),
             MessageRoutes(*parts),
+            ResponseRoutes(
+                self._generator,
+                self._tokenizer,
+                self._catalogue,
+                self._admission.check_open,
+                ResponseStore(self._settings.response_store_mb * 2**20),
+            ),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, self._admission, self.metrics),

@@ -34,6 +34,11 @@ class FrontendSettings(Settings):
     unavailable_after_s: float = Field(
         30.0, ge=0, description="how long a request waits for a worker when there is none, seconds"
     )
+    response_store_mb: int = Field(
+        64,
+        ge=0,
+        description="what /v1/responses remembers for later calls, MiB; 0: nothing, and nothing can be asked for",
+    )
     api_key: str = Field("", description="bearer token that /v1 calls must show; empty: none")
     stream_interval: int = Field(
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"

@@ -157,3 +157,17 @@ def test_anthropics_client_calls_tools(cluster: Cluster) -> None:
     reply = client.messages.create(model="quire-tiny", max_tokens=64, messages=turns, tools=tools)
     assert [block.text for block in reply.content if block.type == "text"] == [item.expected]
     client.close()
+
+
+def test_responses_call_tools(http: openai.OpenAI) -> None:
+    item = next(item for item in ITEMS if item.size == "reply")
+    called = item.messages[1]["tool_calls"][0]["function"]
+    tools: Any = [{"type": "function", **tool["function"]} for tool in item.tools]
+    asked: Any = {"model": "quire-tiny", "tools": tools, "temperature": 0, "max_output_tokens": 128}
+    first = http.responses.create(input=item.messages[0]["content"], **asked)
+    (call,) = first.output
+    assert call.type == "function_call"
+    assert (call.name, json.loads(call.arguments)) == (called["name"], called["arguments"])
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": item.messages[2]["content"]}
+    with http.responses.stream(input=[result], previous_response_id=first.id, **asked) as stream:
+        assert stream.get_final_response().output_text == item.expected

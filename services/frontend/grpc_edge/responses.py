@@ -50,7 +50,10 @@ def complete(response: Response, delta: Delta, generation: Generation, is_first:
 
 def _usage(usage: Usage) -> finish_pb2.Usage:
     return finish_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens, cached_tokens=usage.cached_tokens
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 

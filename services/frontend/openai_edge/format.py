@@ -51,11 +51,13 @@ class Frame:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    details = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **(details if usage.reasoning_tokens else {}),
     }
 
 

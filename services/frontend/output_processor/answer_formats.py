@@ -42,6 +42,8 @@ class AnswerFormats:
         self._tools = None if calls == detection.NONE else registry.tool_format(calls)
         self._reasoning = None if thoughts == detection.NONE else registry.reasoning_format(thoughts)
         self._may_choose = auto_tool_choice
+        ends = self._reasoning.ends if self._reasoning is not None else ()
+        self.end_of_reasoning = tokenizer.token_id(ends[0]) if ends else None  # None, too, if it is no single token
         self._tokenizer = tokenizer
         log.info("parsers", tool_calls=calls, reasoning=thoughts)
 
@@ -104,7 +106,7 @@ class AnswerFormats:
 
     def _wording(self, use: ToolUse) -> wording.Wording | None:
         found = self._tool_format(use)
-        fits = (way for way in found.wordings if not way.needs or self._tokenizer.has_token(way.needs))
+        fits = (way for way in found.wordings if not way.needs or self._tokenizer.token_id(way.needs) is not None)
         return next(fits, None)
 
     def _tool_format(self, use: ToolUse) -> ToolFormat:

@@ -24,7 +24,7 @@ Part = Content | Reasoning | CallPiece
 class AnswerParser:
     """One per sample. What the parts add up to does not depend on how the text was cut."""
 
-    __slots__ = ("_most_calls", "_new_id", "_num_calls", "_reasoning", "_tools", "_wants_reasoning")
+    __slots__ = ("_most_calls", "_new_id", "_num_calls", "_reasoning", "_tools", "_wants_reasoning", "has_reasoned")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class AnswerParser:
         self._most_calls = most_calls
         self._wants_reasoning = wants_reasoning
         self._num_calls = 0
+        self.has_reasoned = False
 
     def push(self, text: str) -> list[Part]:
         if not text:
@@ -98,5 +99,6 @@ class AnswerParser:
 
     def _wants(self, event: Content | Reasoning) -> bool:
         if isinstance(event, Reasoning):
+            self.has_reasoned = True
             return self._wants_reasoning
         return self._most_calls is None or self._num_calls < self._most_calls

@@ -113,8 +113,10 @@ class Tokenizer:
         """The text of a token that stands for itself, whatever the vocabulary's way of writing; None for others."""
         return self._added.get(token_id)
 
-    def has_token(self, text: str) -> bool:
-        return self._hf.token_to_id(text) is not None
+    def token_id(self, text: str) -> int | None:
+        """Of the token that the vocabulary writes like that."""
+        found: int | None = self._hf.token_to_id(text)
+        return found
 
     @property
     def vocab_size(self) -> int:

@@ -41,6 +41,7 @@ async def test_reasoning_comes_apart(thinking_folder: Path, variables: Mapping[s
     assert (message.reasoning, message.reasoning_content, message.content) == ("It is Malmö.", "It is Malmö.", None)
     assert message.tool_calls[0].function.name == "get_weather"
     assert reply.choices[0].finish_reason == "tool_calls"
+    assert 3 < reply.usage.completion_tokens_details.reasoning_tokens < reply.usage.completion_tokens
     assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == "It is Malmö."
     assert "".join(delta.content or "" for delta in deltas) == ""
 

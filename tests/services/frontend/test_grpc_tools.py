@@ -54,6 +54,7 @@ async def test_calls_and_reasoning_in_pieces_and_in_one(tools_folder: Path) -> N
     assert joined(silent) == ("", "Let me see.", expected[:1])
     assert json.dumps(WEATHER, ensure_ascii=False) in prompt_text(tools_folder, prompt_of(script.submissions[0]))
     assert sum(len(m.token_ids) for m in pieces) == pieces[-1].usage.completion_tokens
+    assert 0 < pieces[-1].usage.reasoning_tokens == whole[-1].usage.reasoning_tokens < len(whole[-1].token_ids)
 
 
 async def test_the_template_gets_calls_results_and_variables(tools_folder: Path) -> None:

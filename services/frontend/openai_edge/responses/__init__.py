@@ -1,0 +1,1 @@
+"""/v1/responses: OpenAI's newer way to ask, in items instead of messages."""

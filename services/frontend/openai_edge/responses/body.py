@@ -1,0 +1,90 @@
+"""The JSON body of POST /v1/responses: the fields that do something. Others are sorted out by `refuse_unknown`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.frontend.openai_edge.bodies import ReasoningEffort
+from shared.errors import InvalidArgument, Unimplemented
+
+# They say nothing about the text: bookkeeping, and hints that nothing here could follow.
+IGNORED = frozenset({
+    "access_programs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "stream_options", "user",
+})  # fmt: skip
+NOT_OFFERED = frozenset({
+    "background", "context_management", "conversation", "image", "max_tool_calls", "moderation", "prompt",
+})  # fmt: skip
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
+
+
+class ReasoningBody(BaseModel):
+    """Summaries are not made: the reasoning itself comes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextBody(BaseModel):
+    """The form of the text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesBody(BaseModel):
+    """POST /v1/responses"""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = ""
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    text: TextBody | None = None
+    reasoning: ReasoningBody | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+
+    def refuse_unknown(self) -> None:
+        """A misspelled field would otherwise be a silent default."""
+        for name, value in (self.model_extra or {}).items():
+            if name in NOT_OFFERED and value not in (None, False, [], {}):
+                raise Unimplemented(f"{name} is not offered by this server", field=name)
+            if name not in IGNORED | NOT_OFFERED:
+                raise InvalidArgument(f"Unrecognized request argument supplied: {name}", field=name)
+        for name in self.include or ():
+            if name not in INCLUDABLE:
+                raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
+        if self.truncation == "auto":
+            raise Unimplemented("truncation: auto is not offered by this server", field="truncation")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.top_logprobs is not None or LOGPROBS in (self.include or ())

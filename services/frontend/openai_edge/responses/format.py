@@ -1,0 +1,188 @@
+"""Answers of /v1/responses, in one object or as typed events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from services.frontend.delta import Delta, Finish
+from services.frontend.generation import Generation, Usage
+from services.frontend.openai_edge import errors
+from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.openai_edge.responses.body import ResponsesBody
+from services.frontend.openai_edge.responses.items import Event, Json, OutputItem, new_item
+from services.frontend.openai_edge.responses.store import ResponseStore, Stored
+from services.frontend.openai_edge.responses.turns import Item
+from services.frontend.output_processor.answer_parser import Part
+from services.frontend.output_processor.parsing.events import Content
+from services.frontend.request import Sampling
+from shared.errors import QuireError, transport
+from shared.pb.common.v1.finish_pb2 import FINISH_REASON_LENGTH
+
+DONE, CUT, OPEN = "completed", "incomplete", "in_progress"
+
+
+def usage_object(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class ResponseFormat:
+    """A format for Answer; what is finished goes into the store."""
+
+    def __init__(
+        self,
+        body: ResponsesBody,
+        sampling: Sampling,
+        model: str,
+        *,
+        inputs: Sequence[Item],
+        conversation: Sequence[Item],
+        texts: TokenTexts,
+        store: ResponseStore,
+    ) -> None:
+        """`inputs`: items of this request; `conversation`: these, and what came before them."""
+        self._fields = _echo(body, sampling, model)
+        self._inputs = inputs
+        self._conversation = conversation
+        self._texts = texts
+        self._store = store if body.store is not False else None
+        self._items: list[Json] = []
+        self._item: OutputItem | None = None
+        self._finish: Finish | None = None
+        self._num_events = 0
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+        for delta in deltas:
+            for _ in self._read(delta):
+                pass
+        for _ in self._end_item():
+            pass
+        return self._end(generation)
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        events = [] if self._num_events else [self._about("created"), self._about("in_progress")]
+        for delta in deltas:
+            events += self._read(delta)
+        return b"".join(map(self._event, events))
+
+    def last_events(self, generation: Generation) -> bytes:
+        events = list(self._end_item())
+        response = self._end(generation)
+        events.append((f"response.{response['status']}", {"response": response}))
+        return b"".join(map(self._event, events))
+
+    def error_events(self, error: QuireError) -> bytes:
+        code = "rate_limit_exceeded" if transport(error).http_status == 429 else "server_error"
+        failure = {"code": code, "message": error.message}
+        response = {**self._fields, "status": "failed", "error": failure, "output": self._items}
+        told: list[Event] = [("error", {**failure, "param": error.field or None})]
+        return b"".join(map(self._event, [*told, ("response.failed", {"response": response})]))
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+    def _event(self, event: Event) -> bytes:
+        kind, fields = event
+        body = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return f"event: {kind}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
+
+    def _about(self, kind: str) -> Event:
+        return f"response.{kind}", {"response": {**self._fields, "status": OPEN, "output": []}}
+
+    def _read(self, delta: Delta) -> Iterator[Event]:
+        logprobs = chat_logprobs(delta.logprobs, self._texts)["content"] if delta.logprobs else []
+        for part in _parts(delta):
+            if self._item is None or not self._item.takes(part):
+                yield from self._end_item()
+                yield from self._begin_item(part)
+            assert self._item is not None
+            for kind, fields in self._item.add(part, logprobs):
+                yield self._of_item(kind, fields)
+            logprobs = [] if isinstance(part, Content) else logprobs
+        self._finish = delta.finish or self._finish
+
+    def _begin_item(self, part: Part) -> Iterator[Event]:
+        self._item = new_item(part)
+        yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
+        for kind, fields in self._item.opening():
+            yield self._of_item(kind, fields)
+
+    def _of_item(self, kind: str, fields: Json) -> Event:
+        assert self._item is not None
+        return kind, {"item_id": self._item.id, "output_index": len(self._items), **fields}
+
+    def _end_item(self) -> Iterator[Event]:
+        if self._item is None:
+            return
+        for kind, fields in self._item.closing():
+            yield self._of_item(kind, fields)
+        is_cut = self._finish is not None and self._finish.reason == FINISH_REASON_LENGTH
+        item = self._item.as_json(CUT if is_cut else DONE)
+        yield "response.output_item.done", {"output_index": len(self._items), "item": item}
+        self._items.append(item)
+        self._item = None
+
+    def _end(self, generation: Generation) -> Json:
+        assert self._finish is not None
+        is_cut = self._finish.reason == FINISH_REASON_LENGTH
+        response = {
+            **self._fields,
+            "status": CUT if is_cut else DONE,
+            "completed_at": int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._items,
+            "usage": usage_object(generation.usage),
+        }
+        if self._store is not None:
+            self._store.put(Stored(response, self._inputs, [*self._conversation, *self._items]))
+        return response
+
+
+def _parts(delta: Delta) -> list[Part]:
+    if delta.parts is not None:
+        return delta.parts
+    return [Content(delta.text)] if delta.text else []
+
+
+def _echo(body: ResponsesBody, sampling: Sampling, model: str) -> Json:
+    """What the client asked, as it comes back in every response."""
+    effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
+    asked: dict[str, Any] = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": effort, "summary": summary},
+        "store": body.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": (body.text.format if body.text is not None else None) or {"type": "text"}},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+    }
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "usage": None,
+        **asked,
+    }

@@ -1,0 +1,144 @@
+"""What the model wrote, as items: reasoning, messages, function calls. Each grows piece by piece, and tells events."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from typing import Any
+
+from services.frontend.output_processor.answer_parser import CallPiece, Part
+from services.frontend.output_processor.parsing.events import Content, Reasoning
+
+Json = dict[str, Any]
+Event = tuple[str, Json]
+"""Its type, and the fields that depend on it."""
+
+
+class OutputItem(ABC):
+    """One on its way; a class for each kind of part."""
+
+    def __init__(self, prefix: str) -> None:
+        self.id = f"{prefix}_{uuid.uuid4().hex}"
+        self.text = ""
+
+    @abstractmethod
+    def takes(self, part: Part) -> bool:
+        """Whether this is more of it."""
+
+    @abstractmethod
+    def opening(self) -> list[Event]:
+        """After output_item.added."""
+
+    @abstractmethod
+    def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
+        """`logprobs`: of tokens that came with the part."""
+
+    @abstractmethod
+    def closing(self) -> list[Event]:
+        """Before output_item.done."""
+
+    @abstractmethod
+    def as_json(self, status: str) -> Json:
+        """As it is now."""
+
+
+class _TextItem(OutputItem):
+    """With one part of content."""
+
+    delta, done = "", ""
+
+    @abstractmethod
+    def part(self) -> Json:
+        """The content."""
+
+    def more(self, logprobs: list[Json]) -> Json:
+        return {}
+
+    def opening(self) -> list[Event]:
+        return [("response.content_part.added", {"content_index": 0, "part": self.part()})]
+
+    def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
+        assert not isinstance(part, CallPiece)
+        self.text += part.text
+        return [(self.delta, {"content_index": 0, "delta": part.text, **self.more(logprobs)})]
+
+    def closing(self) -> list[Event]:
+        return [
+            (self.done, {"content_index": 0, "text": self.text, **self.more([])}),
+            ("response.content_part.done", {"content_index": 0, "part": self.part()}),
+        ]
+
+
+class ReasoningItem(_TextItem):
+    """In the clear, without a summary."""
+
+    delta, done = "response.reasoning_text.delta", "response.reasoning_text.done"
+
+    def __init__(self) -> None:
+        super().__init__("rs")
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, Reasoning)
+
+    def part(self) -> Json:
+        return {"type": "reasoning_text", "text": self.text}
+
+    def as_json(self, status: str) -> Json:
+        content = [self.part()] if self.text else []
+        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+class MessageItem(_TextItem):
+    """Text for the user."""
+
+    delta, done = "response.output_text.delta", "response.output_text.done"
+
+    def __init__(self) -> None:
+        super().__init__("msg")
+        self._logprobs: list[Json] = []
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, Content)
+
+    def part(self) -> Json:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
+
+    def more(self, logprobs: list[Json]) -> Json:
+        self._logprobs = self._logprobs + logprobs
+        return {"logprobs": logprobs}
+
+    def as_json(self, status: str) -> Json:
+        content = [self.part()] if self.text else []
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+class CallItem(OutputItem):
+    """A function call."""
+
+    def __init__(self, piece: CallPiece) -> None:
+        super().__init__("fc")
+        self._piece = piece
+
+    def takes(self, part: Part) -> bool:
+        return isinstance(part, CallPiece) and part.number == self._piece.number
+
+    def opening(self) -> list[Event]:
+        return []
+
+    def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
+        assert isinstance(part, CallPiece)
+        self.text += part.arguments
+        return [("response.function_call_arguments.delta", {"delta": part.arguments})] if part.arguments else []
+
+    def closing(self) -> list[Event]:
+        return [("response.function_call_arguments.done", {"arguments": self.text, "name": self._piece.name})]
+
+    def as_json(self, status: str) -> Json:
+        fields = {"call_id": self._piece.id, "name": self._piece.name, "arguments": self.text}
+        return {"id": self.id, "type": "function_call", **fields, "status": status}
+
+
+def new_item(part: Part) -> OutputItem:
+    if isinstance(part, CallPiece):
+        return CallItem(part)
+    return ReasoningItem() if isinstance(part, Reasoning) else MessageItem()

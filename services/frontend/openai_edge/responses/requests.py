@@ -1,0 +1,82 @@
+"""Bodies to the frontend's own request."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.frontend import reasoning
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor import sampling_rules
+from services.frontend.openai_edge.output_forms import JsonSchemaFormat, ResponseFormat, constraint
+from services.frontend.openai_edge.responses import tools
+from services.frontend.openai_edge.responses.body import ResponsesBody
+from services.frontend.openai_edge.responses.turns import Item, turns
+from services.frontend.request import ChatPrompt, Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument
+
+
+def responses_request(
+    body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
+) -> Request:
+    """`items`: of the conversation so far, the body's own included."""
+    arrival_s = asyncio.get_running_loop().time()
+    offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+    prompt = ChatPrompt(
+        turns(body.instructions, items, knows_developer="developer" in tokenizer.template.source),
+        template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
+        tools=offer.shown,
+    )
+    return Request(
+        request_id=body.request_id or headers.request_id or uuid.uuid4().hex,
+        model=body.model,
+        prompts=(prompt,),
+        sampling=sampling_rules.build(_given(body), tokenizer.defaults),
+        arrival_s=arrival_s,
+        deadline_s=None if headers.timeout_s is None else arrival_s + headers.timeout_s,
+        priority=body.priority or 0,
+        tenant=body.tenant or headers.tenant,
+        cache_salt=body.cache_salt or "",
+        final_only=not body.stream,
+        take_apart=True,
+        tool_use=offer.use,
+        strict_length=True,
+    )
+
+
+def _variables(body: ResponsesBody) -> Mapping[str, Any]:
+    return reasoning.variables(body.reasoning.effort if body.reasoning is not None else None)
+
+
+def _given(body: ResponsesBody) -> dict[str, Any]:
+    return {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "seed": body.seed,
+        "max_tokens": body.max_output_tokens,
+        "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
+        "structured_output": constraint(_form(body), None),
+    }
+
+
+def _form(body: ResponsesBody) -> ResponseFormat | None:
+    """Written without the inner object that chat completions have."""
+    given = body.text.format if body.text is not None else None
+    if given is None:
+        return None
+    inner = {name: value for name, value in given.items() if name != "type"}
+    try:
+        if given.get("type") == "json_schema":
+            return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(**inner))
+        return ResponseFormat(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in ("text", "format", *first["loc"]))
+        raise InvalidArgument(f"{place}: {first['msg']}", field="text") from None

@@ -1,0 +1,95 @@
+"""POST /v1/responses, and what is stored of them under /v1/responses/{id}."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.door import door
+from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.openai_edge.responses.body import ResponsesBody
+from services.frontend.openai_edge.responses.format import ResponseFormat
+from services.frontend.openai_edge.responses.requests import responses_request
+from services.frontend.openai_edge.responses.store import ResponseStore
+from services.frontend.openai_edge.responses.turns import Item, as_items
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument, Unimplemented
+
+PREFIX = "/v1/responses"
+
+
+class ResponseRoutes:
+    """Bodies to requests, requests to answers, ids to what is stored."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        check_open: Callable[[], None],
+        store: ResponseStore,
+    ) -> None:
+        """`check_open` raises while nothing more can be taken in."""
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._store = store
+        self.router = APIRouter(tags=["responses"])
+        new = APIRouter(route_class=door(check_open))
+        new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
+        self.router.include_router(new)
+        one = f"{PREFIX}/{{response_id}}"
+        self.router.add_api_route(one, self.get, methods=["GET"])
+        self.router.add_api_route(one, self.delete, methods=["DELETE"])
+        self.router.add_api_route(f"{one}/input_items", self.input_items, methods=["GET"])
+        self.router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"])
+
+    async def create(self, body: ResponsesBody, http: Request) -> Response:
+        """Goes on with a conversation."""
+        body.refuse_unknown()
+        inputs = as_items(body.input)
+        before = self._before(body)
+        conversation = [*before, *inputs]
+        request = responses_request(body, conversation, headers.read(http.headers), self._tokenizer)
+        answer = ResponseFormat(
+            body,
+            request.sampling,
+            self._catalogue.name,
+            inputs=inputs,
+            conversation=conversation,
+            texts=TokenTexts(self._tokenizer, as_ids=False),
+            store=self._store,
+        )
+        return Answer(self._generator, request, answer, stream=bool(body.stream))
+
+    def _before(self, body: ResponsesBody) -> Sequence[Item]:
+        """The conversation that this goes on."""
+        if body.previous_response_id is None:
+            return ()
+        return self._store.get(body.previous_response_id, "previous_response_id").conversation
+
+    async def get(self, response_id: str, stream: bool = False) -> dict[str, Any]:
+        if stream:
+            raise Unimplemented("stream: a stored response comes in one piece", field="stream")
+        return self._store.get(response_id).body
+
+    async def delete(self, response_id: str) -> dict[str, Any]:
+        self._store.delete(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    async def input_items(self, response_id: str) -> dict[str, Any]:
+        items = list(self._store.get(response_id).inputs)
+        return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
+
+    async def cancel(self, response_id: str) -> dict[str, Any]:
+        """What is stored has ended; what runs ends when its client closes the connection."""
+        self._store.get(response_id)
+        text = "Only responses in the background can be cancelled, and this server makes none; close the connection."
+        raise InvalidArgument(text, field="response_id")

@@ -1,0 +1,108 @@
+"""Items of a conversation as chat templates read them.
+
+What a model writes in one turn comes as several items (reasoning, a message, calls); templates want one message of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from services.frontend import conversation
+from shared.errors import InvalidArgument, Unimplemented
+
+Item = Mapping[str, Any]
+
+TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def as_items(given: str | Sequence[Item]) -> list[Item]:
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else list(given)
+
+
+def turns(instructions: str | None, items: Iterable[Item], *, knows_developer: bool) -> list[Mapping[str, Any]]:
+    """`knows_developer`: the template has that role; to others, developers speak as the system."""
+    turn = _Turns(knows_developer)
+    if instructions:
+        turn.add_message("system", instructions)
+    for number, item in enumerate(items):
+        turn.add(item, f"input[{number}]")
+    return turn.finish()
+
+
+class _Turns:
+    """Collects an assistant's items until somebody else speaks."""
+
+    def __init__(self, knows_developer: bool) -> None:
+        self._knows_developer = knows_developer
+        self._written: list[Mapping[str, Any]] = []
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[Mapping[str, Any]] = []
+
+    def add(self, item: Item, place: str) -> None:
+        match item.get("type", "message"):
+            case "message":
+                self._message(item, place)
+            case "reasoning":
+                self._thoughts += [part.get("text", "") for part in item.get("content") or item.get("summary") or ()]
+            case "function_call":
+                self._calls.append(_call(item, place))
+            case "function_call_output":
+                self._end_turn()
+                output = _text(item.get("output"), f"{place}.output")
+                call_id = str(item.get("call_id") or "")
+                self._written.append(conversation.message("tool", output, tool_call_id=call_id))
+            case kind:
+                raise Unimplemented(f"{place}: items of type {kind!r} are not offered by this server", field="input")
+
+    def _message(self, item: Item, place: str) -> None:
+        role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
+        if role not in ("user", "assistant", "system", "developer"):
+            raise InvalidArgument(
+                f"{place}: role must be user, assistant, system or developer, got {role!r}", field="input"
+            )
+        if role == "assistant":
+            self._texts.append(text)
+        else:
+            self.add_message("system" if role == "developer" and not self._knows_developer else role, text)
+
+    def add_message(self, role: str, text: str) -> None:
+        """System messages in a row become one: most templates know only one."""
+        self._end_turn()
+        if role == "system" and self._written and self._written[-1]["role"] == "system":
+            text = f"{self._written.pop()['content']}\n\n{text}"
+        self._written.append(conversation.message(role, text))
+
+    def _end_turn(self) -> None:
+        if self._texts or self._calls:
+            text = "\n".join(self._texts) if self._texts else None
+            thoughts = "\n".join(self._thoughts)
+            self._written.append(conversation.message("assistant", text, tool_calls=self._calls, reasoning=thoughts))
+        self._texts, self._thoughts, self._calls = [], [], []
+
+    def finish(self) -> list[Mapping[str, Any]]:
+        self._end_turn()
+        return self._written
+
+
+def _call(item: Item, place: str) -> Mapping[str, Any]:
+    name, arguments = item.get("name"), item.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise InvalidArgument(f"{place}: a function_call needs a name and arguments, both texts", field="input")
+    return conversation.tool_call(str(item.get("call_id") or ""), name, arguments)
+
+
+def _text(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidArgument(f"{place} must be text or a list of parts", field="input")
+    return "\n".join(_part(part, place) for part in content)
+
+
+def _part(part: Any, place: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str):
+        return str(part[TEXT_PARTS[kind]])
+    raise Unimplemented(f"{place}: parts of type {kind!r} are not offered by this server", field="input")

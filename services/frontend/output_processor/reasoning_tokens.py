@@ -1,0 +1,29 @@
+"""How many tokens of an answer are reasoning: those up to the token that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ReasoningTokens:
+    """Of one sample."""
+
+    __slots__ = ("_end", "_is_over", "_num_seen", "_reasons")
+
+    def __init__(self, end: int | None) -> None:
+        """`end`: the token; None where reasoning ends with a text, and nothing is counted."""
+        self._end = end
+        self._is_over = end is None
+        self._num_seen = 0
+        self._reasons = False
+
+    def count(self, token_ids: Sequence[int], *, has_reasoned: bool) -> None:
+        self._reasons = has_reasoned
+        if self._is_over:
+            return
+        self._is_over = self._end in token_ids
+        self._num_seen += token_ids.index(self._end) + 1 if self._is_over and self._end is not None else len(token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_seen if self._reasons else 0

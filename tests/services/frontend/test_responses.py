@@ -1,0 +1,245 @@
+"""/v1/responses with the openai package, unchanged, against a frontend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from services.frontend.openai_edge.responses.store import ResponseStore, Stored
+from shared.errors import NotFound
+from tests.services.frontend.scripted_scheduler import prompt_of
+from tests.services.frontend.speech import prompt_text
+from tests.services.frontend.talking import CALL, CALLS, CLOCK, WEATHER, talking, talking_folder
+
+TOOLS = [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)]
+THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"model": "talking", "input": "How is the weather?", **more}
+
+
+def without_ids(output: Any) -> list[Any]:
+    return [item.model_dump(exclude={"id", "call_id"}, exclude_none=True) for item in output]
+
+
+async def test_text_whole_and_streamed(talking_model: Path) -> None:
+    async with talking(talking_model, "It is sunny.") as (_, client, script):
+        script.num_cached_tokens = 2
+        reply = await client.responses.create(**asked(instructions="Be brief.", metadata={"a": "b"}, temperature=0.5))
+        events = [event async for event in await client.responses.create(**asked(stream=True))]
+    assert reply.output_text == "It is sunny."
+    assert (reply.status, reply.metadata, reply.temperature) == ("completed", {"a": "b"}, 0.5)
+    assert reply.usage.input_tokens == script.submissions[0].num_prompt_tokens
+    assert reply.usage.input_tokens_details.cached_tokens == 2
+    assert reply.usage.total_tokens == reply.usage.input_tokens + reply.usage.output_tokens
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).startswith("<|im_start|>system\nBe brief.")
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "It is sunny."
+    assert without_ids(events[-1].response.output) == without_ids(reply.output)
+
+
+async def test_reasoning_text_and_calls_in_order(talking_model: Path) -> None:
+    async with talking(talking_model, THOUGHT) as (_, client, script):
+        reply = await client.responses.create(**asked(tools=TOOLS))
+        events = [event async for event in await client.responses.create(**asked(tools=TOOLS, stream=True))]
+        script.tokens_per_step = 9
+        wide = [event async for event in await client.responses.create(**asked(tools=TOOLS, stream=True))]
+    thought, message, weather, clock = reply.output
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert thought.content[0].text == "Malmö."
+    assert message.content[0].text == "Let me see."
+    assert (weather.name, json.loads(weather.arguments)) == ("get_weather", {"city": "Malmö 🙂"})
+    assert (clock.name, clock.arguments) == ("now", "{}")
+    assert weather.call_id != clock.call_id
+    assert 3 < reply.usage.output_tokens_details.reasoning_tokens < reply.usage.output_tokens
+    for streamed in (events, wide):
+        last = streamed[-1].response
+        assert without_ids(last.output) == without_ids(reply.output)
+        assert last.usage == reply.usage
+        done = [event.item for event in streamed if event.type == "response.output_item.done"]
+        assert [item.id for item in done] == [item.id for item in last.output]
+        for index, item in enumerate(last.output[2:], start=2):
+            deltas = [e.delta for e in streamed if e.type.endswith("arguments.delta") and e.output_index == index]
+            assert "".join(deltas) == item.arguments
+
+
+async def test_conversations_go_on_by_id_or_by_items(talking_model: Path) -> None:
+    async with talking(talking_model, lambda prompt: CALL if "12:00" not in prompt else "Noon.") as (_, client, script):
+        first = await client.responses.create(**asked(tools=TOOLS, instructions="A."))
+        call = next(item for item in first.output if item.type == "function_call")
+        result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "12:00"}]
+        by_id = await client.responses.create(
+            **asked(input=result, tools=TOOLS, previous_response_id=first.id, instructions="B.")
+        )
+        items = [{"role": "user", "content": "How is the weather?"}, *[i.to_dict() for i in first.output], *result]
+        by_items = await client.responses.create(**asked(input=items, tools=TOOLS, instructions="B.", store=False))
+        found = await client.responses.retrieve(by_id.id)
+        inputs = await client.responses.input_items.list(by_id.id)
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            await client.responses.retrieve(by_items.id)
+        await client.responses.delete(by_id.id)
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            await client.responses.create(**asked(previous_response_id=by_id.id))
+        with pytest.raises(openai.BadRequestError, match="in the background"):
+            await client.responses.cancel(first.id)
+    assert by_id.output_text == by_items.output_text == "Noon."
+    assert found.output_text == "Noon."
+    assert inputs.data[0].output == "12:00"
+    prompts = [prompt_text(talking_model, prompt_of(s)) for s in script.submissions]
+    assert prompts[1] == prompts[2]
+    assert "B." in prompts[1]
+    assert "A." not in prompts[1]
+    assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Malmö 🙂"}}</tool_call><|im_end|>' in prompts[1]
+
+
+async def test_nothing_is_stored_where_there_is_no_room(talking_model: Path) -> None:
+    async with talking(talking_model, "x", response_store_mb=0) as (_, client, _script):
+        reply = await client.responses.create(**asked())
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(reply.id)
+        with pytest.raises(openai.BadRequestError, match="stores no responses"):
+            await client.responses.create(**asked(previous_response_id=reply.id))
+
+
+def test_the_least_recently_used_response_gives_way() -> None:
+    def stored(name: str) -> Stored:
+        return Stored({"id": name}, [], [{"type": "message", "content": "x" * 100}])
+
+    store = ResponseStore(3 * stored("a").num_bytes)
+    for name in ("a", "b", "c"):
+        store.put(stored(name))
+    store.get("a")
+    store.put(stored("d"))
+    with pytest.raises(NotFound):
+        store.get("b")
+    assert [store.get(name).body["id"] for name in ("a", "c", "d")] == ["a", "c", "d"]
+    store.delete("a")
+    store.put(stored("e"))
+    assert store.get("c").body["id"] == "c"
+    store.put(Stored({"id": "large"}, [], [{"content": "x" * 1000}]))
+    with pytest.raises(NotFound):
+        store.get("large")
+
+
+async def test_what_is_cut_off_is_incomplete(talking_model: Path) -> None:
+    async with talking(talking_model, "one two three four five six") as (_, client, _script):
+        reply = await client.responses.create(**asked(max_output_tokens=3))
+        events = [e async for e in await client.responses.create(**asked(max_output_tokens=3, stream=True))]
+    assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert reply.output[0].status == "incomplete"
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output[0].content == reply.output[0].content
+
+
+async def test_forms_logprobs_and_effort(talking_model: Path) -> None:
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}}
+    async with talking(talking_model, "</think>{}") as (_, client, script):
+        reply = await client.responses.create(**asked(text=form, reasoning={"effort": "low"}, top_logprobs=2))
+        whole = await client.responses.create(**asked(include=["message.output_text.logprobs"]))
+        events = [e async for e in await client.responses.create(**asked(top_logprobs=2, stream=True))]
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith("<think>\n")
+    assert '"json_schema": {"type": "object"}' in script.submissions[0].sampling.structured_output.structural_tag
+    assert reply.output_text == "{}"
+    assert len(reply.output[0].content[0].logprobs[0].top_logprobs) == 2
+    assert len(whole.output[0].content[0].logprobs) == whole.usage.output_tokens
+    logprobs = [p for e in events if e.type == "response.output_text.delta" for p in e.logprobs]
+    assert [p.token for p in logprobs] == [p.token for p in events[-1].response.output[0].content[0].logprobs]
+
+
+@pytest.mark.parametrize(
+    ("choice", "enforced"),
+    [("required", "star"), ({"type": "function", "name": "now"}, "now"), ("auto", ""), ("none", "")],
+)
+async def test_tool_choice(talking_model: Path, choice: Any, enforced: str) -> None:
+    async with talking(talking_model, CALL) as (_, client, script):
+        reply = await client.responses.create(**asked(tools=TOOLS, tool_choice=choice))
+    constraint = script.submissions[0].sampling.structured_output.structural_tag
+    assert bool(constraint) == bool(enforced)
+    assert enforced in constraint
+    assert reply.tool_choice == choice or reply.tool_choice.name == "now"
+    assert ("get_weather" in prompt_text(talking_model, prompt_of(script.submissions[0]))) == (choice != "none")
+
+
+async def test_turns_of_all_kinds(talking_model: Path) -> None:
+    items: Any = [
+        {"role": "system", "content": "A."},
+        {"role": "developer", "content": [{"type": "input_text", "text": "B."}]},
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ho"}]},
+        {"role": "user", "content": "ha"},
+    ]
+    async with talking(talking_model, "x") as (_, client, script):
+        await client.responses.create(**asked(input=items, instructions="I."))
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])) == (
+        "<|im_start|>system\nI.\n\nA.\n\nB.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+        "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\nha<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "text"),
+    [
+        ({"input": []}, 400, "messages must hold at least one message"),
+        ({"input": [{"role": "robot", "content": "x"}]}, 400, "input[0]: role must be user, assistant, system"),
+        ({"input": [{"role": "user", "content": 5}]}, 400, "input[0].content must be text or a list of parts"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 501, "parts of type 'input_image'"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, 501, "items of type 'item_reference'"),
+        ({"tools": [{"type": "web_search"}]}, 501, "tools[0]: tools of type 'web_search'"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "fly"}}, 400, "'fly' is not the name"),
+        ({"tool_choice": "required"}, 400, "when it is used, tools must be set"),
+        ({"background": True}, 501, "background is not offered"),
+        ({"truncation": "auto"}, 501, "truncation: auto is not offered"),
+        ({"include": ["file_search_call.results"]}, 501, "include: 'file_search_call.results' is not offered"),
+        ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
+        ({"extra_body": {"temprature": 1}}, 400, "Unrecognized request argument supplied: temprature"),
+        ({"temperature": 3}, 400, "temperature must be in [0, 2], got 3.0."),
+    ],
+)
+async def test_refusals(talking_model: Path, more: dict[str, Any], status: int, text: str) -> None:
+    async with talking(talking_model, "x") as (_, client, _script):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.responses.create(**asked(**more))
+    assert refused.value.status_code == status
+    assert text in refused.value.body["message"]  # type: ignore[index]
+
+
+async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
+    async with talking(talking_model, "one two three four", unavailable_after_s=0.2) as (frontend, _, script):
+        script.step_s = 0.05
+        body = {"input": "x", "stream": True}
+        text = ""
+        async with frontend.http.stream("POST", "/v1/responses", json=body) as reply:
+            async for chunk in reply.aiter_text():
+                text += chunk
+                if "output_text.delta" in text and script.reject_hello is None:
+                    script.pause()
+                    script.reject_hello = "gone"
+                    script.break_sessions()
+    last = json.loads(text.strip().rpartition("data: ")[2])
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["code"] == "server_error"
+    assert "\nevent: error\n" in text
