@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #endif
 #if defined(__linux__)
 #include <sched.h>
+#include <time.h>
 #endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -28,6 +30,12 @@ constexpr double SPLIT_NS = 2500;   // work under this stays on its thread
 constexpr double WAKE_NS = 30000;   // work under this wakes nobody; threads that are awake may help
 constexpr double PIECE_NS = 1500;   // pieces are worth at least this
 constexpr int64_t SPIN_NS = 50000;  // an idle thread looks out for work this long, then sleeps
+
+// A thread that loses its core to another process in the middle of a piece holds up everybody: on two cores with two
+// busy processes beside ours, a step of 26 ms took 160. So it stays away for a multiple of what it made the others wait.
+constexpr int64_t LOST_NS = 100000;  // less may have been an interrupt
+constexpr int64_t BENCH_FACTOR = 8;
+constexpr int64_t BENCH_MOST_NS = 100000000;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -76,6 +84,25 @@ struct Job {
   int cpu = -1;  // of the caller
 };
 
+// A thread of the pool.
+struct Worker {
+  std::thread thread;
+  std::atomic<bool> inside{false};         // it has joined the job
+  std::atomic<int64_t> benched_until{0};  // it joins none before
+  int64_t cpu_ns = 0;                      // that it had used when the caller began to wait for it
+
+  // What it has computed in its life, or -1 where that cannot be known.
+  int64_t used_ns() {
+#if defined(__linux__)
+    clockid_t clock;
+    timespec used;
+    if (pthread_getcpuclockid(thread.native_handle(), &clock) == 0 && clock_gettime(clock, &used) == 0)
+      return used.tv_sec * 1000000000 + used.tv_nsec;
+#endif
+    return -1;
+  }
+};
+
 // One job at a time. `gate_` holds its number (high word), whether it still takes helpers (OPEN) and how many it has.
 // A thread that wakes late finds the gate closed and is waited for by nobody.
 class Pool {
@@ -83,7 +110,8 @@ class Pool {
   explicit Pool(int threads) : threads_(threads) {}
 
   void run(const Job& job, double nanoseconds) {
-    const bool sleepers = asleep_.load(std::memory_order_relaxed) + 1 >= threads_;
+    const bool sleepers =
+        asleep_.load(std::memory_order_relaxed) + benched_.load(std::memory_order_relaxed) + 1 >= threads_;
     if (threads_ == 1 || job.count <= job.grain || nanoseconds < SPLIT_NS ||
         (sleepers && started_ && nanoseconds < WAKE_NS))
       return job.body(job.context, 0, job.count);
@@ -118,7 +146,7 @@ class Pool {
     stopping_.store(true, std::memory_order_seq_cst);
     wake_word_.fetch_add(1, std::memory_order_seq_cst);
     wake_word_.notify_all();
-    for (auto& worker : workers_) worker.join();
+    for (auto& worker : workers_) worker->thread.join();
   }
 
   int threads() const { return threads_; }
@@ -133,7 +161,10 @@ class Pool {
 #if defined(__linux__)
     sched_getaffinity(0, sizeof(allowed_), &allowed_);
 #endif
-    for (int i = 1; i < threads_; i++) workers_.emplace_back([this] { work(); });
+    for (int i = 1; i < threads_; i++) {
+      Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
+      worker.thread = std::thread([this, &worker] { work(worker); });
+    }
   }
 
   void wake() {
@@ -156,7 +187,21 @@ class Pool {
   void await_helpers() {
     const auto alone = [this] { return (gate_.load(std::memory_order_acquire) & HELPERS) == 0; };
     if (spin_until(alone, SPIN_NS)) return;
-    // A helper has lost its core: leave this one to it.
+    const int64_t since = now_ns();
+    for (auto& worker : workers_) worker->cpu_ns = worker->inside.load(std::memory_order_acquire) ? worker->used_ns() : -1;
+    sleep_until(alone);
+    const int64_t end = now_ns();
+    if (end - since < LOST_NS) return;
+    for (auto& worker : workers_) {
+      if (worker->cpu_ns < 0) continue;
+      const int64_t lost = end - since - (worker->used_ns() - worker->cpu_ns);
+      if (lost > LOST_NS) worker->benched_until.store(end + std::min(BENCH_FACTOR * lost, BENCH_MOST_NS));
+    }
+  }
+
+  // A helper may have lost its core: leave this one to it.
+  template <class Ready>
+  void sleep_until(const Ready& alone) {
     const uint32_t done = done_word_.load(std::memory_order_seq_cst);
     awaiting_.store(true, std::memory_order_seq_cst);
     if (!alone()) done_word_.wait(done, std::memory_order_seq_cst);
@@ -164,7 +209,8 @@ class Pool {
     while (!alone()) std::this_thread::yield();
   }
 
-  void leave() {
+  void leave(Worker& worker) {
+    worker.inside.store(false, std::memory_order_release);
     const uint64_t before = gate_.fetch_sub(1, std::memory_order_seq_cst);
     if ((before & HELPERS) == 1 && awaiting_.load(std::memory_order_seq_cst)) {
       done_word_.fetch_add(1, std::memory_order_seq_cst);
@@ -172,13 +218,23 @@ class Pool {
     }
   }
 
-  void work() {
+  // Away from the pool, if the caller has found that this is better.
+  void sit_out(Worker& worker) {
+    const int64_t left = worker.benched_until.load(std::memory_order_relaxed) - now_ns();
+    if (left <= 0) return;
+    benched_.fetch_add(1, std::memory_order_seq_cst);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(left));
+    benched_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  void work(Worker& worker) {
     uint64_t last = 0;  // number of the last job this thread joined: one visit is enough
     const auto wanted = [&] {
       const uint64_t gate = gate_.load(std::memory_order_seq_cst);
       return ((gate & OPEN) && gate >> 32 != last) || stopping_.load(std::memory_order_relaxed);
     };
     for (;;) {
+      sit_out(worker);
       if (!spin_until(wanted, SPIN_NS)) {
         if (held_.load(std::memory_order_relaxed) > 0) continue;
         const uint32_t word = wake_word_.load(std::memory_order_seq_cst);
@@ -191,18 +247,19 @@ class Pool {
       uint64_t gate = gate_.load(std::memory_order_acquire);
       if (!(gate & OPEN) || !gate_.compare_exchange_strong(gate, gate + 1, std::memory_order_acq_rel)) continue;
       last = gate >> 32;
+      worker.inside.store(true, std::memory_order_release);
 #if defined(__linux__)
       if (this_cpu() == job_.cpu) stay_off(job_.cpu, allowed_);
 #endif
       take_pieces();
-      leave();
+      leave(worker);
     }
   }
 
   static thread_local bool inside_;
   const int threads_;
   bool started_ = false;
-  std::vector<std::thread> workers_;
+  std::vector<std::unique_ptr<Worker>> workers_;
 #if defined(__linux__)
   cpu_set_t allowed_;
 #endif
@@ -213,6 +270,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> wake_word_{0};
   std::atomic<uint32_t> done_word_{0};
   std::atomic<int> asleep_{0};
+  std::atomic<int> benched_{0};
   std::atomic<int> held_{0};
   std::atomic<bool> awaiting_{false};
   std::atomic<bool> stopping_{false};
@@ -243,7 +301,7 @@ int64_t grain_for(int64_t count, double nanoseconds) {
   return std::max<int64_t>(1, pieces > 1 ? static_cast<int64_t>(count / pieces) : count);
 }
 
-Awake::Awake(double nanoseconds) : held_(nanoseconds >= WAKE_NS) {
+Awake::Awake(bool held) : held_(held) {
   if (held_) pool.load(std::memory_order_acquire)->hold(true);
 }
 Awake::~Awake() {

@@ -30,7 +30,7 @@ int num_threads();
 // Keeps the threads awake from construction to destruction, for a caller with many short kernels in a row.
 class Awake {
  public:
-  explicit Awake(double nanoseconds);
+  explicit Awake(bool held);
   ~Awake();
   Awake(const Awake&) = delete;
   Awake& operator=(const Awake&) = delete;

@@ -11,6 +11,7 @@ namespace quire {
 namespace {
 
 constexpr int MAX_ARGUMENTS = 20;
+constexpr double LONG_NS = 600000;
 
 struct Operation {
   const char* name;
@@ -34,6 +35,7 @@ struct Entry {
 struct Tape {
   std::vector<Entry> entries;
   double nanoseconds = 0;  // the last replay took
+  bool held = false;       // with the threads awake
 };
 
 }  // namespace
@@ -68,7 +70,10 @@ QUIRE_API void quire_tape_replay(void* handle, const int64_t* sizes) {
   Tape& tape = *static_cast<Tape*>(handle);
   const auto start = std::chrono::steady_clock::now();
   {
-    const Awake awake(tape.nanoseconds);  // it will take about as long as last time
+    // It will take about as long as last time. Threads that stay awake through a short one would take its cores from
+    // whoever waits for the result, and gain little.
+    tape.held = tape.nanoseconds >= (tape.held ? LONG_NS / 2 : LONG_NS);
+    const Awake awake(tape.held);
     for (const Entry& entry : tape.entries) {
       int64_t words[MAX_ARGUMENTS];
       for (int i = 0; i < entry.arguments; i++) words[i] = entry.sizes[i] >= 0 ? sizes[entry.sizes[i]] : entry.words[i];

@@ -10,12 +10,14 @@ import asyncio
 import json
 import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from quire.bench.timing import Received, Timing
 from quire.bench.workloads import Item
+from shared.errors import FailedPrecondition
 
 DATA = b"data: "
 DONE = b"[DONE]"
@@ -173,3 +175,15 @@ def served_model(base_url: str) -> str:
     """The first name that the server lists."""
     with urllib.request.urlopen(f"{root_of(base_url)}/v1/models", timeout=10) as response:
         return str(json.load(response)["data"][0]["id"])
+
+
+def reset_prefix_cache(base_url: str) -> None:
+    """As vLLM's server has it."""
+    request = urllib.request.Request(f"{root_of(base_url)}/reset_prefix_cache", method="POST")
+    try:
+        urllib.request.urlopen(request, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        raise FailedPrecondition(
+            f"{base_url} does not forget cached prefixes ({error}): --no-reset-prefix-cache, or VLLM_SERVER_DEV_MODE=1",
+            field="reset_prefix_cache",
+        ) from None

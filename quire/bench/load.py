@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,30 +98,47 @@ def http_caller(target: Target, work: Workload) -> Callable[[], Caller]:
     return functools.partial(HttpCaller, target.http_address, served_model(target.http_address), work.temperature)
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A target with a way of sending it requests."""
+
+    target: Target
+    new_caller: Callable[[], Caller]
+
+
 def measure(
-    target: Target,
+    sides: Sequence[Side],
     work: Workload,
     *,
     arrival: str,
     effort: Effort,
-    new_caller: Callable[[], Caller],
     read: Callable[[Outcome], Mapping[str, float]],
-) -> dict[str, float]:
-    """Medians over the runs of what `read` says, and the services' CPU time."""
+) -> list[dict[str, float]]:
+    """For each side medians over the runs of what `read` says, and its services' CPU time.
+
+    Sides take turns run by run, so that what else goes on in the machine meets all of them alike.
+    """
     comes = arrivals.parse(arrival)
     count = comes.most_clients(min(effort.clients, len(work.items)))
-    measured: list[Mapping[str, float]] = []
-    with Clients(count, new_caller) as processes:
+
+    def run(target: Target, processes: Clients, title: str) -> Mapping[str, float]:
+        if effort.reset:
+            target.reset_prefix_cache()
+        watch = Watch(target, effort.steps)
+        outcome = processes.run(work, comes, _bar(title))
+        _tell(title, outcome)
+        return {**read(outcome), **watch.stop(outcome.num_tokens)}
+
+    measured: list[list[Mapping[str, float]]] = [[] for _ in sides]
+    with contextlib.ExitStack() as stack:
+        clients_of = [stack.enter_context(Clients(count, side.new_caller)) for side in sides]
         for number in range(-effort.warmup, effort.runs):
-            if effort.reset:
-                target.reset_prefix_cache()
-            title = f"{target.name} {work.name} {arrival}, " + (f"run {number + 1}" if number >= 0 else "warm-up")
-            watch = Watch(target, effort.steps)
-            outcome = processes.run(work, comes, _bar(title))
-            _tell(title, outcome)
-            if number >= 0:
-                measured.append({**read(outcome), **watch.stop(outcome.num_tokens)})
-    return medians(measured)
+            name = f"run {number + 1}" if number >= 0 else "warm-up"
+            for side, processes, runs in zip(sides, clients_of, measured, strict=True):
+                found = run(side.target, processes, f"{side.target.name} {work.name} {arrival}, {name}")
+                if number >= 0:
+                    runs.append(found)
+    return [medians(runs) for runs in measured]
 
 
 class Watch:

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.bench import shapes
+from quire.bench import http_calls, shapes
 from quire.cli import up
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
+from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2
 from shared.settings import SERVICES
 
@@ -35,6 +36,8 @@ class Target:
         if self.grpc_address:
             with Client(self.grpc_address) as client:
                 client.reset_prefix_cache()
+        else:
+            http_calls.reset_prefix_cache(self.http_address)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +63,14 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Iterator[Target]:
             continue
         with started_cluster(arguments, shape) as target:
             yield target
+
+
+def other(text: str, served: Target) -> Target:
+    """`NAME=URL`: a server of the same model as `served`."""
+    name, separator, url = text.partition("=")
+    if not (name and separator and url):
+        raise InvalidArgument(f"beside: {text!r} is not NAME=URL", field="beside")
+    return Target(name, served.vocab_size, http_address=url)
 
 
 def cluster_options(arguments: argparse.Namespace, shape: shapes.Shape) -> ClusterOptions:

@@ -19,5 +19,6 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     effort = load.effort_of(arguments)
     for served, work in load.served(arguments, effort):
         caller = load.grpc_caller(served, work, effort.clients, final_only=True)
-        measured = load.measure(served, work, arrival="burst", effort=effort, new_caller=caller, read=Outcome.rates)
+        side = load.Side(served, caller)
+        [measured] = load.measure([side], work, arrival="burst", effort=effort, read=Outcome.rates)
         yield {"shape": served.name, "work": work.name, **measured}

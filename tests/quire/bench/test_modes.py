@@ -63,6 +63,22 @@ def test_serve_drives_any_openai_server(cluster: Cluster, capsys: pytest.Capture
     assert not any(name.startswith("cpu_us_tok") for name in row)
 
 
+def test_serve_takes_turns_with_another_server(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    there = ("--address", cluster.grpc_address, "--http", cluster.http_address)
+    words = ("--work", "cpu_batch", "--beside", f"twin=http://{cluster.http_address}")
+    ours, theirs, ratio = bench(capsys, "serve", *there, *words, *SMALL)
+    assert [row["server"] for row in (ours, theirs, ratio)] == ["quire", "twin", "quire / twin"]
+    assert ratio["out_tok_s"] == pytest.approx(ours["out_tok_s"] / theirs["out_tok_s"], rel=1e-3)
+    assert "cpu_us_tok_worker" in ours
+    assert "cpu_us_tok_worker" not in theirs.keys() | ratio.keys()
+
+
+def test_a_server_that_cannot_forget_prefixes_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://{cluster.http_address}/v1"
+    assert main(["bench", "serve", "--base-url", url, "--work", "cpu_batch", "--reset-prefix-cache", *SMALL]) == 1
+    assert "--no-reset-prefix-cache" in capsys.readouterr().err
+
+
 def test_latency_is_of_one_stream(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--address", cluster.grpc_address, "--work", "cpu_single")
     (row,) = bench(capsys, "latency", *words, *SMALL)
