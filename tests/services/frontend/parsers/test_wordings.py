@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -60,9 +61,15 @@ def test_enforced_calls_are_read_back(name: str) -> None:
                 assert values.get("b", "some text").split() == ["some", "text"]
 
 
+@pytest.fixture(scope="module")
+def door() -> Iterator[GrammarDoor]:
+    made = GrammarDoor(NO_SPECIALS, 10)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("name", WORDED)
-def test_grammars_can_be_made_of_them(name: str) -> None:
-    door = GrammarDoor(NO_SPECIALS, 10)
+def test_grammars_can_be_made_of_them(name: str, door: GrammarDoor) -> None:
     for way in registry.tool_format(name).wordings:
         for only_one in (False, True):
             answer = wording.calls(way, TOOLS, only_one=only_one)
