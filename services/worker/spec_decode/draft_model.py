@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from services.worker.models import taped
 from services.worker.models.decoder import Decoder
 from services.worker.models.registry import read_model_config
 from services.worker.models.taped import TapedDecoder
-from services.worker.sampling.component import upload
+from services.worker.sampling.component import Tensor
 from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
@@ -108,24 +109,17 @@ class DraftModelProposer:
         return affordable
 
     def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
-        draws = Draws(self._worker.sampler, self._worker.config, slots, counts)
-        token_ids = draws.draw(self._model.logits(self._see(slots, starts, lengths - starts)), lengths, 0)
-        for turn in range(1, int(counts.max())):
-            going = draws.go_on(turn)
-            if going is not None:
-                token_ids = token_ids[going]
-            rows = draws.rows
-            ones = np.ones(len(rows), dtype=np.int32)
-            batch = self._passes.batch(slots[rows], lengths[rows] + turn - 1, ones, token_ids, last_only=True)
-            logits = self._model.logits(self._model.forward(batch, self._caches))
-            token_ids = draws.draw(logits, lengths[rows] + turn, turn)
+        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        token_ids = draws.draw(self._model.logits(self._see(slots, starts, lengths - starts)))
+        for batch in self._passes.drafts(slots, lengths, counts - 1):
+            hidden = self._model.forward(replace(batch, token_ids=token_ids), self._caches)
+            token_ids = draws.draw(self._model.logits(hidden))
         self._num_seen[slots] = lengths + counts - 1
         self._blocks.mark(slots, lengths)
         return draws.drafts()
 
-    def _see(self, slots: Rows, starts: I32, counts: I32) -> object:
+    def _see(self, slots: Rows, starts: I32, counts: I32) -> Tensor:
         """Known tokens; what the model's head needs behind the last one of each slot."""
         rows, positions = spread(starts, counts)
-        tokens = upload(self._worker.history.tokens[slots[rows], positions], self._draft.place.device)
-        batch = self._passes.batch(slots, starts, counts, tokens, last_only=True)
+        batch = self._passes.known(slots, starts, counts, self._worker.history.tokens[slots[rows], positions])
         return self._model.forward(batch, self._caches)

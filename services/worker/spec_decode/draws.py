@@ -20,59 +20,39 @@ from shared.columns import I32
 
 
 class Draws:
-    """Collects the drafts of a step, one of each slot at a time."""
+    """The drafts of a step, one of each slot at a time."""
 
-    def __init__(self, sampler: Sampler, config: SpeculativeConfig, slots: Rows, counts: I32) -> None:
-        """`slots` get `counts` drafts each, at least 1."""
-        self._sampler = sampler
+    def __init__(self, sampler: Sampler, config: SpeculativeConfig, slots: Rows, lengths: I32, counts: I32) -> None:
+        """`slots`, whose sequences have `lengths` tokens, get `counts` drafts each, at least 1."""
         self._greedy = config.draft_sample_method == "greedy"
         self._ruled = config.rejection_sample_method == "standard" and not self._greedy
-        self._slots, self._counts = slots, counts
-        self._rows = np.arange(len(slots))
+        self._slots, self._lengths, self._counts = slots, lengths, counts
         self._core: BoundCore = sampler.bind_core(slots)
-        self._tokens = np.zeros((len(slots), int(counts.max())), dtype=np.int32)
-        self._proposed: list[tuple[Rows, Tensor]] = []  # of each round
+        self._tokens: list[Tensor] = []  # of each turn, [num_slots]
+        self._proposed: list[Tensor] = []
 
-    @property
-    def rows(self) -> Rows:
-        """Indices of the slots that still draft."""
-        return self._rows
-
-    def draw(self, logits: Tensor, positions: I32, turn: int) -> Tensor:
-        """int32 [num_rows]: the draft number `turn` (from 0) of each of `rows`, which will stand at `positions`."""
-        token_ids = self._choose(logits, positions).clamp(min=0)
-        self._tokens[self._rows, turn] = token_ids.cpu().numpy()
-        return token_ids
-
-    def go_on(self, turn: int) -> Tensor | None:
-        """Leaves out who has all its drafts. Which of the rows before go on, None: all of them."""
-        going = self._counts[self._rows] > turn
-        if going.all():
-            return None
-        kept = np.flatnonzero(going)
-        self._rows = self._rows[kept]
-        if len(self._rows):
-            self._core = self._sampler.bind_core(self._slots[self._rows])
-        return upload(kept, self._sampler.device)
+    def draw(self, logits: Tensor) -> Tensor:
+        """int32 [num_slots]: the next draft of each."""
+        self._tokens.append(self._choose(logits).clamp_(min=0))
+        return self._tokens[-1]
 
     def drafts(self) -> Drafts:
-        wanted = np.arange(self._tokens.shape[1]) < self._counts[:, None]
-        return Drafts(self._slots, self._counts, self._tokens[wanted], self._collected())
+        """What was drawn; of each slot as many as it was to get."""
+        wanted = np.arange(len(self._tokens)) < self._counts[:, None]
+        token_ids = torch.stack(self._tokens, dim=1).cpu().numpy()[wanted]
+        proposed = None
+        if self._proposed:
+            proposed = torch.stack(self._proposed, dim=1)[upload(wanted, self._proposed[0].device)]
+        return Drafts(self._slots, self._counts, token_ids, proposed)
 
-    def _choose(self, logits: Tensor, positions: I32) -> Tensor:
-        if self._greedy or self._core.temperature is None:
+    def _choose(self, logits: Tensor) -> Tensor:
+        core = self._core
+        if self._greedy or core.temperature is None:
             return logits.argmax(dim=1).int()
-        placed = Positions(positions, upload(positions, logits.device))
+        logits = logits.float()
+        places = self._lengths + len(self._tokens)
+        positions = Positions(places, upload(places, logits.device))
         if not self._ruled:
-            return self._core.choose(logits.float(), placed)
-        self._proposed.append((self._rows, self._core.filtered(logits.float(), slice(None))))
-        return self._core.choose(logits.float(), placed, stream=DRAFT)
-
-    def _collected(self) -> Tensor | None:
-        """Slot after slot, as the drafts are."""
-        if not self._proposed:
-            return None
-        turns = np.concatenate([np.full(len(rows), turn) for turn, (rows, _) in enumerate(self._proposed)])
-        slots = np.concatenate([rows for rows, _ in self._proposed])
-        order = np.lexsort((turns, slots))
-        return torch.cat([logits for _, logits in self._proposed])[upload(order, self._sampler.device)]
+            return core.choose(logits, positions)
+        self._proposed.append(core.filtered(logits, slice(None)))
+        return core.choose(logits, positions, stream=DRAFT)

@@ -6,6 +6,7 @@ position i + 1; the model's head says which token that means for position i + 2.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +96,7 @@ class EagleProposer:
         if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
             features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
         rows, positions = spread(starts, counts)
-        tokens = self._up(history.tokens[slots[rows], positions + 1])
-        batch = self._passes.batch(slots, starts, counts, tokens, last_only=True)
+        batch = self._passes.known(slots, starts, counts, history.tokens[slots[rows], positions + 1])
         self._features[self._up(slots)] = self._eagle.head(self._eagle.model, features, batch, self._cache)
         self._feature_at[slots] = starts + counts
         self._note(slots, starts, counts)
@@ -107,18 +107,12 @@ class EagleProposer:
         if not can.any():
             return None
         slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
-        draws = Draws(self._worker.sampler, self._worker.config, slots, counts)
-        features = self._features[self._up(slots)]
-        for turn in range(int(counts.max())):
-            going = draws.go_on(turn)
-            if going is not None:
-                features = features[going]
-            rows = draws.rows
-            token_ids = draws.draw(self._eagle.model.logits(features), lengths[rows] + turn, turn)
-            if turn + 1 < counts.max():
-                ones = np.ones(len(rows), dtype=np.int32)
-                batch = self._passes.batch(slots[rows], lengths[rows] + turn - 1, ones, token_ids, last_only=True)
-                features = self._eagle.head(self._eagle.model, features, batch, self._cache)
+        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        model, features = self._eagle.model, self._features[self._up(slots)]
+        token_ids = draws.draw(model.logits(features))
+        for batch in self._passes.drafts(slots, lengths - 1, counts - 1):
+            features = self._eagle.head(model, features, replace(batch, token_ids=token_ids), self._cache)
+            token_ids = draws.draw(model.logits(features))
         return draws.drafts()
 
     def _note(self, slots: Rows, starts: I32, counts: I32) -> None:

@@ -111,14 +111,10 @@ class MedusaProposer:
             return None
         slots, lengths = wanted.slots[can], lengths[can]
         counts = np.minimum(wanted.counts[can], self._medusa.heads.num_heads)
-        draws = Draws(self._worker.sampler, self._worker.config, slots, counts)
+        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
         features = self._features[self._up(slots)]
-        for turn in range(int(counts.max())):
-            going = draws.go_on(turn)
-            if going is not None:
-                features = features[going]
-            logits = self._medusa.model.logits(self._medusa.heads(features, turn))
-            draws.draw(logits, lengths[draws.rows] + turn, turn)
+        for head in range(int(counts.max())):
+            draws.draw(self._medusa.model.logits(self._medusa.heads(features, head)))
         return draws.drafts()
 
     def _up(self, array: object) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,25 +29,47 @@ class Passes:
         self._table = table
         self._device = device
 
-    def batch(self, slots: Rows, starts: I32, counts: I32, token_ids: Tensor, *, last_only: bool) -> ForwardBatch:
-        """`counts` tokens of each of `slots`, from position `starts` on. `last_only`: only the output behind the last
-        one of each slot is wanted."""
-        size = self._table.block_size
+    def known(self, slots: Rows, starts: I32, counts: I32, token_ids: I32) -> ForwardBatch:
+        """`counts` tokens of each of `slots`, from position `starts` on; what follows the last of each is wanted."""
         rows, positions = spread(starts, counts)
-        mapping = self._table.block_table[slots[rows], positions // size] * size + positions % size
-        seq_lens = (starts + counts).astype(np.int32)
-        width = -(-int(seq_lens.max()) // size)
         query_start = np.zeros(len(slots) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start[1:])
-        attention = AttentionMetadata(
-            self._up(np.ascontiguousarray(self._table.block_table[slots, :width])),
-            self._up(query_start),
-            self._up(seq_lens),
-            longest_query=int(counts.max()),
-            longest_seq=int(seq_lens.max()),
+        several = len(positions) > len(slots)
+        attention = self._attention(slots, starts + counts, query_start, longest_query=int(counts.max()))
+        return ForwardBatch(
+            self._up(token_ids),
+            self._up(positions),
+            self._up(self._mapping(slots[rows], positions)),
+            attention,
+            self._up(query_start[1:] - 1) if several else None,
         )
-        wanted = self._up(query_start[1:] - 1) if last_only and len(positions) > len(slots) else None
-        return ForwardBatch(token_ids, self._up(positions), self._up(mapping.astype(np.int32)), attention, wanted)
+
+    def drafts(self, slots: Rows, starts: I32, counts: I32) -> Iterator[ForwardBatch]:
+        """One token of each of `slots` after the other, the first at position `starts`: as many passes as the longest
+        draft needs. Token ids are left out. A slot with its `counts` tokens done goes on into the null block."""
+        num_turns = int(counts.max(initial=0))
+        turns = np.arange(num_turns, dtype=np.int32)[:, None]
+        positions = starts + turns  # [num_turns, num_slots]
+        written = turns < counts
+        mapping = np.where(written, self._mapping(slots, np.where(written, positions, 0)), 0)
+        ends = np.where(written, positions + 1, starts + counts)
+        query_start = np.arange(len(slots) + 1, dtype=np.int32)
+        attention = self._attention(slots, starts + counts, query_start, longest_query=1)
+        at, to, lens = (self._up(array.astype(np.int32, copy=False)) for array in (positions, mapping, ends))
+        for turn in range(num_turns):
+            yield ForwardBatch(None, at[turn], to[turn], replace(attention, seq_lens=lens[turn]), None)
+
+    def _attention(self, slots: Rows, seq_lens: I32, query_start: I32, *, longest_query: int) -> AttentionMetadata:
+        longest = int(seq_lens.max())
+        width = -(-longest // self._table.block_size)
+        tables = self._up(self._table.block_table[slots, :width])
+        lens = self._up(seq_lens.astype(np.int32, copy=False))
+        return AttentionMetadata(tables, self._up(query_start), lens, longest_query, longest)
+
+    def _mapping(self, slots: Rows, positions: I32) -> I32:
+        blocks, offsets = np.divmod(positions, self._table.block_size)
+        mapping: I32 = self._table.block_table[slots, blocks] * self._table.block_size + offsets
+        return mapping
 
     def _up(self, array: npt.NDArray[np.int32]) -> Tensor:
         return upload(array, self._device)
@@ -60,8 +85,9 @@ class FilledBlocks:
 
     def hand_out(self, new: NewBlocks) -> None:
         """Blocks start anew, but for those that came with cached content."""
-        cached = -(-self._table.num_cached_tokens[new.slots] // self._table.block_size)
-        self._filled[new.ids[new.columns >= cached]] = False
+        if len(new.ids):
+            cached = -(-self._table.num_cached_tokens[new.slots] // self._table.block_size)
+            self._filled[new.ids[new.columns >= cached]] = False
 
     def begin(self, slot: int) -> int:
         """How many positions of a new sequence are filled, from the first one on."""
