@@ -171,6 +171,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
             num_speculative_tokens=hello.num_speculative_tokens,
+            fixed_draft_length=hello.fixed_draft_length,
             enable_prefix_caching=settings.enable_prefix_caching,
             scheduling_policy=settings.scheduling_policy,
             tenant_weights=settings.tenant_weights,

@@ -104,7 +104,7 @@ def _speculation(
     proposer = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     runner.choose_draft = CHOICES[config.rejection_sample_method]
     runner.keeps_features = proposer.needs_features
-    return Speculation(proposer, history, table, fitting)
+    return Speculation(proposer, history, table, fitting, adaptive=config.adaptive_length)
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:

@@ -137,4 +137,5 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
         max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
         logprobs_mode=settings.logprobs_mode,
         num_speculative_tokens=replica.num_speculative_tokens,
+        fixed_draft_length=replica.fixed_draft_length,
     )

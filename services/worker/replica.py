@@ -164,6 +164,10 @@ class Replica:
         """Most drafts per sequence and step."""
         return self._speculation.num_speculative_tokens if self._speculation else 0
 
+    @property
+    def fixed_draft_length(self) -> bool:
+        return self._speculation is not None and not self._speculation.adaptive
+
     def waits_before(self, plan: pb.StepPlan) -> bool:
         """Whether every launched step must have been recorded before this one is."""
         return self._speculation is not None and self._speculation.waits_before(plan)

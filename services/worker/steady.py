@@ -44,9 +44,9 @@ class Steady:
         if last is None or not all(field.name in FOLLOWING for field, _ in plan.ListFields()):
             return None
         table = self._table
+        if table.drafts and not (last.seq_lens % table.block_size).all():
+            return None  # the next block may have come long ago, or not at all
         growing = np.flatnonzero(self._room == 0)
-        if table.drafts and len(growing):
-            return None  # who has no room may sit out
         new_blocks = table.hand_out(last.slots[growing], np.ones_like(growing), columns.u32(plan.new_block_ids))
         mapping = last.slot_mapping + 1
         mapping[growing] = new_blocks.ids * table.block_size

@@ -74,6 +74,7 @@ class Pair:
             "max_model_len": sizes.max_model_len,
             "max_steps_in_flight": 2,
             "num_speculative_tokens": replica.num_speculative_tokens,
+            "fixed_draft_length": replica.fixed_draft_length,
         }
         self.core = Core(Limits(**(values | limits)))
         self.answers: list[Answer] = []

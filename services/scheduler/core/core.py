@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from services.scheduler.core.plan import Events, Finished, StepPlan, StepResult
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
-from services.scheduler.core.speculation import Speculation
+from services.scheduler.core.speculation import DraftCounts, Speculation
 from services.scheduler.core.step import Flight, StepDraft
 from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
@@ -47,6 +47,7 @@ class Counts:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
 class Core:
@@ -63,7 +64,11 @@ class Core:
         self.forecast = Forecast()
         self.pace = Pace()
         self.depth = Depth(limits.max_steps_in_flight)
-        self.speculation = Speculation(limits.num_speculative_tokens)
+        self.speculation = Speculation(
+            limits.num_speculative_tokens,
+            fixed=limits.fixed_draft_length,
+            counts=DraftCounts() if counts is None else counts.drafts,
+        )
         self.num_waiting_tokens = 0
         self.counts = Counts() if counts is None else counts
         self.events = Events()
@@ -134,6 +139,7 @@ class Core:
         begun = max(flight.planned_at, self._last_applied_at)
         self.pace.learn(flight.num_tokens, len(flight.slots), now - begun)
         self.depth.learn(now - begun)
+        self.speculation.learn(flight, result, now - begun)
         self._last_applied_at = now
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.last_applied = flight.step_id

@@ -19,6 +19,7 @@ class Limits:
     watermark_blocks: int = 0  # left free at admission while others run
     max_steps_in_flight: int = 2  # 0: by how long steps take
     num_speculative_tokens: int = 0  # most drafts that the worker makes per sequence and step; 0: it does not draft
+    fixed_draft_length: bool = False  # always as many as the budget allows, whether that pays or not
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # under the fair policy; 1 if not named

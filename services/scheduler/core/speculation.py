@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.draft_length import DraftLength
 from services.scheduler.core.drafted import DraftedRows
+from services.scheduler.core.plan import StepResult
+from services.scheduler.core.step import Flight
 
 
 @dataclass(slots=True)
@@ -41,18 +44,35 @@ class DraftCounts:
 class Speculation:
     """Decides the length of drafts for all sequences of a step."""
 
-    def __init__(self, num_speculative_tokens: int) -> None:
-        """`num_speculative_tokens`: most that the worker drafts; 0: it does not."""
+    def __init__(self, num_speculative_tokens: int, *, fixed: bool, counts: DraftCounts) -> None:
+        """`num_speculative_tokens`: most that the worker drafts; 0: it does not. `fixed`: always so many."""
         self.enabled = num_speculative_tokens > 0
         self.most = num_speculative_tokens
-        self.counts = DraftCounts()
+        self.counts = counts
+        self.lengths = DraftLength(num_speculative_tokens, fixed=fixed)
         self._told = 0  # what the worker was last told
+
+    @property
+    def present_length(self) -> int:
+        return self._told
 
     def length(self, num_ready: int, budget: int) -> int:
         """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all."""
-        if num_ready == 0:
+        if num_ready == 0 or not self.enabled:
             return self.most
-        return max(0, min(self.most, budget // num_ready - 1))
+        return max(0, min(self.most, self.lengths.choose(num_ready), budget // num_ready - 1))
+
+    def learn(self, flight: Flight, result: StepResult, seconds: float) -> None:
+        """A step returned, `seconds` after it began."""
+        if not self.enabled or not len(flight.slots):
+            return
+        length = 0 if flight.drafts is None else int(flight.drafts.max())
+        if result.draft_counts is not None and result.token_counts is not None:
+            self.lengths.learn_right(result.token_counts.astype(np.int64) - 1, length)
+        elif length:
+            self.lengths.learn_right(np.zeros(len(flight.slots), dtype=np.int64), length)
+        alone = flight.num_tokens == len(flight.slots) * (1 + length)
+        self.lengths.learn(len(flight.slots), length, seconds, alone=alone)
 
     def news(self, length: int) -> int | None:
         """What a plan has to say of it: nothing if it stays as it was."""

@@ -22,6 +22,9 @@ class SpeculativeConfig(BaseModel):
 
     method: str = Field(description="who drafts")
     num_speculative_tokens: int = Field(ge=1, le=MOST_TOKENS, description="most drafts per sequence and step")
+    adaptive_length: bool = Field(
+        True, description="fewer drafts where they do not pay, by load and by sequence; otherwise always as many"
+    )
     model: str = Field("", description="folder of the draft model or of the heads")
     prompt_lookup_min: int = Field(0, ge=0, description="ngram: fewest tokens that must match; 0: prompt_lookup_max")
     prompt_lookup_max: int = Field(5, ge=1, description="ngram: most tokens that are compared")

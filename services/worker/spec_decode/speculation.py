@@ -10,6 +10,7 @@ import numpy.typing as npt
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.slots import Order, Rows, Step
+from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.proposer import Proposer, Wanted
@@ -30,8 +31,13 @@ class Ticket:
 class Speculation:
     """Owns the history and the proposer; the table is the replica's as well."""
 
-    def __init__(self, proposer: Proposer, history: TokenHistory, table: DraftingSlotTable, limits: Limits) -> None:
+    def __init__(
+        self, proposer: Proposer, history: TokenHistory, table: DraftingSlotTable, limits: Limits, *, adaptive: bool
+    ) -> None:
+        """`adaptive`: sequences whose drafts are wrong get shorter ones."""
         self.table = table
+        self.adaptive = adaptive
+        self._agreement = Agreement(limits.max_num_seqs)
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
         self._history = history
@@ -40,6 +46,7 @@ class Speculation:
 
     def begin(self, slot: int, token_ids: I32) -> None:
         self._lives[slot] += 1
+        self._agreement.begin(slot)
         self._history.begin(slot, token_ids)
         self._proposer.begin(slot)
 
@@ -68,6 +75,8 @@ class Speculation:
         if outcome.drafted:
             self._num_unsettled -= 1
             self.table.settle(ticket.slots, counts)
+            if inputs.drafts is not None:
+                self._agreement.learn(ticket.slots, inputs.drafts.counts, counts - 1)
         current = self._lives[ticket.slots] == ticket.lives
         if not current.all():
             token_ids, counts = token_ids[np.repeat(current, counts)], counts[current]
@@ -78,4 +87,8 @@ class Speculation:
         if order.most_drafts is None:
             return None
         slots = np.flatnonzero(order.most_drafts)
-        return self._proposer.propose(Wanted(slots, order.most_drafts[slots], self._history)) if len(slots) else None
+        counts = order.most_drafts[slots]
+        if self.adaptive:
+            counts = np.minimum(counts, self._agreement.worthwhile(slots))
+            slots, counts = slots[counts > 0], counts[counts > 0]
+        return self._proposer.propose(Wanted(slots, counts, self._history)) if len(slots) else None

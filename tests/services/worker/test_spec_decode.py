@@ -11,6 +11,7 @@ import torch
 from services.worker.limits import Limits
 from services.worker.slots import PlanViolation
 from services.worker.spec_decode.accept import accept
+from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from services.worker.spec_decode.history import TokenHistory
@@ -128,6 +129,23 @@ def test_suffix_never_crosses_from_one_output_to_the_next() -> None:
     assert proposed(proposer, history, 1, 4) == []
     history.begin(1, array(7, 1, 2))
     assert proposed(proposer, history, 1, 4) == [3]
+
+
+def test_sequences_whose_drafts_are_wrong_get_shorter_ones_and_another_chance() -> None:
+    agreement = Agreement(4)
+    slots = np.array([0, 1])
+    for slot in (0, 1):
+        agreement.begin(slot)
+    at_first = agreement.worthwhile(slots).tolist()
+    for _ in range(20):
+        agreement.learn(slots, array(4, 4), array(4, 0))
+    lengths = [agreement.worthwhile(slots).tolist() for _ in range(24)]
+    assert at_first == [4, 4]
+    assert all(longer > 20 for longer, _ in lengths)
+    assert [shorter for _, shorter in lengths].count(0) == 22
+    assert max(shorter for _, shorter in lengths) == 1
+    agreement.begin(1)
+    assert agreement.worthwhile(slots)[1] >= 1
 
 
 def test_rows_say_what_is_ahead_of_them_and_what_they_confirm() -> None:

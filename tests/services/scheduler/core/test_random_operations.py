@@ -192,6 +192,7 @@ def operate_at_random(case: int, in_flight: int, caching: bool, policy: str, dra
         enable_prefix_caching=caching,
         scheduling_policy=policy,
         num_speculative_tokens=drafts,
+        fixed_draft_length=in_flight > 1,
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]

@@ -1,0 +1,175 @@
+"""How long drafts should be, learned from what steps take and what becomes of drafts.
+
+Drafts pay while a step has room for more tokens than there are sequences: what they cost depends on the device, on how
+many sequences run, and on who drafts; none of that is known beforehand. So lengths are tried: for a few steps now and
+then another one than the present, and whichever gives more tokens per second stays. Tries become rarer while they
+change nothing. Each power of two of running sequences has a length of its own.
+
+The time of a step is measured in those few: a median, because steps that wait for something else are no measure. Its
+tokens are counted there too, and where few sequences run, so that few are counted, mostly estimated from how often
+drafts were right over many steps, position by position.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+FEW = 7  # sequences for which drafts may be long before anything is known
+SAMPLES = 8  # steps whose time a length is judged by
+HOPELESS = 3  # steps after which a try is given up that could not win even if every draft were right
+UNSETTLED = 3  # steps after a change that say nothing: others were under way
+FIRST_TRY = 8  # steps at a length before another one is tried
+RAREST_TRY = 2048  # steps; a try takes about 11, a hopeless one 6
+BETTER = 1.03  # by so much another length must be better
+SMOOTHING = 0.02  # of how often drafts are right, for each step
+COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
+HOPE = 0.7  # how often a position is right of which nothing is known, if the one before is
+
+
+@dataclass(slots=True)
+class Regime:
+    """What is known for some number of running sequences."""
+
+    length: int
+    patience: int = FIRST_TRY  # steps until the next try
+    next_try: int = 0  # 0: no drafts at all, then a shorter one and a longer one in turn
+    waited: int = 0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=4 * SAMPLES))  # of steps at `length`
+
+
+@dataclass(slots=True)
+class Try:
+    """Another length for a few steps."""
+
+    length: int
+    times: list[float] = field(default_factory=list)
+    num_counted: int = 0  # sequences and steps
+    num_right: int = 0  # drafts in them
+
+
+class DraftLength:
+    """Told of every step; says how many drafts each sequence may have in the next."""
+
+    def __init__(self, most: int, *, fixed: bool = False) -> None:
+        self._most = most
+        self._fixed = fixed or most == 0
+        self._ladder = sorted({0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, most} & set(range(most + 1)))
+        self._regimes: dict[int, Regime] = {}  # by size class
+        # How often a sequence has so many drafts right, and more.
+        self._right: npt.NDArray[np.float64] = np.float64(HOPE) ** np.arange(1, most + 1)
+        self._try: Try | None = None
+        self._size_class = -1
+        self._length = most
+        self._unsettled = 0
+
+    def choose(self, num_sequences: int) -> int:
+        """Drafts per sequence for a step that so many sequences advance in."""
+        if self._fixed:
+            return self._most
+        size_class = num_sequences.bit_length()
+        if size_class != self._size_class:
+            self._enter(size_class)
+        return self._length
+
+    def learn(self, num_sequences: int, length: int, seconds: float, *, alone: bool) -> None:
+        """A step with drafts of `length` took so long. `alone`: it did nothing else, and began when it could."""
+        if self._fixed or num_sequences.bit_length() != self._size_class or length != self._length:
+            return
+        if self._unsettled > 0:
+            self._unsettled -= 1
+        elif alone and seconds > 0:
+            self._take_time(seconds)
+
+    def learn_right(self, accepted: npt.NDArray[np.int64], length: int) -> None:
+        """Of a step with drafts of `length`: how many were right, for each sequence."""
+        if length and len(accepted):
+            right = (accepted[:, None] > np.arange(length)).mean(axis=0)
+            self._right[:length] += SMOOTHING * (right - self._right[:length])
+        if self._try is not None and self._try.length == length:
+            self._try.num_counted += len(accepted)
+            self._try.num_right += int(accepted.sum())
+
+    def expected_tokens(self, length: int) -> float:
+        """Of a sequence in a step."""
+        return 1.0 + float(self._right[:length].sum())
+
+    def _enter(self, size_class: int) -> None:
+        """Begins with what was best here, or with what is best where it comes from."""
+        before = self._regimes.get(self._size_class)
+        if size_class not in self._regimes:
+            self._regimes[size_class] = Regime(self._first_length(size_class, before))
+        self._size_class = size_class
+        self._begin(self._regimes[size_class].length, None)
+
+    def _first_length(self, size_class: int, before: Regime | None) -> int:
+        if before is not None and size_class <= self._size_class + 1:
+            return before.length
+        return self._most if size_class <= FEW.bit_length() else 0
+
+    def _begin(self, length: int, attempt: Try | None) -> None:
+        changed = length != self._length
+        self._length, self._try = length, attempt
+        self._unsettled = UNSETTLED if changed else self._unsettled
+
+    def _take_time(self, seconds: float) -> None:
+        regime = self._regimes[self._size_class]
+        if self._try is not None:
+            self._try.times.append(seconds)
+            if len(self._try.times) == SAMPLES:
+                self._judge(regime, self._try)
+            elif len(self._try.times) == HOPELESS and self._is_hopeless(regime, self._try):
+                self._give_up(regime, 4)
+            return
+        regime.times.append(seconds)
+        regime.waited += 1
+        if regime.waited >= regime.patience and len(regime.times) >= SAMPLES:
+            self._attempt(regime)
+
+    def _attempt(self, regime: Regime) -> None:
+        regime.waited = 0
+        length = self._candidate(regime)
+        if length is not None:
+            self._begin(length, Try(length))
+
+    def _candidate(self, regime: Regime) -> int | None:
+        """No drafts at all is asked first: under load that is the answer, and the way there by steps would be long."""
+        turn, regime.next_try = regime.next_try, regime.next_try + 1
+        if turn == 0 and regime.length != 0:
+            return 0
+        place = self._ladder.index(regime.length)
+        neighbours = [self._ladder[i] for i in (place - 1, place + 1) if 0 <= i < len(self._ladder)]
+        return neighbours[turn % len(neighbours)]
+
+    def _judge(self, regime: Regime, attempt: Try) -> None:
+        if self._tokens_of(attempt) / statistics.median(attempt.times) < BETTER * self._present_speed(regime):
+            self._give_up(regime, 2)
+            return
+        regime.length, regime.patience = attempt.length, max(FIRST_TRY, regime.patience // 4)
+        regime.times = deque(attempt.times, maxlen=regime.times.maxlen)
+        self._begin(regime.length, None)
+
+    def _is_hopeless(self, regime: Regime, attempt: Try) -> bool:
+        return (1 + attempt.length) / statistics.median(attempt.times) < BETTER * self._present_speed(regime)
+
+    def _give_up(self, regime: Regime, factor: int) -> None:
+        """Back to where it was, for longer."""
+        regime.patience = min(factor * regime.patience, RAREST_TRY)
+        self._begin(regime.length, None)
+
+    def _present_speed(self, regime: Regime) -> float:
+        """Tokens per second and sequence."""
+        return self.expected_tokens(regime.length) / statistics.median(regime.times)
+
+    def _tokens_of(self, attempt: Try) -> float:
+        """Of a sequence in a step."""
+        expected = self.expected_tokens(attempt.length)
+        if not attempt.num_counted:
+            return expected
+        counted = 1.0 + attempt.num_right / attempt.num_counted
+        weight = attempt.num_counted / (attempt.num_counted + COUNTED)
+        return weight * counted + (1 - weight) * expected

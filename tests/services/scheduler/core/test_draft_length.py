@@ -1,0 +1,107 @@
+"""Lengths of drafts settle where they pay, for devices of several kinds, and cost next to nothing where none does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.draft_length import DraftLength
+
+MOST = 6
+
+
+@dataclass
+class Device:
+    """Milliseconds of a step: a floor up to which tokens are free, then so much for each; and for each draft."""
+
+    floor: float
+    per_token: float
+    per_draft: float
+    right: float  # chance of a draft to be right whose predecessors are
+    noise: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def step_ms(self, num_sequences: int, length: int) -> float:
+        return max(self.floor, self.per_token * num_sequences * (1 + length)) + self.per_draft * length
+
+    def speed(self, num_sequences: int, length: int) -> float:
+        tokens = num_sequences * sum(self.right**i for i in range(length + 1))
+        return tokens / self.step_ms(num_sequences, length)
+
+    def best(self, num_sequences: int) -> int:
+        return max(range(MOST + 1), key=lambda length: self.speed(num_sequences, length))
+
+    def run(self, lengths: DraftLength, num_sequences: int, steps: int) -> float:
+        """Tokens per millisecond."""
+        total = tokens = 0.0
+        for _ in range(steps):
+            length = lengths.choose(num_sequences)
+            accepted = [self._accepted(length) for _ in range(num_sequences)]
+            ms = self.step_ms(num_sequences, length) * self.random.uniform(1, 1 + 2 * self.noise)
+            ms *= 20 if self.random.random() < 0.02 else 1  # something else had the machine
+            lengths.learn_right(np.array(accepted), length)
+            lengths.learn(num_sequences, length, ms / 1000, alone=True)
+            total += min(ms, 2 * self.step_ms(num_sequences, length))
+            tokens += num_sequences + sum(accepted)
+        return tokens / total
+
+    def _accepted(self, length: int) -> int:
+        accepted = 0
+        while accepted < length and self.random.random() < self.right:
+            accepted += 1
+        return accepted
+
+
+DEVICES = {
+    "a large GPU": Device(floor=8, per_token=0.02, per_draft=0.1, right=0.7),
+    "a CPU": Device(floor=0.1, per_token=0.1, per_draft=0.02, right=0.9),
+    "a dear drafter": Device(floor=5, per_token=0.05, per_draft=4, right=0.8),
+    "wrong drafts": Device(floor=3, per_token=0.05, per_draft=0.2, right=0.05),
+}
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8, 100, 256])
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_settles_near_the_best_length(device: str, num_sequences: int) -> None:
+    costs, lengths = DEVICES[device], DraftLength(MOST)
+    costs.run(lengths, num_sequences, 1500)
+    reached = costs.speed(num_sequences, lengths.choose(num_sequences))
+    assert reached > 0.93 * costs.speed(num_sequences, costs.best(num_sequences))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_full_load_it_costs_less_than_two_percent(device: str) -> None:
+    costs = DEVICES[device]
+    costs = Device(costs.floor, max(costs.per_token, costs.floor / 256), costs.per_draft, 0.3, noise=0.0)
+    assert costs.best(256) == 0
+    off = costs.run(DraftLength(0), 256, 3000)
+    on = costs.run(DraftLength(MOST), 256, 3000)
+    assert on > 0.98 * off
+
+
+def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
+    costs, lengths = DEVICES["a large GPU"], DraftLength(MOST)
+    for num_sequences in (2, 400):
+        costs.run(lengths, num_sequences, 1200)
+    few, many = lengths.choose(2), lengths.choose(400)
+    assert few >= 4
+    assert many <= 1
+
+
+def test_a_fixed_length_stays() -> None:
+    lengths = DraftLength(MOST, fixed=True)
+    DEVICES["wrong drafts"].run(lengths, 64, 500)
+    assert lengths.choose(64) == MOST
+
+
+def test_steps_that_did_other_work_say_nothing() -> None:
+    lengths = DraftLength(MOST)
+    for _ in range(1000):
+        lengths.learn(4, lengths.choose(4), 1.0, alone=False)
+    assert lengths.choose(4) == MOST
