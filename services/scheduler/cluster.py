@@ -193,14 +193,25 @@ class Cluster:
     def _place(self, sequence: Sequence) -> None:
         if self.terms.layout is not None:
             complete(sequence, self.terms.layout.block_size)
-        replica = self._placement.place(sequence, list(self.replicas.values()))
+        replica = self._home(sequence) or self._placement.place(sequence, list(self.replicas.values()))
         if replica is None:
             replica = next((r for r in self.replicas.values() if not r.leaving), None)  # it words the refusal
         if replica is None:
             self.lobby.add(sequence)
             return
         self._replica_of[sequence.key] = replica
+        if sequence.family is not None:
+            sequence.family.home = replica
         replica.add(sequence)
+
+    def _home(self, sequence: Sequence) -> Replica | None:
+        """Where its siblings are, as long as there is a slot: they compute the prompt for it."""
+        if sequence.family is None:
+            return None
+        home = next((r for r in self.replicas.values() if r is sequence.family.home and not r.leaving), None)
+        if home is None or home.core.num_sequences >= home.core.limits.max_num_seqs:
+            return None
+        return home
 
     def _move(self, sequences: list[Sequence], last_step_at: float | None) -> None:
         self._metrics.sequences_moved.inc(len(sequences))

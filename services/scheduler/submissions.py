@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Failure, Sequence
+from services.scheduler.core.sequence import Failure, Family, Sequence
 from shared import block_hash, prompt_logprobs
 from shared.columns import u32
 from shared.pb.common.v1 import sampling_pb2
@@ -40,6 +40,7 @@ class SequenceFactory:
         eos = tuple(u32(submission.eos_token_ids).tolist())
         arrival = now - submission.age_ms / 1000
         deadline = now + submission.timeout_ms / 1000 if submission.timeout_ms else math.inf
+        family = Family() if submission.num_sequences > 1 else None
         for i in range(submission.num_sequences):
             payload = _payload(submission, i)
             yield Sequence(
@@ -60,6 +61,7 @@ class SequenceFactory:
                 min_output_tokens=submission.sampling.min_tokens,
                 grammar_id=grammar_id,
                 grammar_bytes=submission.sampling.structured_output.ByteSize(),
+                family=family,
                 payload=payload,
                 request_id=submission.request_id,
                 priority=submission.priority,

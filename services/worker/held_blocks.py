@@ -57,6 +57,11 @@ class HeldBlocks:
         blocks, offsets = np.divmod(places, self._block_size)
         self._num_written[blocks] = offsets + 1  # of several places in one block the last one counts
 
+    def copy(self, sources: Blocks, targets: Blocks) -> None:
+        """KV of whole blocks has been copied; the targets have been handed out."""
+        self._tokens[targets] = self._tokens[sources]
+        self._num_written[targets] = self._num_written[sources]
+
     def forget(self) -> None:
         self._known[:] = False
 

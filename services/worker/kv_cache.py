@@ -33,6 +33,13 @@ def allocate(shape: BlockShape, num_blocks: int, dtype: Any, device: Any) -> lis
     ]
 
 
+def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
+    """`sources`, `targets` int64 [num_copies]: block ids."""
+    for cache in caches:
+        for part in (cache.k, cache.v):
+            part.index_copy_(0, targets, part.index_select(0, sources))
+
+
 def _host_zeros(size: tuple[int, ...], *, dtype: Any, device: Any) -> Tensor:
     """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB."""
     from kernels import cpu

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker import kv_cache
 from services.worker.attention.port import AttentionMetadata, Tensor
+from services.worker.block_copies import BlockCopies
 from services.worker.decode_graphs import DecodeGraphs
 from services.worker.device import Clock, Device, clock_of
 from services.worker.forward_batch import ForwardBatch
@@ -175,6 +177,13 @@ class ModelRunner:
     def use_model(self, model: Model) -> None:
         """Other steps go through `model`, recorded over `caches`, until the next prepare()."""
         self._model = model
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Before the next launch, and behind all earlier ones."""
+        sources, targets = (
+            upload(ids, self._device.torch_device, np.int64) for ids in (copies.sources, copies.targets)
+        )
+        kv_cache.copy_blocks(self.caches, sources, targets)
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         asked = self.sampler.prompts.rows(inputs)

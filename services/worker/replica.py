@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.worker.block_copies import BlockCopies
 from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
@@ -48,6 +49,9 @@ class Runner(Protocol):
     @property
     def sampler(self) -> SamplingState: ...
 
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Before the next launch."""
+
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
 
 
@@ -62,6 +66,7 @@ class Flight:
     refused: dict[int, QuireError]  # sampling slots that were admitted with something that cannot be done
     idle: Rows  # slots that would have sampled if they had had room
     ticket: Ticket | None  # for speculation
+    copies: BlockCopies | None
 
     def result(self, outcome: Outcome, wait_us: int) -> pb.StepResult:
         failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(outcome)]
@@ -137,11 +142,14 @@ class Replica:
         """Raises PlanViolation."""
         followed = self._steady.follow(plan)
         inputs, new_blocks, idle = (*followed, NO_SLOTS) if followed else self._apply(plan)
-        self._hand_out(new_blocks)
+        copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)
+        self._hand_out(new_blocks, copies)
+        if copies is not None:
+            self._runner.copy_blocks(copies)
         launch = self._runner.launch(inputs, new_blocks)
         self._refused.update(self._runner.sampler.take_faults())
         ticket = self._speculation.ticket(inputs) if self._speculation else None
-        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket)
+        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket, copies)
 
     def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
         """A step of which anything may have changed; the slots that sit out."""
@@ -175,6 +183,8 @@ class Replica:
     def record(self, flight: Flight, outcome: Outcome) -> None:
         """The step has been executed: its tokens are known and their KV is where it belongs."""
         inputs = flight.inputs
+        if flight.copies is not None:
+            self._held.copy(flight.copies.sources, flight.copies.targets)
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
         places = inputs.slot_mapping
@@ -222,12 +232,14 @@ class Replica:
             self._speculation.end(slot)
         self._runner.sampler.release(slot)
 
-    def _hand_out(self, new: NewBlocks) -> None:
-        """Tells the record about blocks that start anew: all but those an admission brought along as cached."""
+    def _hand_out(self, new: NewBlocks, copies: BlockCopies | None) -> None:
+        """Tells the record about blocks that start anew: all but those an admission brought along as cached, unless
+        they are only now filled with that."""
         if not len(new.ids):
             return
         cached = -(-self._table.num_cached_tokens[new.slots] // self.limits.block_size)
-        fresh = np.flatnonzero(new.columns >= cached)
+        starts = new.columns >= cached
+        fresh = np.flatnonzero(starts if copies is None else starts | np.isin(new.ids, copies.targets))
         slots, positions, ids = new.slots[fresh], new.columns[fresh], new.ids[fresh]
         before = self._table.block_table[slots, np.maximum(positions - 1, 0)]
         parents = np.where(positions > 0, before, NO_PARENT)

@@ -79,3 +79,13 @@ def test_a_wrong_value_is_an_error_that_names_it(client: Client) -> None:
         client.generate("x", SamplingParams(temperature=3))
     with pytest.raises(InvalidArgument, match="unknown setting num_block=3"):
         LLM(num_block=3)
+
+
+def test_a_sample_of_several_is_what_it_would_be_alone(client: Client) -> None:
+    """They share the blocks of the prompt, the last of which is copied for each."""
+    prompt = client.tokenize("Once upon a time there was a small lighthouse by the sea, and in it lived")
+    assert len(prompt) % 16
+    together = client.generate(prompt, SamplingParams(n=4, temperature=1.0, seed=100, max_tokens=40, ignore_eos=True))
+    for number, sample in enumerate(together[0].outputs):
+        alone = SamplingParams(temperature=1.0, seed=100 + number, max_tokens=40, ignore_eos=True)
+        assert client.generate(prompt, alone)[0].outputs[0].token_ids == sample.token_ids

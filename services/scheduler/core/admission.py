@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.plan import Admission, Started
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from services.scheduler.core.core import Core
 
 TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a sequence finds computed."""
+
+    shared: list[int]  # full blocks
+    num_cached: int  # tokens
+    copied: int | None = None  # the block that holds the rest of them, and of which it needs a copy
 
 
 class Admitter:
@@ -27,14 +37,24 @@ class Admitter:
             sequence = core.waiting.peek()
             if sequence.fence > core.last_applied:
                 return  # a token of it is still to come back
-            hits = self._match(sequence)
-            if self._too_late(sequence, hits, now):
+            start = self._start(sequence)
+            if self._too_late(sequence, start, now):
                 core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
                 continue
-            if not self._fits(sequence, hits) or (sequence.suspect and core.suspects):
+            if not self._fits(sequence, start.shared) or (sequence.suspect and core.suspects):
                 return
             core.next_waiting()
-            self._enter(draft, sequence, hits, now)
+            self._enter(draft, sequence, start, now)
+
+    def _start(self, sequence: Sequence) -> Start:
+        """From a sibling that has computed the prompt, else from the prefix cache."""
+        core, size = self._core, self._core.limits.block_size
+        donor = core.siblings.donor(sequence)
+        if donor is not None:
+            table, whole = core.kv.table(donor), sequence.num_tokens // size
+            return Start(list(table[:whole]), sequence.num_tokens, table[whole] if sequence.num_tokens % size else None)
+        hits = self._match(sequence)
+        return Start(hits, len(hits) * size)
 
     def _match(self, sequence: Sequence) -> list[int]:
         """Blocks of the prefix cache that it may start with: none that the log-probabilities of its prompt need."""
@@ -58,16 +78,15 @@ class Admitter:
         usable = limits.usable_blocks - limits.watermark_blocks + shared
         return core.forecast.fits(core.running, sequence, usable, limits.block_size)
 
-    def _too_late(self, sequence: Sequence, hits: list[int], now: float) -> bool:
+    def _too_late(self, sequence: Sequence, start: Start, now: float) -> bool:
         """Its deadline will have passed before it can have a single token."""
         if sequence.deadline == math.inf:
             return False
-        uncached = sequence.num_tokens - len(hits) * self._core.limits.block_size
+        uncached = sequence.num_tokens - start.num_cached
         return now + self._core.pace.seconds_for(uncached) >= sequence.deadline
 
-    def _enter(self, draft: StepDraft, sequence: Sequence, hits: list[int], now: float) -> None:
-        core = self._core
-        num_cached = len(hits) * core.limits.block_size
+    def _enter(self, draft: StepDraft, sequence: Sequence, start: Start, now: float) -> None:
+        core, hits, num_cached = self._core, start.shared, start.num_cached
         num_computed = min(num_cached, sequence.num_tokens - 1)  # the last token's logits are always needed
         self._count(sequence, num_cached, now)
         num_tokens, token_ids = sequence.num_tokens, bytes(sequence.tokens)
@@ -81,6 +100,8 @@ class Admitter:
         assert blocks is not None, "_fits saw to it"
         core.running.capacity[slot] = (len(hits) + len(blocks)) * core.limits.block_size
         draft.gain(slot, hits + blocks)
+        if start.copied is not None:
+            draft.copy(start.copied, blocks[0])
         draft.admit(Admission(slot, sequence, token_ids, num_cached))
         core.grower.compute(draft, slot, chunk)
         if core.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks

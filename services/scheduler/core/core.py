@@ -27,6 +27,7 @@ from services.scheduler.core.plan import Events, Finished, StepPlan, StepResult
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
+from services.scheduler.core.siblings import Siblings
 from services.scheduler.core.speculation import DraftCounts, Speculation
 from services.scheduler.core.step import Flight, StepDraft
 from services.scheduler.kv_cache.block_pool import BlockUse, Observer
@@ -61,6 +62,7 @@ class Core:
         self.running = Running(limits.max_num_seqs, limits.block_size)
         self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights)
         self.grammars = Grammars()
+        self.siblings = Siblings()
         self.forecast = Forecast()
         self.pace = Pace()
         self.depth = Depth(limits.max_steps_in_flight)
@@ -163,7 +165,7 @@ class Core:
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot, whatever they wait for."""
-        return len(self.waiting) + self.grammars.num_blocked
+        return len(self.waiting) + self.grammars.num_blocked + self.siblings.num_parked
 
     @property
     def use(self) -> BlockUse:
@@ -199,6 +201,7 @@ class Core:
             self.grammars.leave(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.key]
+        self._requeue(self.siblings.ended(sequence))
         self.events.finished.append(Finished(sequence, reason, stop_token_id, failure))
 
     def preempt(self, slot: int) -> None:
@@ -223,6 +226,7 @@ class Core:
         fence = self.flights[-1].step_id if self.flights else None
         self.suspects.discard(slot)
         self.running.leave(slot)
+        self.siblings.left(sequence, slot)
         self.kv.release(slot, fence)
         self._released.append(slot)
         return fence
@@ -233,19 +237,23 @@ class Core:
         for slot in np.flatnonzero(self.running.live).tolist():
             progressed = self.running.has_progressed(self.running.sequence(slot))
             sequence = self.running.leave(slot)
+            self.siblings.left(sequence, slot)
             if lost:
                 sequence.num_losses = 1 if progressed else sequence.num_losses + 1
-            self._queue(sequence)
+            sequence.status = Status.WAITING
+            self.waiting.push(sequence)
         self.flights.clear()
         return self.evacuate_waiting()
 
     def evacuate_waiting(self) -> list[Sequence]:
         """Those that hold no slot, in order of arrival; the core forgets them."""
-        sequences = sorted([*self.waiting, *self.grammars.blocked()], key=lambda s: s.order)
+        blocked = [*self.grammars.blocked(), *self.siblings.parked()]
+        sequences = sorted([*self.waiting, *blocked], key=lambda s: s.order)
         for sequence in sequences:
             self._leave_queue(sequence)
             if sequence.grammar_id:
                 self.grammars.leave(sequence)
+            self.siblings.ended(sequence)
             del self._sequences[sequence.key]
             sequence.order = -1
             sequence.status = Status.WAITING
@@ -264,11 +272,25 @@ class Core:
         return self.kv.reset() if self.kv.idle else None
 
     def _queue(self, sequence: Sequence) -> None:
+        if self.siblings.parks(sequence):
+            sequence.status = Status.BLOCKED
+            self.num_waiting_tokens -= sequence.num_queued_tokens - 1  # the last one of its prompt
+            sequence.num_queued_tokens = 1
+            return
         sequence.status = Status.WAITING
         self.waiting.push(sequence)
 
+    def _requeue(self, siblings: list[Sequence]) -> None:
+        """They waited for one that is over: the first of them computes the prompt."""
+        for sibling in siblings:
+            self.num_waiting_tokens -= sibling.num_queued_tokens
+            self._count_waiting(sibling)
+            self._queue(sibling)
+
     def _leave_queue(self, sequence: Sequence) -> None:
-        if sequence.status is not Status.BLOCKED:
+        if sequence.status is Status.BLOCKED:
+            self.siblings.unpark(sequence)
+        else:
             self.waiting.remove(sequence)
 
     def _count_waiting(self, sequence: Sequence) -> None:
@@ -282,6 +304,13 @@ class Core:
         if not draft.short_of_blocks:
             self._admitter.admit(draft, now)
         return draft
+
+    def _free_siblings(self, slots: list[int]) -> None:
+        """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
+        freed = self.siblings.computed(slots, map(self.running.sequence, slots)) if slots else []
+        for sibling in reversed(freed):
+            sibling.status = Status.WAITING
+            self.waiting.push_back(sibling)
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -298,6 +327,7 @@ class Core:
         self.flights.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
         self.grower.name_filled()
+        self._free_siblings(draft.finishing)
         self.counts.steps += 1
         self.counts.scheduled_tokens += draft.num_tokens
         return draft.plan(step_id, released, self.speculation.news(draft.num_drafts))

@@ -37,6 +37,7 @@ class StepPlan:
     new_block_ids: list[int]  # slots ascending
     num_draft_tokens: int | None = None  # most drafts per slot from now on; None: as before
     new_block_slots: list[int] | None = None  # whose they are; None: the worker knows
+    copies: list[tuple[int, int]] = field(default_factory=list)  # before the step: content of one block, to another
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,13 @@ class Failure:
 
 
 @dataclass(slots=True, eq=False)
+class Family:
+    """The samples of one prompt. Compared by identity."""
+
+    home: object = None  # the replica that the last of them went to; not looked at here
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` is complete while it holds no slot; else the tail behind the last full block is with Running."""
 
@@ -64,6 +71,7 @@ class Sequence:
     min_output_tokens: int = 0  # no repetition is seen before
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
     grammar_bytes: int = 0  # of its text
+    family: Family | None = None  # if it has siblings
     payload: object = None  # what the worker needs beside the tokens; not looked at here
     request_id: str = ""
     priority: int = 0
@@ -91,6 +99,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def starts(self) -> bool:
+        """It has nothing but its prompt."""
+        return self.num_tokens == self.num_prompt_tokens
 
     @property
     def asks_prompt_logprobs(self) -> bool:

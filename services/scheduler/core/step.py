@@ -45,6 +45,7 @@ class StepDraft:
         self._counted: dict[int, int] = {}
         self._gains: list[tuple[int, list[int]]] = []
         self._admitted: list[Admission] = []
+        self._copies: list[tuple[int, int]] = []
 
     def advance(self, ready: Slots) -> None:
         self.ready = ready
@@ -89,6 +90,15 @@ class StepDraft:
         self._counted.pop(slot, None)
         self._gains = [gain for gain in self._gains if gain[0] != slot]
 
+    def copy(self, block: int, to: int) -> None:
+        """`to` takes over the content of `block` before the step."""
+        self._copies.append((block, to))
+
+    @property
+    def finishing(self) -> list[int]:
+        """Slots whose prompts end in this step."""
+        return list(self._finishing)
+
     def flight(self, step_id: int, running: Running, now: float) -> Flight:
         slots = self.ready
         if self._finishing:
@@ -128,4 +138,5 @@ class StepDraft:
             [block for _, blocks in self._gains for block in blocks],
             num_draft_tokens,
             [slot for slot, blocks in self._gains for _ in blocks] if self._names_owners else None,
+            self._copies,
         )

@@ -28,6 +28,9 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
         wire.num_draft_tokens = plan.num_draft_tokens
     if plan.new_block_slots:
         wire.new_block_slots = u32_bytes(plan.new_block_slots)
+    if plan.copies:
+        wire.copies.from_block_ids = u32_bytes([block for block, _ in plan.copies])
+        wire.copies.to_block_ids = u32_bytes([block for _, block in plan.copies])
     for admission in plan.admitted:
         _encode_admission(wire.admitted.add(), admission)
     return message

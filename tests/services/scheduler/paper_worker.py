@@ -69,6 +69,7 @@ class PaperWorker:
             del self.slots[slot]
         for admission in plan.admitted:
             self._admit(admission)
+        self._copy(plan.copies)
         if self.limits.num_speculative_tokens:
             return self._execute_with_drafts(plan)
         assert plan.num_draft_tokens is None
@@ -82,6 +83,12 @@ class PaperWorker:
         sampled = [self._compute(self.slots[slot], count) for slot, count in counts.items()]
         tokens = [token for token in sampled if token is not None]
         return StepResult(plan.step_id, np.array(tokens, dtype=np.int32), prompts=prompts)
+
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        assert not {source for source, _ in copies} & {target for _, target in copies}
+        for source, target in copies:
+            for offset in range(self.limits.block_size):
+                self.kv[target, offset] = self.kv.get((source, offset), b"")
 
     def _tell_prompts(self, counts: dict[int, int]) -> PromptLogprobs | None:
         """A position's only entry is its own token, its log-probability and rank the position itself."""

@@ -113,6 +113,13 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
         columns.u32(wire.counted_slots).tolist(),
         columns.u32(wire.token_counts).tolist(),
         columns.u32(wire.new_block_ids).tolist(),
+        copies=list(
+            zip(
+                columns.u32(wire.copies.from_block_ids).tolist(),
+                columns.u32(wire.copies.to_block_ids).tolist(),
+                strict=True,
+            )
+        ),
     )
     return paper.with_derived_tokens(plan)
 

@@ -104,6 +104,19 @@ async def test_sequences_run_to_their_end_and_say_what_the_oracle_says(start: St
     assert status["s0"].work.generated_tokens == sum(map(len, frontend.tokens.values()))
 
 
+async def test_samples_of_one_prompt_go_to_one_worker_and_compute_it_once(start: Start) -> None:
+    bench = await start()
+    workers = [await bench.worker(id=f"w{i}") for i in range(2)]
+    frontend = await bench.frontend()
+    prompt = list(range(30))
+    await frontend.submit(0, prompt, max_tokens=20, num_sequences=5)
+    await frontend.ended(*range(5))
+    expected = oracle(prompt, 50, eos=True)
+    assert all(frontend.tokens[i] == expected for i in range(5))
+    computed = sorted(worker.paper.num_computed_tokens for worker in workers)
+    assert computed == [0, 30 + 4 + 5 * (len(expected) - 1)]
+
+
 async def test_sequences_wait_for_the_first_worker(start: Start) -> None:
     bench = await start()
     frontend = await bench.frontend()
@@ -298,7 +311,7 @@ async def test_samples_of_one_submission_share_its_prompt(start: Start) -> None:
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], num_sequences=3)
     await frontend.ended(0, 1, 2)
-    assert [frontend.cached[i] for i in range(3)] == [0, 8, 8]
+    assert [frontend.cached[i] for i in range(3)] == [0, 9, 9]
     assert frontend.tokens[0] == frontend.tokens[1] == frontend.tokens[2]
 
 

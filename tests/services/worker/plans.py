@@ -22,6 +22,7 @@ class Row:
     num_tokens: int  # sampled tokens count before they have arrived
     blocks: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)  # blocks with cached content, still to be named
+    copied: int = 0  # block whose content the one behind those takes over
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class New:
     tokens: list[int]
     num_prompt: int = 0  # 0: all of them
     cached_blocks: tuple[int, ...] = ()  # full blocks of another sequence that hold its prefix
+    copied_block: int = 0  # that holds the rest of it, and is to be copied
     sampling: sampling_pb2.SamplingParams = field(default_factory=lambda: GREEDY)
     eos: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -59,8 +61,14 @@ class PaperScheduler:
         for sequence in new:
             self._admit(sequence)
         self.step_id += 1
+        self._copies: list[tuple[int, int]] = []
         block_ids = self._advance({slot: counts.get(slot, self._implied(slot)) for slot in sorted(self.rows)})
+        copies = None
+        if self._copies:
+            sources, targets = zip(*self._copies, strict=True)
+            copies = pb.BlockCopies(from_block_ids=columns.u32_bytes(sources), to_block_ids=columns.u32_bytes(targets))
         return pb.StepPlan(
+            copies=copies,
             epoch=self.epoch,
             step_id=self.step_id,
             released_slots=columns.u32_bytes(released),
@@ -81,10 +89,11 @@ class PaperScheduler:
         return dict(zip(slots, tokens, strict=True))
 
     def _admit(self, sequence: New) -> None:
-        cached = min(len(sequence.cached_blocks) * self.block_size, len(sequence.tokens))
         count = len(sequence.tokens)
+        cached = _num_cached(sequence, self.block_size)
         row = Row(list(sequence.tokens), sequence.num_prompt or count, min(cached, count - 1), count)
         row.shared = list(sequence.cached_blocks)
+        row.copied = sequence.copied_block
         self.rows[sequence.slot] = row
 
     def _implied(self, slot: int) -> int:
@@ -96,7 +105,11 @@ class PaperScheduler:
         for slot, count in counts.items():
             row = self.rows[slot]
             while len(row.blocks) * self.block_size < row.num_computed + count:
-                row.blocks.append(row.shared.pop(0) if row.shared else self.free.pop())
+                was_shared = bool(row.shared)
+                row.blocks.append(row.shared.pop(0) if was_shared else self.free.pop())
+                if row.copied and not was_shared:
+                    self._copies.append((row.copied, row.blocks[-1]))
+                    row.copied = 0
                 block_ids.append(row.blocks[-1])
             row.num_computed += count
             if count and row.num_computed == row.num_tokens:
@@ -106,13 +119,17 @@ class PaperScheduler:
         return block_ids
 
 
+def _num_cached(new: New, block_size: int) -> int:
+    return len(new.tokens) if new.copied_block else min(len(new.cached_blocks) * block_size, len(new.tokens))
+
+
 def _admission(new: New, block_size: int) -> pb.Admission:
     return pb.Admission(
         slot=new.slot,
         sequence_key=1000 + new.slot,
         token_ids=columns.i32_bytes(new.tokens),
         num_prompt_tokens=new.num_prompt or len(new.tokens),
-        num_cached_tokens=min(len(new.cached_blocks) * block_size, len(new.tokens)),
+        num_cached_tokens=_num_cached(new, block_size),
         sampling=new.sampling,
         eos_token_ids=columns.u32_bytes(list(new.eos)),
         bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],

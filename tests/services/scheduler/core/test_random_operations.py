@@ -13,7 +13,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
-from services.scheduler.core.sequence import Reason, Sequence
+from services.scheduler.core.sequence import Family, Reason, Sequence
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
 
@@ -47,9 +47,15 @@ class Cluster:
         self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
 
     def add(self) -> None:
-        key = len(self.clients)
         head = self.random.choice(self._shared)[: self.random.randrange(60)]
         prompt = head + [self.random.randrange(40) for _ in range(self.random.randrange(1, 30))]
+        size = self.random.choice([1, 1, 1, 2, 5])
+        family = Family() if size > 1 else None
+        for _ in range(size):
+            self._add(prompt, family)
+
+    def _add(self, prompt: list[int], family: Family | None) -> None:
+        key = len(self.clients)
         eos, max_tokens = self.random.random() < 0.5, self.random.randrange(1, 40)
         sequence = make_sequence(
             key,
@@ -60,6 +66,7 @@ class Cluster:
             tenant=self.random.choice("abc"),
             priority=self.random.randrange(3),
             arrival=self.now,
+            family=family,
             prompt_logprobs_from=self.random.randrange(1, 40) if self.random.random() < 0.3 else 0,
         )
         limit = min(len(prompt) + max_tokens, self.limits.max_model_len)
@@ -116,9 +123,14 @@ class Cluster:
         assert all(core.kv.pool.references(block) >= count for block, count in owners.items())
         assert not set(core.kv.pool.free_order) & set(owners), "free and owned are disjoint"
         for block, count in owners.items():
-            if count > 1:
-                assert core.kv.pool.hash_of(block) is not None, "only named blocks are shared"
-        waiting = {sequence.key for sequence in core.waiting}
+            if count > 1 and core.kv.pool.hash_of(block) is None:
+                owning = [s for s in core.running.sequences if s is not None and block in core.kv.table(s.slot)]
+                assert len({s.family for s in owning}) == 1, "only named blocks are shared, or among siblings"
+        parked = core.siblings.parked()
+        assert len(parked) == core.siblings.num_parked
+        waiting = {sequence.key for sequence in [*core.waiting, *parked]}
+        tokens_waiting = sum(sequence.num_queued_tokens for sequence in [*core.waiting, *parked])
+        assert core.num_waiting_tokens == tokens_waiting
         running = {s.key for s in core.running.sequences if s is not None}
         assert not waiting & running
         assert waiting | running == {key for key, client in self.clients.items() if client.end is None}

@@ -1,0 +1,35 @@
+"""Blocks that a step begins by copying: samples of one prompt share what it fills, and write on each in its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.worker.slots import require
+from shared import columns
+from shared.columns import U32
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopies:
+    """Source and target of each; no target is a source."""
+
+    sources: U32
+    targets: U32
+
+    @classmethod
+    def of(cls, plan: pb.StepPlan, num_blocks: int) -> BlockCopies | None:
+        """None if there are none. Raises PlanViolation."""
+        if not plan.HasField("copies"):
+            return None
+        copies = cls(columns.u32(plan.copies.from_block_ids), columns.u32(plan.copies.to_block_ids))
+        sources, targets = copies.sources, copies.targets
+        require(len(sources) == len(targets) > 0, lambda: f"copies of {len(sources)} blocks to {len(targets)}")
+        both = np.concatenate((sources, targets))
+        inside = bool(both.min() > 0 and both.max() < num_blocks)
+        require(inside, lambda: f"copies: block ids are not all in 1..{num_blocks - 1}: {both}")
+        once = len(np.unique(targets)) == len(targets) and not np.isin(targets, sources).any()
+        require(once, lambda: f"copies from {sources} to {targets} depend on their order")
+        return copies
