@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.reference.kv_dtype import as_bytes, to_cache
 from kernels.reference.rms_norm import rms_norm
 
 
@@ -28,7 +29,8 @@ def qk_norm_rope_store(
     positions: int32 [num_tokens]
     slot_mapping: int32 [num_tokens], block * block_size + offset of each token's key and value; block 0 is nobody's:
         several tokens may go to one of its places, and nobody reads them
-    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], written in place
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], written in place; in qkv's dtype or in another
+        (kernels/reference/kv_dtype.py)
     Returns the queries, [num_tokens, num_q_heads, head_dim], in qkv's dtype.
 
     Rotation pairs element i with i + head_dim / 2 (arXiv 2104.09864, in the halves form of Hugging Face checkpoints).
@@ -39,8 +41,8 @@ def qk_norm_rope_store(
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, head_dim / 2]
-    k_cache.view(-1, num_kv_heads, head_dim)[slot_mapping] = _rotate(k, cos, sin).to(k_cache.dtype)
-    v_cache.view(-1, num_kv_heads, head_dim)[slot_mapping] = v.to(v_cache.dtype)
+    for cache, rows in ((k_cache, _rotate(k, cos, sin)), (v_cache, v)):
+        as_bytes(cache).view(-1, num_kv_heads, head_dim)[slot_mapping] = as_bytes(to_cache(rows, cache))
     return _rotate(q, cos, sin)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.reference.kv_dtype import take_blocks
+
 GATHERED_ELEMENTS = 1 << 26  # bounds what decode copies out of the cache at a time: 256 MiB of float32
 
 
@@ -21,7 +23,7 @@ def paged_attention(
     """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
 
     q: [num_tokens, num_q_heads, head_dim], sequence after sequence
-    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; query head h reads kv head
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], in any float dtype; query head h reads kv head
         h // (num_q_heads // num_kv_heads)
     block_tables: int32 [num_seqs, width], the blocks of each sequence in order; width * block_size bounds seq_lens
     query_start: int32 [num_seqs + 1], rows of sequence i are query_start[i] to query_start[i + 1], at least one each;
@@ -47,7 +49,7 @@ def paged_attention(
 def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:
     """[seq_len, num_kv_heads, head_dim]"""
     blocks = table[: -(-seq_len // cache.size(1))]
-    return cache.index_select(0, blocks).flatten(0, 1)[:seq_len]
+    return take_blocks(cache, blocks).flatten(0, 1)[:seq_len]
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int) -> torch.Tensor:
@@ -77,7 +79,7 @@ def _decode(
     parts = []
     for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
         seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window)  # [rows, width]
-        k, v = (_gather_padded(cache, block_tables[rows], seen).to(q.dtype) for cache in (k_cache, v_cache))
+        k, v = (_gather_padded(cache, block_tables[rows], seen, q.dtype) for cache in (k_cache, v_cache))
         attended = functional.scaled_dot_product_attention(
             q[rows].unsqueeze(2), k, v, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True
         )
@@ -85,9 +87,9 @@ def _decode(
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _gather_padded(cache: torch.Tensor, tables: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def _gather_padded(cache: torch.Tensor, tables: torch.Tensor, seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[rows, num_kv_heads, width, head_dim]; zero where not seen, because a masked NaN would still spread."""
-    blocks = cache.index_select(0, tables.flatten())
+    blocks = take_blocks(cache, tables.flatten()).to(dtype)
     rows = blocks.view(tables.size(0), -1, cache.size(2), cache.size(3))
     return rows.masked_fill_(~seen[:, :, None, None], 0).transpose(1, 2)
 

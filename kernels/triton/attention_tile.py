@@ -55,6 +55,14 @@ def load_tile(
 
 
 @triton.jit
+def to_cache(x, dtype: tl.constexpr):
+    """x as it is stored; what is too large for 8 bits is cut (kernels/reference/kv_dtype.py)."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
 def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
     """One round of the running softmax (arXiv 1805.02867): scores [rows, TILE], -inf where a row may not look.
 

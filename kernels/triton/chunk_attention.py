@@ -64,6 +64,7 @@ def attend_tile(
     else:
         k = load_tile(k_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
         v = load_tile(v_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
+    k, v = k.to(q.dtype), v.to(q.dtype)
     blocks = find_blocks(table_ptr, start + TILE, end, BLOCK_SIZE, TILE)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if MASKED:
@@ -212,7 +213,7 @@ def chunk_attention(
         TOKENS=tokens,
         TILE=tile,
         STAGES=3,
-        PRECISION=dot_precision(element_bytes),
+        PRECISION=dot_precision(q.element_size()),
         TMA=tma,
         WINDOWED=sliding_window > 0,
         num_warps=4,

@@ -103,6 +103,7 @@ def _decode_attention(
     for at_key in tl.range(begin, end, TILE, num_stages=STAGES):
         k = load_tile(k_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
         v = load_tile(v_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
+        k, v = k.to(q.dtype), v.to(q.dtype)
         blocks = find_blocks(table_ptr, at_key + TILE, end, BLOCK_SIZE, TILE)
         positions = at_key + tl.arange(0, TILE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -217,7 +218,7 @@ def attend_rest(
         BLOCK_SIZE=block_size,
         TILE=tile,
         STAGES=stages,
-        PRECISION=dot_precision(k_cache.element_size()),
+        PRECISION=dot_precision(q.element_size()),
         DIRECT=parts is None or merge,
         OTHER_PARTS=MOST_OTHER_PARTS,
         MERGE=merge,

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, find_blocks, load_tile
+from kernels.triton.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, find_blocks, load_tile, to_cache
 from kernels.triton.combine import combine
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
@@ -110,9 +110,10 @@ def _row_attention(
         own_right = tl.load(own + HALF).to(tl.float32)
         if NORM:
             own_left, own_right = _normed(own_left, own_right, k_weight_left, k_weight_right, eps, HEAD_DIM)
-        key_left = (own_left * cos - own_right * sin).to(dtype)
-        key_right = (own_right * cos + own_left * sin).to(dtype)
-        own_v = tl.load(qkv_ptr + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + at)
+        stored: tl.constexpr = k_cache_ptr.dtype.element_ty
+        key_left = to_cache((own_left * cos - own_right * sin).to(dtype), stored)
+        key_right = to_cache((own_right * cos + own_left * sin).to(dtype), stored)
+        own_v = to_cache(tl.load(qkv_ptr + (Q_HEADS + KV_HEADS + kv_head) * HEAD_DIM + at), stored)
         place = (tl.load(slot_mapping_ptr + row).to(tl.int64) * KV_HEADS + kv_head) * HEAD_DIM
         tl.store(k_cache_ptr + place + half[None, :], key_left)
         tl.store(k_cache_ptr + place + HALF + half[None, :], key_right)
@@ -123,6 +124,7 @@ def _row_attention(
         out += own_v.to(tl.float32)[None, :]
 
     for start in tl.range(begin, end, TILE):
+        k_left, k_right, v = k_left.to(dtype), k_right.to(dtype), v.to(dtype)
         scores = tl.dot(q_left, tl.trans(k_left), input_precision=PRECISION)
         scores = tl.dot(q_right, tl.trans(k_right), scores, input_precision=PRECISION) * scale
         positions = start + tl.arange(0, TILE)
@@ -191,7 +193,7 @@ def row_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=TILE,
-        PRECISION=dot_precision(k_cache.element_size()),
+        PRECISION=dot_precision(qkv.element_size()),
         NORM=q_weight is not None,
         PDL=pdl,
         num_warps=4,

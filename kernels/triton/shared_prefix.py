@@ -170,7 +170,7 @@ def _attend_prefixes(
         MEMBERS=members,
         TILE=tile,
         STAGES=3,
-        PRECISION=dot_precision(k_cache.element_size()),
+        PRECISION=dot_precision(q.element_size()),
         TMA=tma,
         num_warps=4,
         num_stages=3,

@@ -12,7 +12,7 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_graphs import GraphMaker
-from services.worker.device import choose_dtype, open_device
+from services.worker.device import choose_dtype, choose_kv_dtype, open_device
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
@@ -60,11 +60,12 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     place = Placement(ops, dtype, device.torch_device)
-    spec = attention_spec(config, wanted.block_size, place)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, device)
+    shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
+    spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     model = _load_model(settings, config, wanted, backend, place)
     drafter = open_drafter(drafting, Target(model, place, wanted, settings.attention_backend)) if drafting else None
-    shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, dtype.itemsize)
     sampler = Sampler(
         wanted.max_num_seqs,
         config.vocab_size,
@@ -86,7 +87,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
             "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
         )
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
-    runner.prepare(kv_cache.allocate(shape, num_blocks, dtype, place.device), table.block_table)
+    runner.prepare(kv_cache.allocate(shape, num_blocks, place.device), table.block_table)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
     _use_tape(runner, model, backend, place, fitting)
@@ -170,7 +171,7 @@ def _measure(
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
     scratch = SlotTable(wanted)
-    runner.prepare(kv_cache.allocate(shape, 1, place.dtype, place.device), scratch.block_table)
+    runner.prepare(kv_cache.allocate(shape, 1, place.device), scratch.block_table)
     kv_memory.forget_cuda_peak()
     run_largest_steps(runner, wanted)
     if graphs is not None:

@@ -15,6 +15,7 @@ import torch
 from shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 ENOUGH_CORES = 4  # the worker's event loop, the thread that launches, the one that waits, and one for the rest
 FAST_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 and ARM names in /proc/cpuinfo
 
@@ -54,6 +55,15 @@ def choose_dtype(wanted: str, checkpoint: str, device: Device) -> Any:
     if wanted == "auto" and device.kind == "cpu" and not (name == "bfloat16" and _fast_bfloat16()):
         name = "float32"
     return DTYPES[name]
+
+
+def choose_kv_dtype(wanted: str, dtype: Any, device: Device) -> Any:
+    """The dtype of cached keys and values."""
+    if wanted == "auto":
+        return dtype
+    if device.kind != "cuda":
+        raise InvalidArgument(f"kv_cache_dtype: {wanted} needs device cuda, not {device.kind}", field="kv_cache_dtype")
+    return KV_DTYPES[wanted]
 
 
 def _fast_bfloat16() -> bool:

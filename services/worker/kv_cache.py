@@ -23,12 +23,12 @@ class LayerCache:
     v: Tensor
 
 
-def allocate(shape: BlockShape, num_blocks: int, dtype: Any, device: Any) -> list[LayerCache]:
+def allocate(shape: BlockShape, num_blocks: int, device: Any) -> list[LayerCache]:
     """By layer, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     zeros = _host_zeros if device.type == "cpu" else torch.zeros
     return [
-        LayerCache(zeros(size, dtype=dtype, device=device), zeros(size, dtype=dtype, device=device))
+        LayerCache(zeros(size, dtype=shape.dtype, device=device), zeros(size, dtype=shape.dtype, device=device))
         for _ in range(shape.num_layers)
     ]
 

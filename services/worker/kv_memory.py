@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,14 +27,13 @@ class BlockShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    element_bytes: int
+    dtype: Any  # of keys and values
 
     @property
     def num_bytes(self) -> int:
         keys_and_values = 2
-        return (
-            keys_and_values * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.element_bytes
-        )
+        elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
+        return int(keys_and_values * elements * self.dtype.itemsize)
 
 
 def cpu_budget(wanted_gib: float) -> int:

@@ -21,6 +21,9 @@ class WorkerSettings(Settings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="type of weights, activations and KV; auto: the checkpoint's, if the device is fast at it"
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="type of cached keys and values; auto: the dtype; fp8: half the memory, CUDA only"
+    )
     engine: Literal["device", "simulated"] = Field(
         "device", description="simulated: no model, made-up tokens after the time that a device would take"
     )

@@ -22,6 +22,8 @@ class CpuAttention:
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cpu":
             return f"runs on the CPU, not on {spec.device}"
+        if spec.kv_dtype != spec.dtype:
+            return f"has no cache of {spec.kv_dtype}"
         if self._library is None:
             return str(self._reason)
         has_it = callable(getattr(self._library, "paged_attention", None))

@@ -35,6 +35,8 @@ class FlashAttention:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
             return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
+        if spec.kv_dtype != spec.dtype:
+            return f"has no cache of {spec.kv_dtype} on Hopper GPUs"
         try:
             self._attend = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
         except ImportError as error:

@@ -13,7 +13,8 @@ class AttentionSpec:
     """What a model needs of attention on a device. One backend serves all layers."""
 
     device: str  # "cpu" or "cuda"
-    dtype: str  # of queries and cache: "float32", "bfloat16", "float16"
+    dtype: str  # of queries: "float32", "bfloat16", "float16"
+    kv_dtype: str  # of the cache: the same, or "float8_e4m3fn"
     head_dim: int
     num_q_heads: int
     num_kv_heads: int

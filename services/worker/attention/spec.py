@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from services.worker.attention.port import AttentionSpec
 from services.worker.layers.placement import Placement
 from services.worker.models.decoder_config import DecoderConfig
 
 
-def attention_spec(config: DecoderConfig, block_size: int, place: Placement) -> AttentionSpec:
+def attention_spec(
+    config: DecoderConfig, block_size: int, place: Placement, kv_dtype: torch.dtype | None = None
+) -> AttentionSpec:
+    """`kv_dtype`: None: the model's."""
     return AttentionSpec(
         device=place.device.type,
-        dtype=str(place.dtype).removeprefix("torch."),
+        dtype=_name(place.dtype),
+        kv_dtype=_name(kv_dtype or place.dtype),
         head_dim=config.head_dim,
         num_q_heads=config.num_q_heads,
         num_kv_heads=config.num_kv_heads,
         block_size=block_size,
         has_window=any(config.sliding_windows),
     )
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -49,7 +49,7 @@ class DraftModel:
         self.decoder = Decoder(config, self.backend, self.place, self.num_positions)
         load_checkpoint(self.decoder, folder, tied=config.tie_word_embeddings)
         self.shape = BlockShape(
-            config.num_layers, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype.itemsize
+            config.num_layers, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype
         )
         self.block_bytes = self.shape.num_bytes
 
@@ -67,7 +67,7 @@ class DraftModelProposer:
         self._worker = worker
         self._draft = draft
         limits, place = worker.limits, draft.place
-        self._caches = kv_cache.allocate(draft.shape, limits.num_blocks, place.dtype, place.device)
+        self._caches = kv_cache.allocate(draft.shape, limits.num_blocks, place.device)
         recorded = taped.reject_reason(draft.backend, place) is None
         self._model: Model = TapedDecoder(draft.decoder, self._caches, limits) if recorded else draft.decoder
         self._passes = Passes(worker.table, place.device)

@@ -45,8 +45,7 @@ class Eagle:
         backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.head = EagleHead(config, backend, self.place, limits.max_model_len)
         load_checkpoint(self.head, folder, tied=False)
-        element_bytes = self.place.dtype.itemsize
-        self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, element_bytes)
+        self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
     def start(self, worker: Worker) -> EagleProposer:
@@ -62,7 +61,7 @@ class EagleProposer:
     def __init__(self, eagle: Eagle, worker: Worker) -> None:
         self._worker, self._eagle = worker, eagle
         limits, place = worker.limits, eagle.place
-        (self._cache,) = kv_cache.allocate(eagle.shape, limits.num_blocks, place.dtype, place.device)
+        (self._cache,) = kv_cache.allocate(eagle.shape, limits.num_blocks, place.device)
         self._passes = Passes(worker.table, place.device)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
         self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out

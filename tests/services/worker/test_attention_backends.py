@@ -8,7 +8,7 @@ from services.worker.attention import backends
 from services.worker.attention.by_phase import ByPhase
 from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
-SPEC = AttentionSpec("cuda", "bfloat16", 128, 16, 8, 64, has_window=False)
+SPEC = AttentionSpec("cuda", "bfloat16", "bfloat16", 128, 16, 8, 64, has_window=False)
 
 
 class Fake:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from services.worker import kv_memory, limits
 from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
-from services.worker.device import Device, choose_dtype
+from services.worker.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.kv_memory import GIB, BlockShape
 from services.worker.limits import Limits
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
 
-SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, element_bytes=2)
-SPEC = AttentionSpec("cuda", "float32", 8, 4, 2, 16, has_window=False)
+SHAPE = BlockShape(num_layers=2, block_size=16, num_kv_heads=4, head_dim=8, dtype=torch.bfloat16)
+SPEC = AttentionSpec("cuda", "float32", "float32", 8, 4, 2, 16, has_window=False)
 
 
 def wanted(model_max_len: int = 4096, **settings: Any) -> Limits:
@@ -117,3 +119,12 @@ def test_an_unknown_attention_backend_lists_what_exists() -> None:
         InvalidArgument, match="'flash' does not exist; there are auto, cpu, flash_attn, triton, reference"
     ):
         backends.choose_attention("flash", SPEC)
+
+
+def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
+    cpu, cuda = Device("cpu", ""), Device("cuda", "")
+    assert choose_kv_dtype("auto", torch.bfloat16, cpu) is torch.bfloat16
+    eight = choose_kv_dtype("fp8", torch.bfloat16, cuda)
+    assert 2 * dataclasses.replace(SHAPE, dtype=eight).num_bytes == SHAPE.num_bytes
+    with pytest.raises(InvalidArgument, match="kv_cache_dtype: fp8 needs device cuda"):
+        choose_kv_dtype("fp8", torch.bfloat16, cpu)
