@@ -22,6 +22,8 @@ Tensor = torch.Tensor
 FUNCTIONS = (
     "prepare_linear",
     "linear",
+    "prepare_fp8_linear",
+    "fp8_linear",
     "embed",
     "rms_norm",
     "add_rms_norm",
@@ -45,6 +47,8 @@ class Ops:
 
     prepare_linear: Callable[[Tensor, Tensor | None], Any]
     linear: Callable[[Tensor, Any], Tensor]
+    prepare_fp8_linear: Callable[..., Any]
+    fp8_linear: Callable[[Tensor, Any], Tensor]
     embed: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]

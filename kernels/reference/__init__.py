@@ -3,6 +3,7 @@
 from kernels.reference.activation import silu_mul
 from kernels.reference.attention_inputs import qk_norm_rope_store
 from kernels.reference.embedding import embed
+from kernels.reference.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.noise import gumbel_noise
 from kernels.reference.paged_attention import paged_attention
@@ -18,10 +19,12 @@ def unavailable() -> str | None:
 __all__ = [
     "add_rms_norm",
     "embed",
+    "fp8_linear",
     "gumbel_noise",
     "linear",
     "mask_logits",
     "paged_attention",
+    "prepare_fp8_linear",
     "prepare_linear",
     "qk_norm_rope_store",
     "rms_norm",

@@ -6,6 +6,7 @@ import torch
 
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention_inputs import qk_norm_rope_store
+from kernels.triton.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.sampling import sample
@@ -24,7 +25,9 @@ def unavailable() -> str | None:
 
 __all__ = [
     "add_rms_norm",
+    "fp8_linear",
     "paged_attention",
+    "prepare_fp8_linear",
     "qk_norm_rope_store",
     "rms_norm",
     "sample",

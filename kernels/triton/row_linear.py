@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.reference.fp8_linear import GROUP, Fp8Weight
 from kernels.reference.linear import LinearWeight
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
-MOST_CHUNK = 1024  # elements of a weight's row that a program holds at a time
+CHUNK_BYTES = 2048  # of a weight's row that a program holds at a time: 16 for each of 128 threads
 
 
 @triton.jit
@@ -25,10 +26,43 @@ def _chunk_of(x_ptr, norm_ptr, at, NORM: tl.constexpr):
     return x, x * tl.load(norm_ptr + at).to(tl.float32) if NORM else x
 
 
+@triton.jit
+def _products(
+    x_ptr,
+    norm_ptr,
+    weights,
+    scales_ptr,
+    row,
+    weight_row,
+    start,
+    at,
+    IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Squares of x and products with it, of a chunk. A weight's scales stand for GROUP of its rows and columns (0: it
+    has none, or one): a program's rows share them, or each half of them if they are gated."""
+    x, scaled = _chunk_of(x_ptr, norm_ptr, start + at, NORM)
+    scaled = scaled[None, :]
+    if GROUP:
+        groups: tl.constexpr = (IN + GROUP - 1) // GROUP
+        first = tl.min(weight_row, 0) // GROUP * groups
+        scales = tl.load(scales_ptr + first + (start + at) // GROUP)[None, :]
+        if GATED:
+            second = tl.max(weight_row, 0) // GROUP * groups
+            others = tl.load(scales_ptr + second + (start + at) // GROUP)[None, :]
+            scales = tl.where((row < ROWS)[:, None], scales, others)
+        scaled = scaled * scales
+    return x * x, weights.to(tl.float32) * scaled
+
+
 @triton.jit(do_not_specialize=["eps"])
 def _row_linear(
     x_ptr,
     weight_ptr,
+    scales_ptr,
     bias_ptr,
     norm_ptr,
     out_ptr,
@@ -42,6 +76,7 @@ def _row_linear(
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     HALVES: tl.constexpr = 2 if GATED else 1
     row = tl.arange(0, ROWS * HALVES)
@@ -60,24 +95,24 @@ def _row_linear(
     if PDL:
         wait_for_inputs()
 
-    x, scaled = _chunk_of(x_ptr, norm_ptr, at, NORM)
-    squares = x * x
-    sums = first.to(tl.float32) * scaled[None, :]
+    squares, sums = _products(x_ptr, norm_ptr, first, scales_ptr, row, weight_row, 0, at, IN, ROWS, NORM, GATED, GROUP)
     if AHEAD > 1:
-        x, scaled = _chunk_of(x_ptr, norm_ptr, CHUNK + at, NORM)
-        squares += x * x
-        sums += second.to(tl.float32) * scaled[None, :]
+        more = _products(x_ptr, norm_ptr, second, scales_ptr, row, weight_row, CHUNK, at, IN, ROWS, NORM, GATED, GROUP)
+        squares, sums = squares + more[0], sums + more[1]
     if AHEAD > 2:
-        x, scaled = _chunk_of(x_ptr, norm_ptr, 2 * CHUNK + at, NORM)
-        squares += x * x
-        sums += third.to(tl.float32) * scaled[None, :]
+        more = _products(
+            x_ptr, norm_ptr, third, scales_ptr, row, weight_row, 2 * CHUNK, at, IN, ROWS, NORM, GATED, GROUP
+        )
+        squares, sums = squares + more[0], sums + more[1]
     for start in range(AHEAD * CHUNK, IN, CHUNK):
         weights = tl.load(source + start, mask=inside, other=0.0)
-        x, scaled = _chunk_of(x_ptr, norm_ptr, start + at, NORM)
-        squares += x * x
-        sums += weights.to(tl.float32) * scaled[None, :]
+        more = _products(x_ptr, norm_ptr, weights, scales_ptr, row, weight_row, start, at, IN, ROWS, NORM, GATED, GROUP)
+        squares, sums = squares + more[0], sums + more[1]
 
     y = tl.sum(sums, 1)
+    if scales_ptr is not None:  # noqa: SIM102 - one is known by the type of an argument, the other by its value
+        if GROUP == 0:
+            y *= tl.load(scales_ptr)
     if NORM:
         y *= tl.rsqrt(tl.sum(squares, 0) / IN + eps)
     if bias_ptr is not None:
@@ -112,7 +147,7 @@ class Shape:
 
 def row_linear(
     x: torch.Tensor,
-    weight: LinearWeight,
+    weight: LinearWeight | Fp8Weight,
     *,
     norm: Norm | None = None,
     gated: bool = False,
@@ -122,11 +157,15 @@ def row_linear(
 ) -> torch.Tensor:
     """linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of that.
 
-    With `residual` [1, out_features] the product is added to it in place, and it is what is returned.
+    With `residual` [1, out_features] the product is added to it in place, and it is what is returned. An 8-bit weight
+    meets x as it is: only products of many rows need both in 8 bits.
     """
+    scales = weight.scales if isinstance(weight, Fp8Weight) else None
+    blocked = isinstance(weight, Fp8Weight) and weight.is_blocked
+    assert not (blocked and gated) or weight.weight.size(0) % (2 * GROUP) == 0
     in_features = weight.weight.size(1)
     out_features = weight.weight.size(0) // (2 if gated else 1)
-    shape = shape or shape_for(in_features, out_features, gated)
+    shape = shape or shape_for(in_features, weight.weight.element_size())
     out = residual
     if out is None:
         out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
@@ -134,6 +173,7 @@ def row_linear(
     _row_linear[(triton.cdiv(out_features, shape.rows),)](
         x,
         weight.weight,
+        scales,
         weight.bias,
         None if norm is None else norm.weight,
         out,
@@ -147,6 +187,7 @@ def row_linear(
         GATED=gated,
         ADD=residual is not None,
         PDL=pdl,
+        GROUP=GROUP if blocked else 0,
         num_warps=shape.warps,
         **launch,
     )
@@ -158,8 +199,8 @@ def row_linear_takes(in_features: int) -> bool:
     return in_features % 256 == 0
 
 
-def shape_for(in_features: int, out_features: int, gated: bool) -> Shape:
-    chunk = MOST_CHUNK
+def shape_for(in_features: int, element_bytes: int) -> Shape:
+    chunk = CHUNK_BYTES // element_bytes
     while in_features % chunk:
         chunk //= 2
     ahead = min(in_features // chunk, 3)

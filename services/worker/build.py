@@ -12,7 +12,7 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_graphs import GraphMaker
-from services.worker.device import choose_dtype, choose_kv_dtype, open_device
+from services.worker.device import choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
@@ -59,7 +59,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     if device.is_synchronous:
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
-    place = Placement(ops, dtype, device.torch_device)
+    place = Placement(ops, dtype, device.torch_device, choose_quantization(settings.quantization, device))
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, device)
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)

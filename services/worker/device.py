@@ -61,9 +61,19 @@ def choose_kv_dtype(wanted: str, dtype: Any, device: Device) -> Any:
     """The dtype of cached keys and values."""
     if wanted == "auto":
         return dtype
-    if device.kind != "cuda":
-        raise InvalidArgument(f"kv_cache_dtype: {wanted} needs device cuda, not {device.kind}", field="kv_cache_dtype")
+    _require_cuda(device, "kv_cache_dtype", wanted)
     return KV_DTYPES[wanted]
+
+
+def choose_quantization(wanted: str, device: Device) -> str:
+    if wanted != "none":
+        _require_cuda(device, "quantization", wanted)
+    return wanted
+
+
+def _require_cuda(device: Device, field: str, value: str) -> None:
+    if device.kind != "cuda":
+        raise InvalidArgument(f"{field}: {value} needs device cuda, not {device.kind}", field=field)
 
 
 def _fast_bfloat16() -> bool:

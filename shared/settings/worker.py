@@ -24,6 +24,9 @@ class WorkerSettings(Settings):
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="type of cached keys and values; auto: the dtype; fp8: half the memory, CUDA only"
     )
+    quantization: Literal["none", "fp8", "fp8_block"] = Field(
+        "none", description="8-bit linear layers, made at load: a scale for each, or for every 128 x 128; CUDA only"
+    )
     engine: Literal["device", "simulated"] = Field(
         "device", description="simulated: no model, made-up tokens after the time that a device would take"
     )

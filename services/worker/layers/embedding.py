@@ -31,7 +31,7 @@ class OutputHead(Linear):
     """Logits by a projection of its own."""
 
     def __init__(self, vocab_size: int, hidden_size: int, place: Placement) -> None:
-        super().__init__([Part("lm_head", vocab_size)], hidden_size, False, place)
+        super().__init__([Part("lm_head", vocab_size)], hidden_size, False, place, quantized=False)
 
 
 class TiedOutputHead:

@@ -20,9 +20,14 @@ class Part:
 class Linear:
     """The outputs of all parts side by side, in their order."""
 
-    def __init__(self, parts: Sequence[Part], in_features: int, bias: bool, place: Placement) -> None:
+    def __init__(
+        self, parts: Sequence[Part], in_features: int, bias: bool, place: Placement, *, quantized: bool = True
+    ) -> None:
+        """`quantized`: if the model is."""
         self._parts = parts
         self._ops = place.ops
+        self._quantization = place.quantization if quantized else "none"
+        self._multiply = place.ops.linear if self._quantization == "none" else place.ops.fp8_linear
         total = sum(part.out_features for part in parts)
         self._weight: Tensor = place.empty(total, in_features)
         self._bias: Tensor = place.empty(total) if bias else None
@@ -37,9 +42,13 @@ class Linear:
             row += part.out_features
 
     def finish(self) -> None:
-        self.packed = self._ops.prepare_linear(self._weight, self._bias)
+        if self._quantization == "none":
+            self.packed = self._ops.prepare_linear(self._weight, self._bias)
+        else:
+            blocks = self._quantization == "fp8_block"
+            self.packed = self._ops.prepare_fp8_linear(self._weight, self._bias, blocks=blocks)
         self._weight = self._bias = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts]"""
-        return self._ops.linear(x, self.packed)
+        return self._multiply(x, self.packed)

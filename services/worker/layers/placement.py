@@ -20,6 +20,7 @@ class Placement:
     ops: Ops
     dtype: Any
     device: Any
+    quantization: str = "none"  # of linear layers but the output head: also "fp8", "fp8_block"
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

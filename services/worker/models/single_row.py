@@ -21,11 +21,14 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     """Why this chain cannot run the model here, or None."""
     if place.ops.sources["rms_norm"] != "kernels.triton":
         return "needs kernels.triton"
+    from kernels.reference.fp8_linear import GROUP
     from kernels.triton.row_attention import row_attention_takes
     from kernels.triton.row_linear import row_linear_takes
 
     if not row_attention_takes(config.head_dim):
         return f"heads of {config.head_dim} do not fall into halves of matrix operands"
+    if place.quantization == "fp8_block" and config.intermediate_size % GROUP:
+        return f"blocks of {GROUP} do not divide {config.intermediate_size} gates"
     sizes = (config.hidden_size, config.num_q_heads * config.head_dim, config.intermediate_size)
     uneven = [size for size in sizes if not row_linear_takes(size)]
     return f"rows of {uneven[0]} elements are not whole chunks" if uneven else None

@@ -108,6 +108,21 @@ def test_a_cache_of_8_bits(checkpoint: Make, way: dict[str, object]) -> None:
     assert MAX_ERROR < found < 0.1, found
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "fp8_block"])
+def test_linear_layers_in_8_bits(tmp_path: Path, quantization: str, way: dict[str, object]) -> None:
+    """In the fused chain of a single row, and in the products of several."""
+    made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
+    rig = cuda_rig(made, quantization=quantization, **way)
+    rig.step([New(0, prompt(9))], {0: 9})
+    for _ in range(4):
+        rig.step()
+    rig.step([New(1, prompt(20, 2))], {0: 0, 1: 20})
+    for _ in range(4):
+        rig.step()
+    found = max(error(rig, made, slot) for slot in (0, 1))
+    assert MAX_ERROR < found < 0.15, found
+
+
 def test_choices_are_those_of_the_cpu(checkpoint: Make, way: dict[str, object]) -> None:
     made = checkpoint("qwen3-tied")
     rigs = [cuda_rig(made, **way), Rig(made.folder)]

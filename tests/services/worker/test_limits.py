@@ -11,7 +11,7 @@ import torch
 from services.worker import kv_memory, limits
 from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
-from services.worker.device import Device, choose_dtype, choose_kv_dtype
+from services.worker.device import Device, choose_dtype, choose_kv_dtype, choose_quantization
 from services.worker.kv_memory import GIB, BlockShape
 from services.worker.limits import Limits
 from shared.errors import InvalidArgument
@@ -128,3 +128,6 @@ def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
     assert 2 * dataclasses.replace(SHAPE, dtype=eight).num_bytes == SHAPE.num_bytes
     with pytest.raises(InvalidArgument, match="kv_cache_dtype: fp8 needs device cuda"):
         choose_kv_dtype("fp8", torch.bfloat16, cpu)
+    with pytest.raises(InvalidArgument, match="quantization: fp8_block needs device cuda"):
+        choose_quantization("fp8_block", cpu)
+    assert choose_quantization("none", cpu) == "none"

@@ -44,6 +44,7 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_models_that_it_cannot_run_are_refused() -> None:
     class Place:
         ops = SimpleNamespace(sources={"rms_norm": "kernels.triton"})
+        quantization = "none"
 
     class Config:
         head_dim, hidden_size, num_q_heads, intermediate_size = 128, 1024, 16, 3072
