@@ -193,7 +193,7 @@ def attend_rest(
     assert v_cache.is_contiguous()
     assert block_tables.stride(1) == 1
     assert num_splits == 1 or (parts is not None and not merge)
-    tile, stages = decode_tile(head_dim, k_cache.element_size())
+    tile, stages, warps = decode_tile(head_dim, k_cache.element_size())
     _decode_attention[(kv_heads, num_splits, num_seqs)](
         q,
         k_cache,
@@ -222,7 +222,7 @@ def attend_rest(
         DIRECT=parts is None or merge,
         OTHER_PARTS=MOST_OTHER_PARTS,
         MERGE=merge,
-        num_warps=4,
+        num_warps=warps,
         num_stages=stages,
     )
 
@@ -233,8 +233,8 @@ def splits_for(num_seqs: int, kv_heads: int) -> int:
     return min(1 << (wanted - 1).bit_length(), MOST_SPLITS)
 
 
-def decode_tile(head_dim: int, element_bytes: int) -> tuple[int, int]:
-    """(positions, buffers): 64 positions of 128 elements in 3 buffers are 96 KiB of keys and values, the best of those
-    tried on an H200; wider heads take fewer positions for the same memory."""
+def decode_tile(head_dim: int, element_bytes: int) -> tuple[int, int, int]:
+    """(positions, buffers, warps): 64 positions of 128 elements in 3 buffers are 96 KiB of keys and values, the best of
+    those tried on an H200; wider heads take fewer positions for the same memory."""
     row_bytes = padded_head_dim(head_dim) * element_bytes
-    return max(MIN_DOT, min(64, 64 * 256 // row_bytes)), 3
+    return max(MIN_DOT, min(64, 64 * 256 // row_bytes)), 3, 4

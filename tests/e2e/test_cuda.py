@@ -67,3 +67,45 @@ def test_streams_that_preempt_each_other_stay_right_on_the_gpu() -> None:
     assert sum(right) >= 0.95 * len(items)
     assert status.work.preemptions > 0
     assert status.blocks.used == 0
+
+
+WAYS: dict[str, dict[str, dict[str, object]]] = {
+    "kernel by kernel": {"worker": {"cuda_graphs": False}},
+    "reference attention": {"worker": {"attention_backend": "reference"}},
+    "one step in flight": {"scheduler": {"max_steps_in_flight": 1}},
+    "two steps in flight": {"scheduler": {"max_steps_in_flight": 2}},
+    "three steps in flight": {"scheduler": {"max_steps_in_flight": 3}},
+    "small blocks": {"worker": {"block_size": 16, "num_blocks": 6000}},
+}
+
+
+def texts(settings: dict[str, dict[str, object]]) -> list[str]:
+    """Greedy answers in float32, in which nothing is a close call, several at a time."""
+    worker = {"device": "cuda", "dtype": "float32", "num_blocks": 2000, **settings.get("worker", {})}
+    with running_cluster(**{**settings, "worker": worker}) as cluster, Client(cluster.grpc_address) as client:
+        return [result.text for result in ask(client, conversations()[:32], at_a_time=8)]
+
+
+@pytest.fixture(scope="module")
+def usual_texts() -> list[str]:
+    return texts({})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_text_does_not_depend_on_how_steps_are_run(usual_texts: list[str], way: str) -> None:
+    assert texts(WAYS[way]) == usual_texts
+
+
+def test_a_cache_of_8_bits_knows_the_answers() -> None:
+    items = conversations()
+    worker = {"device": "cuda", "num_blocks": 2000, "kv_cache_dtype": "fp8"}
+    with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
+        results = ask(client, items, at_a_time=16)
+    right = [
+        item.expected.startswith(result.text)
+        if result.outputs[0].finish_reason == "length"
+        else check(item, result.text).right
+        for item, result in zip(items, results, strict=True)
+    ]
+    print("8-bit cache:", sum(right), "of", len(right))
+    assert sum(right) >= 0.9 * len(items)

@@ -16,6 +16,7 @@ from services.worker.attention.port import AttentionMetadata, AttentionSpec, Ten
 
 HOPPER = 9
 HEAD_DIMS = (64, 96, 128)
+LONG_QUERY = 1024  # said of any chunk: for short ones another variant would be compiled, in the middle of serving
 
 
 class FlashAttention:
@@ -53,7 +54,7 @@ class FlashAttention:
             cu_seqlens_q=metadata.query_start,
             seqused_k=metadata.seq_lens,
             page_table=metadata.block_tables,
-            max_seqlen_q=metadata.longest_query,
+            max_seqlen_q=max(metadata.longest_query, LONG_QUERY),
             max_seqlen_k=metadata.longest_seq,
             softmax_scale=scale,
             causal=True,

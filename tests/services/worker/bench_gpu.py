@@ -167,9 +167,9 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the worker")
     options = parser.parse_args()
-    bench = Bench(options.shape, cuda_graphs=not options.no_graphs)
+    bench = Bench(options.shape, **dict(pair.split("=", 1) for pair in options.set))
     for case in options.cases:
         for make in CASES[case]:
             bench.run(make, options.depth)
