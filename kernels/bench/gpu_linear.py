@@ -30,14 +30,14 @@ PRODUCTS = {
 }
 TRIED = [
     Shape(rows, chunk, ahead, warps)
-    for rows, chunk, warps in [(2, 1024, 2), (4, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (4, 2048, 4)]
+    for rows, chunk, warps in [(2, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (4, 2048, 4), (4, 2048, 8)]
     for ahead in (1, 2, 3)
 ]
 
 
 def bench() -> Iterator[Row]:
     for name, product in PRODUCTS.items():
-        yield measure(name, product, {"triton": shape_for(product[0], 2)})
+        yield measure(name, product, {"triton": shape_for(product[0], product[2])})
 
 
 def shapes() -> Iterator[Row]:

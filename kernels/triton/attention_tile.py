@@ -63,6 +63,15 @@ def to_cache(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def meeting(q, cache_ptr):
+    """Queries in the dtype of the products: float16 for a cache of 8 bits, which widens to that in one instruction, and
+    to bfloat16 in several."""
+    if cache_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        q = q.to(tl.float16)
+    return q
+
+
+@triton.jit
 def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
     """One round of the running softmax (arXiv 1805.02867): scores [rows, TILE], -inf where a row may not look.
 

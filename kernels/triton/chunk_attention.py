@@ -19,6 +19,7 @@ from kernels.triton.attention_tile import (
     dot_precision,
     find_blocks,
     load_tile,
+    meeting,
     padded_head_dim,
 )
 
@@ -134,7 +135,7 @@ def _chunk_attention(
     at = tl.arange(0, WIDTH)
     heads = (query_start + row_tokens).to(tl.int64) * Q_HEADS + kv_head * GROUP + row % GROUP
     inside = ((row_tokens <= last_token) & (row < TOKENS * GROUP))[:, None] & (at < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + heads[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0)
+    q = meeting(tl.load(q_ptr + heads[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0), k_cache_ptr)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, WIDTH], tl.float32)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
-WIDTHS = (8, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up whoever needs it first
+WIDTHS = (8, 16, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up whoever needs it first
 
 
 @triton.jit(do_not_specialize=["num_parts"])

@@ -11,11 +11,20 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, find_blocks, load_tile, to_cache
+from kernels.triton.attention_tile import (
+    LOG2_E,
+    MIN_DOT,
+    accumulate,
+    dot_precision,
+    find_blocks,
+    load_tile,
+    meeting,
+    to_cache,
+)
 from kernels.triton.combine import combine
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
-SPLITS = 32  # with 8 kv heads 256 programs: one tile each up to 2048 positions
+SPLITS = 16  # with 8 kv heads 128 programs: one tile each up to 1024 positions
 TILE = 64
 
 
@@ -101,6 +110,7 @@ def _row_attention(
     q_left = (left * cos - right * sin).to(dtype)
     q_right = (right * cos + left * sin).to(dtype)
 
+    wide_left, wide_right = meeting(q_left, k_cache_ptr), meeting(q_right, k_cache_ptr)
     top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_WIDTH], tl.float32)
     out = tl.zeros([GROUP_WIDTH, HEAD_DIM], tl.float32)
@@ -124,9 +134,9 @@ def _row_attention(
         out += own_v.to(tl.float32)[None, :]
 
     for start in tl.range(begin, end, TILE):
-        k_left, k_right, v = k_left.to(dtype), k_right.to(dtype), v.to(dtype)
-        scores = tl.dot(q_left, tl.trans(k_left), input_precision=PRECISION)
-        scores = tl.dot(q_right, tl.trans(k_right), scores, input_precision=PRECISION) * scale
+        k_left, k_right, v = k_left.to(wide_left.dtype), k_right.to(wide_left.dtype), v.to(wide_left.dtype)
+        scores = tl.dot(wide_left, tl.trans(k_left), input_precision=PRECISION)
+        scores = tl.dot(wide_right, tl.trans(k_right), scores, input_precision=PRECISION) * scale
         positions = start + tl.arange(0, TILE)
         scores = tl.where(((positions >= first) & (positions < end))[None, :], scores, float("-inf"))
         top, total, out = accumulate(scores, v, top, total, out, PRECISION)

