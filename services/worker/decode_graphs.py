@@ -26,7 +26,9 @@ from services.worker.staging import WORDS_PER_ARRAY, Array, Staging
 from services.worker.step_edges import FED, DecodeColumns, SlotMemory, StepEdges
 from services.worker.step_inputs import StepInputs
 
-NUM_COLUMNS = len(fields(DecodeColumns))
+NAMES = [field.name for field in fields(DecodeColumns)]
+NUM_COLUMNS = len(NAMES)
+FOLLOWING = slice(NAMES.index("positions"), NAMES.index("seq_lens") + 1)  # what a step adds one to, slot_mapping too
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,16 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
+def shared_sizes(max_num_seqs: int) -> list[int]:
+    """For shared prefixes: fewer, because they come on top; at most a third of the rows is padding."""
+    steps = [size for doubled in range(3, 12) for size in (2**doubled, 3 * 2 ** (doubled - 1))]
+    return [*(size for size in steps if size < max_num_seqs), max_num_seqs]
+
+
+def _fitting(sizes: list[int], num_rows: int) -> int:
+    return sizes[bisect_left(sizes, num_rows)]
+
+
 class DecodeGraphs:
     """Owns the static inputs and the recordings."""
 
@@ -91,20 +103,18 @@ class DecodeGraphs:
         self._model, self._memory, self._recorder, self._staging = model, memory, recorder, staging
         self._watch = watch
         self._sizes = sizes
+        self._shared_sizes = shared_sizes(sizes[-1]) if model.rows_per_prefix_tile else []
         self._graphs: dict[tuple[int, bool], _Graph] = {}  # by number of rows, and whether prefixes are shared
         device = memory.last_tokens.device
+        self._filled: tuple[_Graph, StepInputs] | None = None  # what the columns hold
         self._flat = torch.zeros(NUM_COLUMNS * _padded(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs.
-
-        Shared prefixes are recorded when they first come, but for one size, which compiles their kernels.
-        """
-        for size in self._sizes[: -most - 1 : -1] if most else reversed(self._sizes):
-            self._graph(size, shared=False)
-        if self._model.rows_per_prefix_tile:
-            self._graph(self._sizes[-1], shared=True)
+        """The `most` largest of each kind (0: all), largest first: the memory of the rest fits into theirs."""
+        for sizes, shared in ((self._sizes, False), (self._shared_sizes, True)):
+            for size in sizes[: -most - 1 : -1] if most else reversed(sizes):
+                self._graph(size, shared=shared)
 
     def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """One token a row, and no more new blocks than rows."""
@@ -122,16 +132,29 @@ class DecodeGraphs:
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
         """Inputs to the device."""
-        size = self._size(inputs.num_rows)
-        facts = self._watch.facts(inputs, size)
-        graph = self._graph(size, shared=facts.prefixes is not None)
-        self._fill(graph.columns, inputs, new_blocks, facts)
+        shared_size = _fitting(self._shared_sizes, inputs.num_rows) if self._shared_sizes else 0
+        facts = self._watch.facts(inputs, shared_size)
+        shared = facts.prefixes is not None
+        graph = self._graph(shared_size if shared else self._size(inputs.num_rows), shared=shared)
+        if self._follows(graph, inputs, new_blocks):
+            graph.columns[FOLLOWING, : inputs.num_rows].add_(1)
+        else:
+            self._fill(graph.columns, inputs, new_blocks, facts)
         if facts.prefixes is not None:
-            self._prefixes.fill(facts.prefixes, size, self._staging)
+            self._prefixes.fill(facts.prefixes, shared_size, self._staging)
+        self._filled = graph, inputs
         return ReadyStep(graph, self._model.choice, inputs.num_rows)
 
+    def _follows(self, graph: _Graph, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+        """The same rows, a position on, which is a tenth of the work. (Block ids that the columns still hold are
+        written to the same places once more.)"""
+        if self._filled is None or len(new_blocks.ids):
+            return False
+        last_graph, last = self._filled
+        return graph is last_graph and inputs.positions is last.seq_lens  # see steady.py
+
     def _size(self, num_rows: int) -> int:
-        return self._sizes[bisect_left(self._sizes, num_rows)]
+        return _fitting(self._sizes, num_rows)
 
     def _graph(self, size: int, *, shared: bool) -> _Graph:
         key = size, shared
@@ -140,6 +163,7 @@ class DecodeGraphs:
         return self._graphs[key]
 
     def _record(self, size: int, shared: bool) -> _Graph:
+        self._filled = None
         stride = _padded(size)
         columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
         self._staging.upload_into(columns, [np.zeros(0, np.int32)] * NUM_COLUMNS, self._padding(0, stride))

@@ -17,7 +17,7 @@ from services.worker import kv_cache
 from services.worker.attention.port import AttentionMetadata, Tensor
 from services.worker.block_copies import BlockCopies
 from services.worker.decode_graphs import DecodeGraphs
-from services.worker.device import Clock, Device, clock_of
+from services.worker.device import Device
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.models.decoder import Decoder
@@ -27,20 +27,12 @@ from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.accept import Choose, accept, choose_coupled
 from services.worker.spec_decode.drafts import NO_TOKEN, REFUSED, DraftRows
-from services.worker.staging import Staging, staging_for
+from services.worker.staging import Downloads, Staging, staging_for
 from services.worker.step_edges import SlotMemory
 from services.worker.step_inputs import StepInputs
+from services.worker.step_timer import StepTimer, Timings
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Microseconds on the device's clock."""
-
-    prepare_us: int
-    forward_us: int
-    sample_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,37 +92,33 @@ class Launch:
 
     def __init__(
         self,
-        clock: Clock,
+        timer: StepTimer,
         marks: list[Any],
-        downloads: list[Tensor],
+        downloads: Downloads,
         sampled: Sampled,
         *,
         drafts: DraftRows | None,
         features: Tensor,
     ) -> None:
         """`downloads`: the tensors of `sampled`; on the host once the last mark has passed."""
-        self._clock, self._marks = clock, marks
+        self._timer, self._marks = timer, marks
         self._downloads = downloads
         self._sampled = sampled
         self._drafts, self._features = drafts, features
 
     def wait(self) -> Outcome:
-        self._clock.wait(self._marks[-1])
-        token_ids, *rest = (tensor.numpy() for tensor in self._downloads)
+        timings = self._timer.wait(self._marks)
+        token_ids, *rest = self._downloads.arrays()
         sampled = self._sampled
         outcome = Outcome(
             token_ids,
             np.ones(len(token_ids), dtype=np.int32),
             sampled.logprobs.to_proto(*rest[:3]) if sampled.logprobs else None,
-            self._timings,
+            timings,
             features=self._features,
             prompt_logprobs=sampled.prompts.to_proto(*rest[-3:]) if sampled.prompts else None,
         )
         return outcome if self._drafts is None else self._verified(self._drafts, outcome)
-
-    @property
-    def _timings(self) -> Timings:
-        return Timings(*self._clock.spans_us(self._marks))
 
     def _verified(self, drafts: DraftRows, outcome: Outcome) -> Outcome:
         kept = outcome.token_ids != REFUSED
@@ -151,7 +139,7 @@ class ModelRunner:
         self._model: Model = model
         self._device = device
         self._staging: Staging = staging_for(device)
-        self._clock = clock_of(device)
+        self._timer = StepTimer(device)
         self.caches: list[LayerCache] = []
         self.slot_memory = SlotMemory(None, None)
         self._graphs: DecodeGraphs | None = None
@@ -192,13 +180,13 @@ class ModelRunner:
                 self._graphs.forget_rows()
             if asked is None and self._graphs.takes(inputs, new_blocks):
                 return self._launch_graph(self._graphs, inputs, new_blocks)
-        marks = [self._clock.mark()]
+        marks = self._timer.begin(short=False)
         up = self._upload(inputs, new_blocks)
         wanted = self._wanted(inputs, up, asked)
         batch = self._batch(inputs, up, wanted)
-        marks.append(self._clock.mark())
+        self._timer.mark(marks)
         hidden: Tensor = self._model.forward(batch, self.caches) if inputs.num_tokens else None
-        marks.append(self._clock.mark())
+        self._timer.mark(marks)
         sampled = Sampled(self.slot_memory.last_tokens[:0], None)
         features: Tensor = hidden if self.keeps_features else None
         if features is not None and wanted is not None:
@@ -212,11 +200,11 @@ class ModelRunner:
         return self._land(marks, sampled, inputs.drafts, features)
 
     def _launch_graph(self, graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
-        marks = [self._clock.mark()]
+        marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
-        marks.append(self._clock.mark())
+        self._timer.mark(marks)
         logits = step.forward()
-        marks.append(self._clock.mark())
+        self._timer.mark(marks)
         plain = self.sampler.plain(inputs.sampling_slots) if inputs.num_samples == inputs.num_rows else None
         if plain is not None:
             sampled = Sampled(step.choose(plain), None)
@@ -230,11 +218,10 @@ class ModelRunner:
         return self._land(marks, sampled)
 
     def _land(
-        self, marks: list[Any], sampled: Sampled, drafts: DraftRows | None = None, features: Tensor = None
+        self, marks: list[Any] | None, sampled: Sampled, drafts: DraftRows | None = None, features: Tensor = None
     ) -> Launch:
-        downloads = self._download(sampled)
-        marks.append(self._clock.mark())
-        return Launch(self._clock, marks, downloads, sampled, drafts=drafts, features=features)
+        downloads = self._staging.download(_tensors(sampled))
+        return Launch(self._timer, self._timer.end(marks), downloads, sampled, drafts=drafts, features=features)
 
     def _upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self.slot_memory.table_width + new_blocks.columns
@@ -332,10 +319,9 @@ class ModelRunner:
         settled = ready.settle(token_ids.clamp(min=NO_TOKEN))
         return Sampled(token_ids, settled.logprobs)
 
-    def _download(self, sampled: Sampled) -> list[Tensor]:
-        tensors = [sampled.token_ids]
-        for found in (sampled.logprobs, sampled.prompts and sampled.prompts.entries):
-            tensors += [found.token_ids, found.logprobs, found.ranks] if found else []
-        if self._device.is_synchronous:
-            return tensors
-        return [torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
+
+def _tensors(sampled: Sampled) -> list[Tensor]:
+    tensors = [sampled.token_ids]
+    for found in (sampled.logprobs, sampled.prompts and sampled.prompts.entries):
+        tensors += [found.token_ids, found.logprobs, found.ranks] if found else []
+    return tensors

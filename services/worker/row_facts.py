@@ -37,7 +37,7 @@ class RowWatch:
         self._facts = None
 
     def facts(self, inputs: StepInputs, graph_rows: int) -> RowFacts:
-        """Of a decode step whose graph has `graph_rows` rows."""
+        """Of a decode step; prefixes for a graph of `graph_rows` rows."""
         unchanged = inputs.slots is self._slots or np.array_equal(inputs.slots, self._slots)
         if self._facts is None or not unchanged:
             self._slots = inputs.slots

@@ -14,11 +14,21 @@ from services.worker.device import Device
 Array = npt.NDArray[Any]
 
 WORDS_PER_ARRAY = 4  # arrays start at multiples of 16 bytes: kernels load whole vectors
+RESULT_WORDS = 1024
 RING = 4  # steps whose copies may be under way before a buffer is used again
+
+
+class Downloads(Protocol):
+    """Tensors on their way to the host."""
+
+    def arrays(self) -> list[Array]:
+        """Once they have arrived, and only once: their memory is used again."""
 
 
 class Staging(Protocol):
     """Arrays of integers that fit 32 bits; on CUDA they arrive as int32."""
+
+    def download(self, tensors: list[Any]) -> Downloads: ...
 
     def upload(self, arrays: list[Array]) -> list[Any]: ...
 
@@ -39,6 +49,17 @@ class SharedMemory:
     def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
         _fill(columns.numpy(), arrays, padding)
 
+    def download(self, tensors: list[Any]) -> Downloads:
+        return _Shared(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    tensors: list[Any]
+
+    def arrays(self) -> list[Array]:
+        return [tensor.numpy() for tensor in self.tensors]
+
 
 @dataclass(slots=True)
 class _Buffer:
@@ -55,6 +76,16 @@ class PinnedCopy:
         self._capacity = 0
         self._ring: list[_Buffer] = []
         self._next = 0
+        self._spare: list[Any] = []  # pinned int32 [RESULT_WORDS]: several threads take and return them
+
+    def download(self, tensors: list[Any]) -> Downloads:
+        """The first tensor, token ids, to memory that is there already: pinning some takes 10 us."""
+        first, *rest = tensors
+        size = first.numel()
+        memory = self._spare.pop() if self._spare and size <= RESULT_WORDS else _pinned(max(size, RESULT_WORDS))
+        memory[:size].copy_(first.view(-1), non_blocking=True)
+        others = [torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in rest]
+        return _Fetched(memory, size, others, self._spare)
 
     def upload(self, arrays: list[Array]) -> list[Any]:
         sizes = [-(-array.size // WORDS_PER_ARRAY) * WORDS_PER_ARRAY for array in arrays]
@@ -87,8 +118,26 @@ class PinnedCopy:
         return buffer
 
     def _new_buffer(self) -> _Buffer:
-        host = torch.empty(self._capacity, dtype=torch.int32, pin_memory=True)
+        host = _pinned(self._capacity)
         return _Buffer(host, host.numpy(), torch.cuda.Event())
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    memory: Any
+    size: int
+    others: list[Any]
+    spare: list[Any]
+
+    def arrays(self) -> list[Array]:
+        first = self.memory.numpy()[: self.size].copy()
+        if len(self.memory) == RESULT_WORDS:
+            self.spare.append(self.memory)
+        return [first, *(tensor.numpy() for tensor in self.others)]
+
+
+def _pinned(num_words: int) -> Any:
+    return torch.empty(num_words, dtype=torch.int32, pin_memory=True)
 
 
 def _fill(words: Array, arrays: list[Array], padding: list[Array | int]) -> None:

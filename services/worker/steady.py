@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.slots import NewBlocks, SlotTable
+from services.worker.slots import NO_BLOCKS, NewBlocks, SlotTable
 from services.worker.step_inputs import StepInputs
 from shared import columns
 from shared.columns import I32
@@ -24,7 +24,9 @@ class Steady:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._last: StepInputs | None = None
-        self._room: I32 = np.zeros(0, np.int32)  # [num_rows] positions that each row's blocks have beyond the last step
+        self._room: I32 = np.zeros(0, np.int32)  # [num_rows] steps that each row's blocks have room for from `take` on
+        self._num_followed = 0  # since then
+        self._next_growth = 0  # followed steps before some row needs a block
 
     def forget(self) -> None:
         self._last = None
@@ -36,7 +38,8 @@ class Steady:
         self._last = inputs if rows and all_decode and not plan.counted_slots else None
         if self._last is not None:
             table = self._table
-            self._room = table.num_blocks[inputs.slots] * table.block_size - inputs.seq_lens
+            self._room = -inputs.seq_lens % table.block_size
+            self._num_followed, self._next_growth = 0, int(self._room.min())
 
     def follow(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks] | None:
         """The step of `plan`, if it follows from the last one. Raises PlanViolation."""
@@ -44,15 +47,18 @@ class Steady:
         if last is None or not all(field.name in FOLLOWING for field, _ in plan.ListFields()):
             return None
         table = self._table
-        if table.drafts and not (last.seq_lens % table.block_size).all():
-            return None  # the next block may have come long ago, or not at all
-        growing = np.flatnonzero(self._room == 0)
-        new_blocks = table.hand_out(last.slots[growing], np.ones_like(growing), columns.u32(plan.new_block_ids))
-        mapping = last.slot_mapping + 1
-        mapping[growing] = new_blocks.ids * table.block_size
-        self._room[growing] = table.block_size
-        self._room -= 1
-        seq_lens = last.seq_lens + 1
+        mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, columns.u32(plan.new_block_ids)
+        seq_lens, num_blocks = last.seq_lens + 1, last.num_blocks
+        if self._num_followed == self._next_growth or len(ids):
+            growing = np.flatnonzero(self._room == self._num_followed)
+            if table.drafts:
+                return None  # the next block may have come long ago, or not at all
+            new_blocks = table.hand_out(last.slots[growing], np.ones_like(growing), ids)
+            mapping[growing] = new_blocks.ids * table.block_size
+            self._room[growing] += table.block_size
+            self._next_growth = int(self._room.min())
+            num_blocks = -(-int(seq_lens.max()) // table.block_size)
+        self._num_followed += 1
         table.num_computed_tokens[last.slots] = seq_lens
         table.num_tokens[last.slots] = seq_lens + 1
         self._last = StepInputs(
@@ -62,7 +68,7 @@ class Steady:
             slot_mapping=mapping,
             query_start=last.query_start,
             seq_lens=seq_lens,
-            num_blocks=-(-int(seq_lens.max()) // table.block_size),
+            num_blocks=num_blocks,
             fed_tokens=last.fed_tokens,
             fed_slots=last.fed_slots,
             sampling_slots=last.sampling_slots,

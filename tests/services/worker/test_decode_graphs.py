@@ -17,7 +17,6 @@ from services.worker.decode_graphs import DecodeGraphs, DecodeModel, graph_sizes
 from services.worker.device import Device
 from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
-from services.worker.sampling.sampler import Sampled
 from services.worker.staging import SharedMemory
 from services.worker.step_edges import PlainEdges
 from shared.pb.common.v1 import sampling_pb2
@@ -67,10 +66,11 @@ class CheckedAttention(reference.ReferenceAttention):
         return super().attend(q, k_cache, v_cache, metadata, **options)
 
 
-def downloaded(sampled: Sampled) -> list[torch.Tensor]:
-    found = sampled.logprobs
-    more = (found.token_ids, found.logprobs, found.ranks) if found else ()
-    return [tensor.clone() for tensor in (sampled.token_ids, *more)]
+class Copying(SharedMemory):
+    """Results are copied where they are, as if they had to go to another memory."""
+
+    def download(self, tensors: list[torch.Tensor]) -> Any:
+        return super().download([tensor.clone() for tensor in tensors])
 
 
 def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAttention]:
@@ -80,7 +80,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAt
     for layer in runner._model.layers:
         layer.attention._backend = attention
     runner._device = PretendAsynchronous("cpu", "pretending")
-    runner._download = downloaded
+    runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)
     model = DecodeModel(
         logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
@@ -95,7 +95,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAt
         [1, 2, 5, limits.max_num_seqs],
         watch=RowWatch(table.block_table, limits.block_size, model.rows_per_prefix_tile),
         recorder=Repeater(),
-        staging=SharedMemory(),
+        staging=Copying(),
     )
     graphs.record()
     runner.use_graphs(graphs)
@@ -131,6 +131,25 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make) -> None:
         paused = [slot for slot in rigs[1].scheduler.rows if slot not in counts and slot not in released]
         counts |= dict.fromkeys([slot for slot in paused if choose.random() < 0.05], 0)
         run_both(rigs, new, counts, released)
+
+
+@torch.inference_mode()
+def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One addition on the device stands for it, until a row needs a block; blocks here have four positions."""
+    made = checkpoint("llama")
+    rigs = [graph_rig(made)[0], Rig(made.folder)]
+    uploads: list[int] = []
+    graphs = rigs[0].replica._runner._graphs
+    fill = graphs._fill
+    monkeypatch.setattr(graphs, "_fill", lambda *arguments: (uploads.append(1), fill(*arguments)))
+    run_both(rigs, [New(0, [5, 6, 7, 8, 9]), New(2, [3, 4, 5, 6, 7])], {0: 5, 2: 5})
+    counts = []
+    for _ in range(12):
+        before = len(uploads)
+        run_both(rigs)
+        counts.append(len(uploads) - before)
+    assert counts == [1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert rigs[0].tokens(2) == rigs[1].tokens(2)
 
 
 @torch.inference_mode()
