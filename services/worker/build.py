@@ -12,6 +12,7 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_graphs import GraphMaker
+from services.worker.build_kernels import Kernels
 from services.worker.device import choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
@@ -53,6 +54,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     drafting = speculative_config.parse(settings.speculative_config)
     config = read_model_config(read_config(Path(settings.model)))
     wanted = limits.from_settings(settings, config.max_positions)
+    compiling = Kernels(settings, config, wanted)
     device = open_device(settings.device, settings.threads)
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = kernels.load(device.kind)
@@ -77,6 +79,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     )
     runner = ModelRunner(model, sampler, device)
     graphs = _graph_maker(settings, model, backend, spec, place)
+    compiling.wait()
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
     num_blocks = settings.num_blocks or _measure(
         settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place

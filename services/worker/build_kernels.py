@@ -1,0 +1,60 @@
+"""Kernels compiled beside the loading of a model, at its first start on a machine."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from services.worker.device import Device, choose_dtype, choose_kv_dtype
+from services.worker.limits import Limits
+from services.worker.models.decoder_config import DecoderConfig
+from shared.logs import logger
+from shared.settings import WorkerSettings
+
+log = logger("worker.kernels")
+
+
+class Kernels:
+    """Being compiled, in processes of their own; on the CPU there is nothing to compile."""
+
+    def __init__(self, settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> None:
+        self._started = time.perf_counter()
+        self._work = None
+        if settings.device != "cuda" or settings.quantization != "none":
+            return
+        try:
+            from kernels.triton import precompile
+        except ImportError:  # whoever chooses kernels says why
+            return
+        num_cores = settings.threads or len(os.sched_getaffinity(0))
+        self._work = precompile.start(_shape(settings, config, wanted), num_cores)
+
+    def wait(self) -> None:
+        """Until they can be called without delay."""
+        if self._work is not None and self._work.wait():
+            log.info("kernels compiled", seconds=round(time.perf_counter() - self._started, 2))
+
+
+def _shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> object:
+    from kernels.triton import precompile
+    from kernels.triton.row_attention import row_attention_takes
+    from kernels.triton.row_linear import row_linear_takes
+
+    cuda = Device("cuda", "")
+    dtype = choose_dtype(settings.dtype, config.dtype, cuda)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, cuda)
+    sizes = (config.hidden_size, config.num_q_heads * config.head_dim, config.intermediate_size)
+    return precompile.ModelShape(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_q_heads=config.num_q_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        qk_norm=config.qk_norm,
+        block_size=wanted.block_size,
+        max_num_seqs=wanted.max_num_seqs,
+        dtype=str(dtype).removeprefix("torch."),
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
+        single_row=row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes)),
+    )
