@@ -116,6 +116,7 @@ def _tool(tool: Mapping[str, Any]) -> pb.Tool:
         name=function["name"],
         description=function.get("description", ""),
         parameters=_json_text(function.get("parameters", {})),
+        strict=function.get("strict", False),
     )
 
 

@@ -111,8 +111,13 @@ class Generation:
         parts = parser.push(delta.text)
         if delta.finish is not None:
             parts += parser.finish()
+            self._count_calls(has_calls=parser.has_called)
         self._reasoning[delta.sample].count(delta.token_ids, has_reasoned=parser.has_reasoned)
         return delta._replace(parts=parts)
+
+    def _count_calls(self, *, has_calls: bool) -> None:
+        if self.request.tool_use is not None:
+            measures.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
 
     async def collect(self) -> list[Delta]:
         """Of a request that is final_only: a delta for each sample."""

@@ -38,6 +38,12 @@ def sample_ended(metrics: FrontendMetrics, sample: Sample, reason: FinishReason,
         metrics.time_per_output_token.observe((sample.last_token_s - sample.first_token_s) / (sample.num_tokens - 1))
 
 
+def tools_offered(metrics: FrontendMetrics, *, streamed: bool, called: bool) -> None:
+    """Once for each sample that could have called."""
+    mode, outcome = "streaming" if streamed else "non_streaming", "tool_call" if called else "no_tool_call"
+    metrics.tool_parser[mode, outcome].inc()
+
+
 def prompt_ended(metrics: FrontendMetrics, prompt: Prepared, samples: Iterable[Sample]) -> None:
     lengths = [sample.num_tokens for sample in samples]
     metrics.request_prompt_tokens.observe(prompt.work.num_prompt_tokens)

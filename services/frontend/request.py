@@ -46,6 +46,7 @@ class Tool:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of its arguments
     description: str = ""
+    strict: bool = False  # its calls have to fit the schema, though nobody requires one
 
 
 @dataclass(frozen=True, slots=True)

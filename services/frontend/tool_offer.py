@@ -34,7 +34,7 @@ def offer(
     )
 
 
-def new_tool(place: str, name: Any, parameters: Any, description: Any) -> Tool:
+def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: Any = None) -> Tool:
     """Checked; `place` says in an error which of them it was."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r}", field="tools")
@@ -42,7 +42,9 @@ def new_tool(place: str, name: Any, parameters: Any, description: Any) -> Tool:
         raise InvalidArgument(f"{place}: parameters must be a JSON Schema object, got {parameters!r}", field="tools")
     if description is not None and not isinstance(description, str):
         raise InvalidArgument(f"{place}: description must be text, got {description!r}", field="tools")
-    return Tool(name, parameters or {}, description or "")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidArgument(f"{place}: strict must be true or false, got {strict!r}", field="tools")
+    return Tool(name, parameters or {}, description or "", bool(strict))
 
 
 def as_shown(tool: Tool) -> dict[str, Any]:

@@ -130,6 +130,18 @@ class FrontendMetrics:
     def _add_outcomes(self) -> None:
         success = self._counter("vllm:request_success", "Samples that ended", *MODEL_LABELS, "finished_reason")
         self.request_success = {r: success.labels(*self._labels, r) for r in FINISHED_REASONS}
+        parsed = self._counter(
+            "vllm:tool_call_parser_invocations",
+            "Samples that could call tools, and whether they did",
+            "model_name",
+            "mode",
+            "outcome",
+        )
+        self.tool_parser = {
+            (mode, outcome): parsed.labels(self._model_name, mode, outcome)
+            for mode in ("streaming", "non_streaming")
+            for outcome in ("tool_call", "no_tool_call")
+        }
         rejections = self._counter("vllm:admission_rejections", "Requests refused as too many", "model_name", "reason")
         self.rejections = {r: rejections.labels(self._model_name, r) for r in REJECTION_REASONS}
         cancellations = self._counter(

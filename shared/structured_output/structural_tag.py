@@ -166,7 +166,7 @@ class _Writer:
         tag = self._rule(" | ".join(tags))
         if node.get("stop_after_first"):
             return tag if node.get("at_least_one") else f"({tag} | {self._text_without([*triggers, *excludes])})"
-        return f"({tag}{'+' if node.get('at_least_one') else '*'} {self._text_without(excludes)})"
+        return f"({tag}{'+' if node.get('at_least_one') else '*'} {self._text_without([*triggers, *excludes])})"
 
     def _tags_with_separator(self, node: Json, where: str) -> str:
         _only(node, {"tags", "separator", "at_least_one", "stop_after_first"}, where)

@@ -171,3 +171,33 @@ def test_responses_call_tools(http: openai.OpenAI) -> None:
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": item.messages[2]["content"]}
     with http.responses.stream(input=[result], previous_response_id=first.id, **asked) as stream:
         assert stream.get_final_response().output_text == item.expected
+
+
+def strict(tools: Any, towns: list[str]) -> Any:
+    """Every text one of these."""
+    offered: Any = json.loads(json.dumps(tools))
+    for tool in offered:
+        tool["function"]["strict"] = True
+        for document in tool["function"]["parameters"]["properties"].values():
+            if document["type"] == "string":
+                document["enum"] = towns
+    return offered
+
+
+def test_strict_tools_bind_calls_and_leave_the_choice(http: openai.OpenAI) -> None:
+    """The model would give the town that was asked for; the schema knows two others only."""
+    item = next(item for item in ITEMS if any(t["function"]["name"] == "get_weather" for t in item.tools))
+    asked: Any = {"model": "quire-tiny", "temperature": 0, "max_tokens": 128}
+    reply = http.chat.completions.create(
+        messages=list(item.messages[:1]), tools=strict(item.tools, ["Xanten", "Ystad"]), **asked
+    )
+    (call,) = reply.choices[0].message.tool_calls
+    texts = [value for value in json.loads(call.function.arguments).values() if isinstance(value, str)]
+    assert texts
+    assert set(texts) <= {"Xanten", "Ystad"}
+    item = next(item for item in ITEMS if item.size == "reply")
+    function = item.messages[1]["tool_calls"][0]["function"]
+    towns = [value for value in function["arguments"].values() if isinstance(value, str)]
+    answer = http.chat.completions.create(messages=turns(item), tools=strict(item.tools, towns or ["x"]), **asked)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content

@@ -218,7 +218,7 @@ THOUGHT = [form("const_string", value="<think>"), ANY, form("const_string", valu
     ("tag", "right", "wrong"),
     [
         (CALLS, ["", "text", "x <f=a>1</f> y [c]2</f>", "<f=b>2</f><f=a>1</f>!"],
-            ["<f=", "x <f=d>1</f>", "<f=a>x</f>", "<f=a>1", "[c]x"]),
+            ["<f=", "<f=a>1</f> <f=b>x", "x <f=d>1</f>", "<f=a>x</f>", "<f=a>1", "[c]x"]),
         (tags(format=TRIGGERED), ["", "x<a>1</a>y<b>z</B>", "<", "a>"], ["<a>", "<a>1", "<b>x</c>"]),
         (tags(format={**TRIGGERED, "at_least_one": True}), ["x<a>1</a>y", "<b></b><a>2</a>"], ["", "x"]),
         (tags(format={**TRIGGERED, "stop_after_first": True}), ["", "xy", "x<a>1</a>"], ["<a>1</a>x", "<ab"]),

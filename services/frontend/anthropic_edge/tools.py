@@ -32,4 +32,5 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not offered by this server", field="tools")
-    return new_tool(f"tools[{number}]", tool.get("name"), tool.get("input_schema"), tool.get("description"))
+    fields = (tool.get(name) for name in ("name", "input_schema", "description", "strict"))
+    return new_tool(f"tools[{number}]", *fields)

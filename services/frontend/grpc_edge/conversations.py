@@ -62,7 +62,7 @@ def tool_offer(message: pb.ChatRequest) -> Offer:
 
 def _tools(tools: Iterable[pb.Tool]) -> list[Tool]:
     return [
-        new_tool(f"tools[{number}]", tool.name, _json("tools", tool.parameters), tool.description)
+        new_tool(f"tools[{number}]", tool.name, _json("tools", tool.parameters), tool.description, tool.strict)
         for number, tool in enumerate(tools)
     ]
 

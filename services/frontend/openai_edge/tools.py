@@ -69,4 +69,5 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidArgument(f"tools[{number}]: function must be an object", field="tools")
-    return new_tool(f"tools[{number}]", function.get("name"), function.get("parameters"), function.get("description"))
+    fields = (function.get(name) for name in ("name", "parameters", "description", "strict"))
+    return new_tool(f"tools[{number}]", *fields)

@@ -75,7 +75,7 @@ class AnswerFormats:
         form, use = request.sampling.structured_output, request.tool_use
         must_call = use is not None and use.choice != AUTO
         if not request.take_apart or not (form or must_call):
-            return request
+            return self._strict(request)
         answer = self._answer(request)
         place = self._place_of_answer(request.prompts[0])
         if answer is None or (form is not None and use is None and place is Place.AFTER_REASONING):
@@ -83,10 +83,23 @@ class AnswerFormats:
         made = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
         return replace(request, sampling=replace(request.sampling, structured_output=made))
 
+    def _strict(self, request: Request) -> Request:
+        """Free text, reasoning included, in which calls have to fit, if a tool wants that."""
+        use = request.tool_use
+        if use is None or not any(tool.strict for tool in use.tools) or (way := self._wording(use)) is None:
+            return request
+        marker = self._tool_format(use).tokens[0]
+        text = wording.free_text_with_calls(way, use.tools, marker, only_one=not use.parallel)
+        if text is None:
+            return request
+        made = constraint.structural_tag(text, None)
+        return replace(request, sampling=replace(request.sampling, structured_output=made))
+
     @staticmethod
     def blame(error: InvalidArgument, request: Request) -> InvalidArgument:
         """With the field that the client wrote: a constraint may have been made of the tools."""
-        if error.field != FIELD or request.tool_use is None or request.tool_use.choice == AUTO:
+        use = request.tool_use
+        if error.field != FIELD or use is None or not (use.choice != AUTO or any(tool.strict for tool in use.tools)):
             return error
         return InvalidArgument(error.message.replace(FIELD, "tools", 1), field="tools")
 

@@ -72,6 +72,10 @@ class AnswerParser:
             self._add(parts, event)
         return parts
 
+    @property
+    def has_called(self) -> bool:
+        return self._num_calls > 0
+
     def _add(self, parts: list[Part], event: Event) -> None:
         if isinstance(event, CallStart):
             call_id = event.id or self._new_id(self._num_calls, event.name)

@@ -99,3 +99,19 @@ async def test_a_schema_that_nothing_fits_is_an_error_of_the_tools(tools_folder:
         with pytest.raises(openai.BadRequestError, match=r"^Error code: 400 - tools: it cannot be compiled") as refused:
             await client.chat.completions.create(**asked(tools=[broken], tool_choice="required"))
     assert refused.value.param == "tools"
+
+
+async def test_strict_tools_are_constrained_from_their_marker_on(tools_folder: Path) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    async with talking(tools_folder, CALL) as (_, client, script):
+        reply = await client.chat.completions.create(**asked(tools=[strict, CLOCK]))
+        await client.chat.completions.create(**asked())
+        broken = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"required": 5}}}
+        with pytest.raises(openai.BadRequestError, match="tools: it cannot be compiled"):
+            await client.chat.completions.create(**asked(tools=[broken]))
+    assert reply.choices[0].finish_reason == "tool_calls"
+    form = json.loads(script.submissions[0].sampling.structured_output.structural_tag)["format"]
+    assert (form["type"], form["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    schemas = [tag["content"]["elements"][0]["json_schema"] for tag in form["tags"]]
+    assert schemas == [WEATHER["function"]["parameters"], {"type": "object"}]
+    assert not script.submissions[1].sampling.HasField("structured_output")

@@ -4,13 +4,15 @@ shared/structured_output/structural_tag.py, that the format's own parser reads b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.frontend.request import Tool
 
 Json = dict[str, Any]
+
+ANY_ARGUMENTS: Json = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,22 @@ def _value(document: Any, root: Mapping[str, Any]) -> Json:
     if options and all(isinstance(option, str) and option for option in options):
         return one_of(const(option) for option in options)
     return {"type": "any_text"}
+
+
+def free_text_with_calls(wording: Wording, tools: Sequence[Tool], marker: str, *, only_one: bool) -> Json | None:
+    """Any text; from `marker` on it is a call. None where calls do not begin with the marker."""
+    loose = [tool if tool.strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools]
+    bodies = [calls(wording, loose, only_one=only_one)] if wording.before else map(wording.call, loose)
+    tags = [_as_tag(body) for body in bodies]
+    if not all(tag["begin"].startswith(marker) for tag in tags):
+        return None
+    return {"type": "triggered_tags", "triggers": [marker], "tags": tags, "stop_after_first": only_one}
+
+
+def _as_tag(body: Json) -> Json:
+    """`body` is a sequence that begins with a text."""
+    begin, *rest = body["elements"]
+    return {"type": "tag", "begin": begin["value"], "content": sequence(*rest), "end": ""}
 
 
 def calls(wording: Wording, tools: Iterable[Tool], *, only_one: bool) -> Json:

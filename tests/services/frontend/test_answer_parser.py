@@ -1,0 +1,86 @@
+"""From tokens to parts: however steps and slow readers group the tokens, characters torn apart included."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from tokenizers import AddedToken
+
+from services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part
+from services.frontend.output_processor.parsing.events import Content, Reasoning
+from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
+from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
+from services.frontend.output_processor.sample_text import new_text
+from services.frontend.request import Sampling
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from tests.services.frontend.talking import MARKUP
+from tests.services.frontend.tiny_folder import byte_level_tokenizer, write_folder
+
+ANSWER = (
+    "<think>\n你好 🙂 é\n</think>\n\nSo: 🙃<tool_call>\n"
+    '{"name": "get_wéather", "arguments": {"city": "Malmö 🙂", "note": "\\"\\ud83d\\ude42<tool_call>"}}\n</tool_call>\n'
+    '<tool_call>{"name": "now"}</tool_call> 好'
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    made = byte_level_tokenizer()
+    made.add_special_tokens([AddedToken(text, special=True) for text in MARKUP])
+    return Tokenizer(write_folder(tmp_path_factory.mktemp("models") / "marked", tokenizer=made), threads=1)
+
+
+def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | None = None) -> list[Part]:
+    """Joined, as a client joins them."""
+    thoughts, calls = reasoning_format("qwen3"), tool_format("hermes")
+    shown = frozenset((*thoughts.tokens, *calls.tokens))
+    words = new_text(Sampling(), tokenizer, final_only=False, shown=shown)
+    parser = AnswerParser(
+        Reader(lambda scan, writer: thoughts.read(scan, writer, False)),
+        Reader(lambda scan, writer: calls.read(scan, writer, ToolSchemas())),
+        new_id=lambda number, name: f"{name}-{number}",
+        most_calls=most_calls,
+        wants_reasoning=True,
+    )
+    parts = [part for group in groups for part in parser.push(words.push(group, False).text)]
+    parts += parser.push(words.flush().text) + parser.finish()
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(last, CallPiece) and isinstance(part, CallPiece) and last.number == part.number:
+            joined[-1] = last._replace(arguments=last.arguments + part.arguments)
+        elif isinstance(last, Content) and isinstance(part, Content):
+            joined[-1] = Content(last.text + part.text)
+        elif isinstance(last, Reasoning) and isinstance(part, Reasoning):
+            joined[-1] = Reasoning(last.text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+def test_any_grouping_of_the_tokens_gives_the_same(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_now(ANSWER, add_special_tokens=False)
+    byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
+    whole = read(tokenizer, [ids])
+    assert whole == [
+        Reasoning("你好 🙂 é"),
+        Content("So: 🙃"),
+        CallPiece(0, "get_wéather-0", "get_wéather", '{"city": "Malmö 🙂", "note": "\\"\\ud83d\\ude42<tool_call>"}'),
+        CallPiece(1, "now-1", "now", "{}"),
+        Content("好"),
+    ]
+    random = Random(3)
+    for _ in range(200):
+        torn = [byte_ids[bytes([b])] for b in ANSWER.encode()] if random.random() < 0.3 else ids
+        cuts = sorted(random.sample(range(1, len(torn)), random.randrange(1, 20)))
+        groups = [torn[a:b] for a, b in zip([0, *cuts], [*cuts, len(torn)], strict=True)]
+        assert read(tokenizer, groups) == whole
+
+
+def test_what_follows_the_last_call_allowed_is_left_out(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_now(ANSWER, add_special_tokens=False)
+    for groups in ([ids], [[token] for token in ids]):
+        parts = read(tokenizer, groups, most_calls=1)
+        assert [type(part) for part in parts] == [Reasoning, Content, CallPiece]
