@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.writer import Writer
 
 FENCE = "```"
@@ -10,9 +10,10 @@ FENCE = "```"
 
 def fence(text: str, start: int, end: int) -> int:
     """Padding of markers behind a fenced block: the fence, and the white space around it."""
-    body = text[start:end].rstrip()
+    begin = max(start, end - LONGEST_PADDING)
+    body = text[begin:end].rstrip()
     ticks = len(body) - len(body.rstrip("`"))
-    return start + (len(body[:-ticks].rstrip()) if 0 < ticks <= len(FENCE) else len(body))
+    return begin + (len(body[:-ticks].rstrip()) if 0 < ticks <= len(FENCE) else len(body))
 
 
 def arguments(scan: Scanner, writer: Writer, ends: Markers) -> Steps[str]:

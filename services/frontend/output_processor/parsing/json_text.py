@@ -11,9 +11,8 @@ import re
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Sink, Steps
 
 PLAIN = re.compile(r'[^"\\]+')  # inside a string
-ATOMS = re.compile(
-    r"[ \t\r\n,:0-9A-Za-z+.\-]+"
-)  # between strings and brackets: punctuation, numbers, true, false, null
+# Between brackets: punctuation, numbers, true, null; and whole strings without anything special in them.
+ATOMS = re.compile(r'(?:[ \t\r\n,:0-9A-Za-z+.\-]++|"[^"\\\x00-\x1f]*+")++')
 SCALAR = re.compile(r"[0-9A-Za-z+.\-]+")
 CONTROL = re.compile(r"[\x00-\x1f]")
 CLOSING = {"{": "}", "[": "]"}
@@ -39,15 +38,12 @@ def value(scan: Scanner, sink: Sink) -> Steps[None]:
 
 def _brackets(scan: Scanner, sink: Sink) -> Steps[None]:
     open_ones: list[str] = []
-    while True:
-        character = yield from scan.peek()
-        if character == '"':
-            yield from _raw_string(scan, sink)
-        elif character and character in CLOSING:
+    while character := (yield from scan.peek()):
+        if character in CLOSING:
             scan.at += 1
             open_ones.append(CLOSING[character])
             sink(character)
-        elif open_ones and character == open_ones[-1]:
+        elif character == open_ones[-1]:
             scan.at += 1
             open_ones.pop()
             sink(character)
@@ -55,8 +51,11 @@ def _brackets(scan: Scanner, sink: Sink) -> Steps[None]:
                 return
         elif atoms := scan.ready(ATOMS):
             sink(atoms)
+        elif character == '"':
+            yield from _raw_string(scan, sink)
         else:
-            raise Malformed
+            break
+    raise Malformed
 
 
 def _raw_string(scan: Scanner, sink: Sink) -> Steps[None]:

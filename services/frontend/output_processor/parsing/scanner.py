@@ -27,9 +27,13 @@ class Malformed(Exception):
     """The text is not what its format says."""
 
 
+LONGEST_PADDING = 64  # characters: models that are stuck write white space without end, which must not pile up here
+
+
 def white_space(text: str, start: int, end: int) -> int:
     """Padding of markers: where the white space begins that ends at `end`."""
-    return start + len(text[start:end].rstrip(WHITE))
+    begin = max(start, end - LONGEST_PADDING)
+    return begin + len(text[begin:end].rstrip(WHITE))
 
 
 def one_newline(text: str, start: int, end: int) -> int:

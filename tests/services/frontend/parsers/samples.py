@@ -210,6 +210,7 @@ BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
     ("hermes", '<tool_call>what?\n<tool_call>{"name": "now"}', ["<tool_call>what?", ("now", {})]),
     ("hermes", "a < b <tool_call", ["a < b <tool_call"]),
     ("hermes", "a\n", ["a\n"]),
+    ("hermes", "a" + "\n" * 100 + '<tool_call>{"name": "now"}', ["a" + "\n" * 36, ("now", {})]),
     ("mistral", "[TOOL_CALLS]add and more", ["[TOOL_CALLS]add and more"]),
     ("qwen3_coder", "<tool_call>\n<function=add", ["<tool_call>\n<function=add"]),
     ("qwen3_coder", "<function=add><parameter=b>half", [("add", '{"b": "half')]),
