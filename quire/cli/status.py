@@ -51,6 +51,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
         "waiting": service.waiting,
         "blocks": {name: getattr(blocks, name) for name in ("total", "free", "cached", "used")} if has_blocks else None,
         "work": _work(service.work) if service.HasField("work") else None,
+        "drafts": _drafts(service.drafts) if service.HasField("drafts") else None,
     }
 
 
@@ -81,6 +82,16 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
 
 def _work(work: pb.WorkCounts) -> dict[str, float]:
     return {field.name: getattr(work, field.name) for field in pb.WorkCounts.DESCRIPTOR.fields}
+
+
+def _drafts(drafts: pb.DraftCounts) -> dict[str, Any]:
+    return {
+        "length": drafts.length,
+        "num_drafts": drafts.num_drafts,
+        "num_draft_tokens": drafts.num_draft_tokens,
+        "num_accepted_tokens": drafts.num_accepted_tokens,
+        "num_accepted_tokens_per_pos": list(drafts.num_accepted_tokens_per_pos),
+    }
 
 
 def _word(name: str) -> str:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Counts
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.frontend_service import FrontendService
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
@@ -102,7 +103,20 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
     )
     if replica.last_step_at is not None:
         status.last_step_age_s = time.monotonic() - replica.last_step_at
+    if core.speculation.enabled:
+        status.drafts.CopyFrom(_drafts(core.speculation))
     return status
+
+
+def _drafts(speculation: Speculation) -> pb.DraftCounts:
+    counts = speculation.counts
+    return pb.DraftCounts(
+        num_drafts=counts.drafts,
+        num_draft_tokens=counts.draft_tokens,
+        num_accepted_tokens=counts.accepted_tokens,
+        num_accepted_tokens_per_pos=counts.accepted_by_position.tolist(),
+        length=speculation.present_length,
+    )
 
 
 def _state(replica: Replica) -> pb.State:

@@ -118,6 +118,7 @@ class ClusterCollector(Collector):
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found cached", rows, lambda w: w.work.cached_tokens)
         yield _counter("vllm:num_preemptions", "Preemptions", rows, lambda w: w.work.preemptions)
         yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
+        yield from _speculation([(labels, worker) for labels, worker in rows if worker.HasField("drafts")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,30 @@ def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
     for labels, worker in rows:
         family.add_metric((*labels, str(cluster.block_size), str(worker.blocks.total)), 1)
     return family
+
+
+def _speculation(rows: list[Row]) -> Iterable[Metric]:
+    """Of the workers that draft."""
+    if not rows:
+        return
+    yield _counter("vllm:spec_decode_num_drafts", "Drafts looked at", rows, lambda w: w.drafts.num_drafts)
+    yield _counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts", rows, lambda w: w.drafts.num_draft_tokens)
+    yield _counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Tokens of drafts that were right",
+        rows,
+        lambda w: w.drafts.num_accepted_tokens,
+    )
+    by_position = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Tokens of drafts that were right, by position in the draft, from 0",
+        labels=(*MODEL_LABELS, "position"),
+    )
+    for labels, worker in rows:
+        for position, accepted in enumerate(worker.drafts.num_accepted_tokens_per_pos):
+            by_position.add_metric((*labels, str(position)), accepted)
+    yield by_position
+    yield _gauge("quire_scheduler_draft_length", "Most drafts per sequence and step", rows, lambda w: w.drafts.length)
 
 
 def _usage(worker: pb.ServiceStatus) -> float:

@@ -54,7 +54,8 @@ def _frontend() -> CollectorRegistry:
 def _scheduler() -> CollectorRegistry:
     registry = CollectorRegistry()
     SchedulerMetrics(registry)
-    worker = pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0)
+    drafts = pb.DraftCounts(num_accepted_tokens_per_pos=[1])
+    worker = pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0, drafts=drafts)
     registry.register(ClusterCollector(lambda: "quire-tiny", lambda: [worker], lambda: ClusterGauges(0, 0, 16)))
     return registry
 

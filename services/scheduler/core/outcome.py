@@ -49,6 +49,9 @@ class Outcome:
             self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
             return
         rows = rows or DraftedRows.single(flight, result)
+        if current.all():
+            self._take_rows(flight.slots, rows)
+            return
         self._take_rows(flight.slots[current], rows.select(current))
         for row in np.flatnonzero(~current).tolist():
             self._take_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
@@ -95,7 +98,7 @@ class Outcome:
             self._hash(running.append(slots[on], tokens[on]))
             taken[on] += 1
             self._find_ends(slots, on, tokens, ends)
-        kept = rows.cut(taken)
+        kept = rows.cut(taken) if ends else rows
         self._core.counts.generated_tokens += len(kept.token_ids)
         owners, streams = running.owners[slots], running.streams[slots]
         if len(kept.token_ids):

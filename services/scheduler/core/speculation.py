@@ -33,12 +33,12 @@ class DraftCounts:
         self.drafts += int(np.count_nonzero(drafted))
         self.draft_tokens += int(drafted.sum())
         self.accepted_tokens += int(accepted.sum())
-        most = int(accepted.max(initial=0))
-        lacking = int(drafted.max(initial=0)) - len(self.accepted_by_position)
+        most = int(drafted.max(initial=0))
+        lacking = most - len(self.accepted_by_position)
         if lacking > 0:
             self.accepted_by_position = np.pad(self.accepted_by_position, (0, lacking))
-        for position in range(most):
-            self.accepted_by_position[position] += np.count_nonzero(accepted > position)
+        exactly = np.bincount(accepted, minlength=most + 1)
+        self.accepted_by_position[:most] += exactly[::-1].cumsum()[::-1][1:]
 
 
 class Speculation:
