@@ -51,7 +51,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "nested far too deep": {"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000},
     "a million choices": {"choice": pb.StructuredOutput.Choice(options=["x"] * 1_000_000)},
     "more keys than fit": schema({"properties": {word(): {} for _ in range(20_000)}, "type": "object"}),
-    "thousands of keys in any order": schema({"properties": {word(): {} for _ in range(4000)}, "type": "object"}),
+    "thousands of keys in any order": schema({"properties": {word(): {} for _ in range(6500)}, "type": "object"}),
     "all of any of": schema(
         {"allOf": [{"anyOf": [{"properties": {word(): {}}, "type": "object"} for _ in range(8)]} for _ in range(9)]}
     ),
