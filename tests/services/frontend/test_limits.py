@@ -158,12 +158,12 @@ async def test_bodies_are_bounded(folder: Path, announced: bool, path: str) -> N
 
 @pytest.mark.parametrize("edge", ["http", "grpc"])
 async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
-    for chance in (1, 2, 3):  # somebody else may need the machine at the moment
+    for chance in range(5):  # somebody else may need the machine at the moment
         calm, crowded = await overload.measure(folder, edge, times=10, seconds=1)
-        bound_s, slowest_s = 0.05, 1.3 * overload.at(calm.accepted, 0.99)
-        if overload.at(crowded.refused, 0.99) < bound_s and overload.at(crowded.accepted, 0.5) < slowest_s:
+        quick = overload.at(crowded.refused, 0.5) < 0.05 and overload.at(crowded.refused, 0.99) < 0.2
+        if quick and overload.at(crowded.accepted, 0.5) < 1.3 * overload.at(calm.accepted, 0.99):
             break
-        assert chance < 3, crowded.line()
+        assert chance < 4, crowded.line()
     assert not calm.refused
     assert len(crowded.refused) > 5 * len(crowded.accepted) > 0
     assert crowded.hints == ({"2"} if edge == "http" else {"grpc-status-details-bin"})
