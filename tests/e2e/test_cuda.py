@@ -96,9 +96,17 @@ def test_the_text_does_not_depend_on_how_steps_are_run(usual_texts: list[str], w
     assert texts(WAYS[way]) == usual_texts
 
 
-def test_a_cache_of_8_bits_knows_the_answers() -> None:
+EIGHT_BITS: dict[str, dict[str, object]] = {
+    "cache": {"kv_cache_dtype": "fp8"},
+    "layers": {"quantization": "fp8"},
+    "blocks": {"quantization": "fp8_block"},
+}
+
+
+@pytest.mark.parametrize("settings", EIGHT_BITS.values(), ids=EIGHT_BITS)
+def test_8_bits_know_the_answers(settings: dict[str, object]) -> None:
     items = conversations()
-    worker = {"device": "cuda", "num_blocks": 2000, "kv_cache_dtype": "fp8"}
+    worker = {"device": "cuda", "num_blocks": 2000, **settings}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
         results = ask(client, items, at_a_time=16)
     right = [
@@ -107,5 +115,5 @@ def test_a_cache_of_8_bits_knows_the_answers() -> None:
         else check(item, result.text).right
         for item, result in zip(items, results, strict=True)
     ]
-    print("8-bit cache:", sum(right), "of", len(right))
-    assert sum(right) >= 0.9 * len(items)
+    print("8 bits:", settings, sum(right), "of", len(right))
+    assert sum(right) >= 0.8 * len(items)

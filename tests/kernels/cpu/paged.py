@@ -48,13 +48,14 @@ def paged(
 def exact(case: Paged, rows: list[tuple[int, int, int]], scale: float, window: int) -> torch.Tensor:
     """In float64."""
     _, kv_heads, head_dim = case.k_cache.shape[1:]
+    device = case.k_cache.device
     out = []
     for seq, begin, end in rows:
-        blocks = torch.tensor(case.tables[seq])
+        blocks = torch.tensor(case.tables[seq], device=device)
         k, v = (c[blocks].view(-1, kv_heads, head_dim)[:end].double() for c in (case.k_cache, case.v_cache))
         q = case.q[seq][begin:end].double()
         k, v = (t.repeat_interleave(q.size(1) // kv_heads, 1) for t in (k, v))
-        row, key = torch.arange(begin, end).unsqueeze(1), torch.arange(end)
+        row, key = torch.arange(begin, end, device=device).unsqueeze(1), torch.arange(end, device=device)
         seen = (key <= row) & (key > row - window if window else True)
         scores = torch.einsum("rhd,khd->hrk", q, k) * scale
         out.append(torch.einsum("hrk,khd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
