@@ -8,6 +8,7 @@ it is first called, as ever.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -59,7 +60,8 @@ class Precompilation:
         """Until they are done; whether there was anything to do. What failed will be compiled where it is called."""
         succeeded = [process.wait() == 0 for process in self._processes]
         if self._marker is not None and all(succeeded):
-            self._marker.touch()
+            with contextlib.suppress(OSError):
+                self._marker.touch()
         return bool(succeeded)
 
 
@@ -68,7 +70,10 @@ def start(shape: ModelShape, num_cores: int) -> Precompilation:
     capability, count = device_capability(), min(MOST_PROCESSES, num_cores // 2)
     if capability is None or count < 2:
         return Precompilation([], None)
-    marker = _marker(shape, capability)
+    try:
+        marker = _marker(shape, capability)
+    except OSError:  # nothing can be kept on disk
+        return Precompilation([], None)
     if marker.exists():
         return Precompilation([], None)
     words = json.dumps({"shape": asdict(shape), "capability": capability, "count": count})

@@ -48,6 +48,13 @@ def test_nothing_is_started_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert not precompile.start(TINY, 16).wait()
 
 
+def test_a_disk_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precompile, "device_capability", lambda: 90)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "file" / "cache"))
+    assert not precompile.start(TINY, 8).wait()
+
+
 def test_what_is_on_disk_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompile, "device_capability", lambda: 90)
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
