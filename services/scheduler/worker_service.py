@@ -172,6 +172,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             max_steps_in_flight=settings.max_steps_in_flight,
             num_speculative_tokens=hello.num_speculative_tokens,
             fixed_draft_length=hello.fixed_draft_length,
+            drafts_constrained_only=hello.drafts_constrained_only,
             enable_prefix_caching=settings.enable_prefix_caching,
             scheduling_policy=settings.scheduling_policy,
             tenant_weights=settings.tenant_weights,

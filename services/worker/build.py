@@ -33,6 +33,7 @@ from services.worker.spec_decode.accept import CHOICES
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Drafter, Target
 from services.worker.spec_decode.drafter import Worker as DrafterWorker
+from services.worker.spec_decode.grammar import JumpForward
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.registry import open_drafter
 from services.worker.spec_decode.slot_table import DraftingSlotTable
@@ -105,10 +106,13 @@ def _speculation(
     config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: Limits
 ) -> Speculation:
     history = TokenHistory(fitting)
-    proposer = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
+    other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
+    proposer = JumpForward(runner.sampler.grammar_masks, other)
     runner.choose_draft = CHOICES[config.rejection_sample_method]
     runner.keeps_features = proposer.needs_features
-    return Speculation(proposer, history, table, fitting, adaptive=config.adaptive_length)
+    forced_only = config.method == "grammar"
+    adaptive = config.adaptive_length and not forced_only
+    return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:

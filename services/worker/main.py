@@ -78,7 +78,7 @@ class Worker:
     async def run(self) -> None:
         """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
         settings = self._settings
-        grammars = CompilePool(lambda: open_grammars(settings))
+        grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
         synchronous = settings.device == "cpu"
         engine = Engine(
             lambda: build_replica(settings, grammars), self._metrics, grammars=grammars, synchronous=synchronous
@@ -138,4 +138,5 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
         logprobs_mode=settings.logprobs_mode,
         num_speculative_tokens=replica.num_speculative_tokens,
         fixed_draft_length=replica.fixed_draft_length,
+        drafts_constrained_only=replica.drafts_constrained_only,
     )

@@ -176,6 +176,10 @@ class Replica:
     def fixed_draft_length(self) -> bool:
         return self._speculation is not None and not self._speculation.adaptive
 
+    @property
+    def drafts_constrained_only(self) -> bool:
+        return self._speculation is not None and self._speculation.constrained_only
+
     def waits_before(self, plan: pb.StepPlan) -> bool:
         """Whether every launched step must have been recorded before this one is."""
         return self._speculation is not None and self._speculation.waits_before(plan)

@@ -56,6 +56,18 @@ class WorkerMetrics:
             buckets=STEP_BUCKETS,
             registry=registry,
         )
+        self.mask_fill = Histogram(
+            "quire_worker_mask_fill_seconds",
+            "Filling the grammar masks of a step, beside the device's work",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.mask_wait = Histogram(
+            "quire_worker_mask_wait_seconds",
+            "What a step's sampling waited for its grammar masks",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
         self.grammars = Counter(
             "quire_worker_grammars_prepared", "Grammars asked for, by what came of it", ["outcome"], registry=registry
         )
@@ -69,6 +81,12 @@ class WorkerMetrics:
             self.grammars.labels("compiled" if prepared.compile_us else "cached").inc()
         if prepared.compile_us:
             self.grammar_compile.observe(prepared.compile_us * MICROSECOND)
+
+    def masks_filled(self, seconds: float) -> None:
+        self.mask_fill.observe(seconds)
+
+    def masks_awaited(self, seconds: float) -> None:
+        self.mask_wait.observe(seconds)
 
     def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
         timings = result.timings

@@ -212,3 +212,14 @@ def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster
     assert crowded == ask_all([cluster.grpc_address])
     assert len(frontends) == 2
     assert scheduler["vllm:num_preemptions_total"] > 0
+
+
+def test_metrics_tell_of_compiling_and_of_masks() -> None:
+    with running_cluster(worker={"num_blocks": 200}) as own, Client(own.grpc_address) as client:
+        for pattern in ("a{3}", "b{4}", "a{3}"):
+            client.generate("x", SamplingParams(structured_output=StructuredOutput(regex=pattern), max_tokens=8))
+        worker = page(next(p for p in own.processes if p.spec.role == "worker").addresses["metrics"])
+    assert worker["quire_worker_grammar_compile_seconds_count"] == 2
+    assert worker["quire_worker_grammars_prepared_total"] == 2, "the scheduler knows that the third is there"
+    assert worker["quire_worker_mask_fill_seconds_count"] >= 10
+    assert worker["quire_worker_mask_wait_seconds_count"] >= 10

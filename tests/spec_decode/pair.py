@@ -75,6 +75,7 @@ class Pair:
             "max_steps_in_flight": 2,
             "num_speculative_tokens": replica.num_speculative_tokens,
             "fixed_draft_length": replica.fixed_draft_length,
+            "drafts_constrained_only": replica.drafts_constrained_only,
         }
         self.core = Core(Limits(**(values | limits)))
         self.answers: list[Answer] = []

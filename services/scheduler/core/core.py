@@ -163,6 +163,11 @@ class Core:
         return len(self._sequences)
 
     @property
+    def drafts_wanted(self) -> bool:
+        """Whether somebody runs whom the worker drafts for."""
+        return not self.limits.drafts_constrained_only or self.running.num_constrained > 0
+
+    @property
     def num_waiting(self) -> int:
         """Sequences without a slot, whatever they wait for."""
         return len(self.waiting) + self.grammars.num_blocked + self.siblings.num_parked

@@ -29,7 +29,8 @@ class Grower:
         for slot in np.flatnonzero(done).tolist():
             draft.sit_out(slot)  # its last token is under way
         slots = np.flatnonzero(ready & ~done)
-        draft.num_drafts = self._core.speculation.length(len(slots), draft.budget.left)
+        if self._core.drafts_wanted:
+            draft.num_drafts = self._core.speculation.length(len(slots), draft.budget.left)
         slots = self._grow(draft, slots)
         running.num_computed[slots] += 1
         running.num_tokens[slots] += 1

@@ -18,6 +18,7 @@ class Limits:
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step while others run; 0: no such limit
     watermark_blocks: int = 0  # left free at admission while others run
     max_steps_in_flight: int = 2  # 0: by how long steps take
+    drafts_constrained_only: bool = False  # the worker drafts for sequences under a grammar only
     num_speculative_tokens: int = 0  # most drafts that the worker makes per sequence and step; 0: it does not draft
     fixed_draft_length: bool = False  # always as many as the budget allows, whether that pays or not
     enable_prefix_caching: bool = True

@@ -44,6 +44,7 @@ class Running:
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
         self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks whose content is on record
         self.asks_logprobs = np.zeros(num_slots, dtype=bool)
+        self.num_constrained = 0  # sequences under a grammar
         self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
         self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
@@ -78,6 +79,7 @@ class Running:
         self.capacity[slot] = 0
         self.num_named[slot] = 0
         self.asks_logprobs[slot] = sequence.asks_logprobs
+        self.num_constrained += bool(sequence.grammar_id)
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.watched[slot] = sequence.repetition is not None
         self._enter_stops(slot, sequence)
@@ -91,6 +93,7 @@ class Running:
         sequence = self.sequence(slot)
         tail = int(self.num_known[slot]) - sequence.num_tokens
         sequence.tokens += self._tail[slot, :tail].tobytes()
+        self.num_constrained -= bool(sequence.grammar_id)
         self.most_blocks -= sequence.max_total_tokens // self.block_size + 1
         self.sequences[slot] = None
         self.live[slot] = False

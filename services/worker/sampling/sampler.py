@@ -87,7 +87,7 @@ class Sampler:
     ) -> None:
         """`grammars`: None where no output is constrained."""
         self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, LogprobsMode.of(logprobs_mode))
-        self._grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
+        self.grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
         self._features: list[Component] = [
             AllowedTokenIds(vocab_size, device),
             BadWords(num_slots, vocab_size, device),
@@ -95,7 +95,7 @@ class Sampler:
             LogitBias(vocab_size, device),
             Penalties(vocab_size, device),
             ThinkingBudget(num_slots, vocab_size, device),
-            self._grammar_masks,  # last: what a grammar leaves may have to be allowed again
+            self.grammar_masks,  # last: what a grammar leaves may have to be allowed again
         ]
         self.prompts = PromptLogprobs(vocab_size, self._logprobs, device)
         self._parts: list[SlotState] = [self._logprobs, self.prompts, *self._features]
@@ -120,7 +120,7 @@ class Sampler:
 
     def take_faults(self) -> dict[int, QuireError]:
         """By slot: sequences that cannot go on, found out since the last time."""
-        return self._grammar_masks.take_faults()
+        return self.grammar_masks.take_faults()
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
         """`logits` [num_rows, vocab_size] of `slots` [num_rows]; may overwrite them."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.errors import InvalidArgument
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "medusa")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "medusa", "grammar")
 WITH_WEIGHTS = ("draft_model", "eagle", "medusa")
 MOST_TOKENS = 128
 SETTING = "speculative_config"

@@ -14,6 +14,7 @@ METHODS = {
     "draft_model": "services.worker.spec_decode.draft_model:DraftModel",
     "eagle": "services.worker.spec_decode.eagle:Eagle",
     "medusa": "services.worker.spec_decode.medusa:Medusa",
+    "grammar": "services.worker.spec_decode.grammar:Grammar",
 }
 
 

@@ -32,14 +32,23 @@ class Speculation:
     """Owns the history and the proposer; the table is the replica's as well."""
 
     def __init__(
-        self, proposer: Proposer, history: TokenHistory, table: DraftingSlotTable, limits: Limits, *, adaptive: bool
+        self,
+        proposer: Proposer,
+        history: TokenHistory,
+        table: DraftingSlotTable,
+        limits: Limits,
+        *,
+        adaptive: bool,
+        constrained_only: bool = False,
     ) -> None:
-        """`adaptive`: sequences whose drafts are wrong get shorter ones."""
+        """`adaptive`: sequences whose drafts are wrong get shorter ones; `constrained_only`: there are drafts for
+        sequences under a grammar only."""
         self.table = table
         self.adaptive = adaptive
         self._agreement = Agreement(limits.max_num_seqs)
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
+        self.constrained_only = constrained_only
         self._history = history
         self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
         self._num_unsettled = 0  # steps with drafts that are not recorded

@@ -8,6 +8,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from services.worker.structured.background import Background
 from services.worker.structured.port import Grammar, GrammarBackend
@@ -36,6 +37,26 @@ class Prepared:
 Done = Callable[[Prepared], None]
 
 
+class MaskObserver(Protocol):
+    """Is told how long masks take, from any thread."""
+
+    def masks_filled(self, seconds: float) -> None:
+        """Those of all sequences of a step, beside the device's work."""
+
+    def masks_awaited(self, seconds: float) -> None:
+        """A step's sampling had to wait for them."""
+
+
+class NobodyWatches:
+    """Where there are no metrics."""
+
+    def masks_filled(self, seconds: float) -> None:
+        """Nobody wants to know."""
+
+    def masks_awaited(self, seconds: float) -> None:
+        """Nobody wants to know."""
+
+
 @dataclass(slots=True)
 class _Making:
     """A grammar that is being compiled."""
@@ -54,8 +75,10 @@ class _Ready:
 class CompilePool:
     """`prepare` and `release` count: what is prepared twice stays until it is released twice. Any thread may call."""
 
-    def __init__(self, open_backend: Callable[[], GrammarBackend]) -> None:
-        """`open_backend` reads the vocabulary; called once, when the first grammar is wanted."""
+    def __init__(self, open_backend: Callable[[], GrammarBackend], observer: MaskObserver | None = None) -> None:
+        """`open_backend` reads the vocabulary; called once, when the first grammar is wanted. `observer`: of the masks
+        that are made with the grammars."""
+        self.observer: MaskObserver = observer or NobodyWatches()
         self._open_backend = open_backend
         self._opening = threading.Lock()
         self._opened: GrammarBackend | None = None

@@ -42,6 +42,9 @@ class LLGuidanceMatcher:
     def rollback(self, count: int) -> None:
         self.inner.rollback(count)
 
+    def forced(self) -> list[int]:
+        return self.inner.compute_ff_tokens()
+
     @property
     def can_end(self) -> bool:
         return self.inner.is_accepting()

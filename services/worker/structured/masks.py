@@ -18,7 +18,7 @@ from kernels import Ops
 from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from services.worker.structured.background import Background
-from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.compile_pool import CompilePool, MaskObserver
 from services.worker.structured.fair_filler import FairFiller, Pace
 from services.worker.structured.port import Matcher
 from shared import columns
@@ -44,6 +44,7 @@ class Constrained:
         self.must_end = False  # the grammar allows nothing more
         self.error: QuireError | None = None
         self._pace = Pace()
+        self.forced: list[int] = []  # tokens that must come next
         self.watched = False
         self.num_slow = 0
 
@@ -110,7 +111,9 @@ class GrammarMasks:
         self._faults: dict[int, QuireError] = {}  # by slot: found out since they were last asked for
         self._thread: Background | None = None
         self._filler: FairFiller | None = None
+        self._followed: Future[None] | None = None
         self._last: Future[None] | None = None
+        self.finds_forced = False  # somebody asks for forced()
 
     def admit(self, slot: int, admission: pb.Admission) -> None:
         if not admission.grammar_id:
@@ -121,7 +124,7 @@ class GrammarMasks:
         self._make_room()
         sequence = self.slots[slot] = Constrained(slot, grammar.start(), admission, self.vocab_size)
         output = columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
-        self._post(lambda: self._advance([sequence] * len(output), lambda: output, [sequence]))
+        self._follow([sequence] * len(output), lambda: output, [sequence])
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
@@ -133,6 +136,15 @@ class GrammarMasks:
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in self.slots]
         return BoundGrammarMasks(self, np.array(rows), slots) if rows else None
 
+    def forced(self, slots: Rows) -> dict[int, list[int]]:
+        """By slot: tokens that must come next. For whoever has set `finds_forced`."""
+        if not self.slots:
+            return {}
+        if self._followed is not None:
+            self._wait_for(self._followed)
+        found = {slot: self.slots[slot].forced for slot in slots.tolist() if slot in self.slots}
+        return {slot: tokens for slot, tokens in found.items() if tokens}
+
     def take_faults(self) -> dict[int, QuireError]:
         """Sequences that cannot go on, by slot."""
         found, self._faults = self._faults, {}
@@ -142,14 +154,17 @@ class GrammarMasks:
 
     def follow(self, sequences: Sequence[Constrained], token_ids: Tensor) -> None:
         """These sequences got `token_ids`, one each, in order: their next masks are made, meanwhile."""
-        tokens = download(token_ids)
-        self._post(lambda: self._advance(sequences, tokens, list(dict.fromkeys(sequences))))
+        self._follow(sequences, download(token_ids), list(dict.fromkeys(sequences)))
 
     def settle(self, sequences: Sequence[Constrained]) -> None:
         """Until the masks of all are made."""
         if self._last is not None:
+            began = time.perf_counter()
             self._wait_for(self._last)
-            self._last = None
+            self._observe().masks_awaited(time.perf_counter() - began)
+            if self._followed is not None:
+                self._followed.result()  # raises what went wrong there
+            self._last = self._followed = None
         for sequence in sequences:
             if sequence.error is not None:
                 self._faults[sequence.slot] = sequence.error
@@ -178,10 +193,20 @@ class GrammarMasks:
             if torch.device(self.device).type == "cuda":
                 self._pinned = torch.empty(self._shape, dtype=torch.int32, pin_memory=True)
 
-    def _post(self, job: Callable[[], None]) -> None:
+    def _fill_next(self, sequences: Sequence[Constrained], masks: I32) -> None:
+        """On the masks' thread."""
+        began = time.perf_counter()
+        self.fill(sequences, [sequence.slot for sequence in sequences], masks)
+        self._observe().masks_filled(time.perf_counter() - began)
+
+    def _observe(self) -> MaskObserver:
+        assert self._grammars is not None
+        return self._grammars.observer
+
+    def _post(self, job: Callable[[], None]) -> Future[None]:
         if self._thread is None:
             self._thread = Background("masks")
-        self._last = self._thread.submit(job)
+        return self._thread.submit(job)
 
     def _open_filler(self) -> FairFiller:
         if self._filler is None:
@@ -194,15 +219,23 @@ class GrammarMasks:
         try:
             masks.result(timeout=PATIENCE_S)
         except TimeoutError:
-            self._thread = self._filler = self._last = None
+            self._thread = self._filler = self._followed = self._last = None
             self.masks = np.zeros_like(self.masks)
             raise Internal(f"masks were not made within {PATIENCE_S:.0f} s") from None
+
+    def _follow(self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained]) -> None:
+        """`takers` take the tokens, one each; `sequences` are those among them, each once."""
+        masks = self.masks
+        self._followed = self._post(lambda: self._advance(takers, tokens, sequences))
+        self._last = self._post(lambda: self._fill_next(sequences, masks))
 
     def _advance(self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained]) -> None:
         """On the masks' thread."""
         for sequence, token_id in zip(takers, tokens(), strict=True):
             sequence.take(token_id)
-        self.fill(sequences, [sequence.slot for sequence in sequences], self.masks)
+        if self.finds_forced:
+            for sequence in sequences:
+                sequence.forced = sequence.matcher.forced() if sequence.live else []
 
 
 class BoundGrammarMasks:

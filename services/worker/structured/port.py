@@ -18,6 +18,9 @@ class Matcher(Protocol):
     def rollback(self, count: int) -> None:
         """Takes back the last `count` tokens."""
 
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as far as there is no choice, in the tokenizer's own spelling."""
+
     @property
     def can_end(self) -> bool:
         """What has been accepted is whole."""

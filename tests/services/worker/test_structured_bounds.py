@@ -82,7 +82,7 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     run(tiny, [admit(tokenizer, 0, digits)])
     tiny.step(released=[0])
     hanging = threading.Event()
-    filler = tiny.replica._runner.sampler._grammar_masks._filler
+    filler = tiny.replica._runner.sampler.grammar_masks._filler
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(20))
     with pytest.raises(Internal, match="masks were not made within"):
         step(tiny, [admit(tokenizer, 0, digits)])

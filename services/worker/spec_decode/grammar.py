@@ -1,0 +1,76 @@
+"""grammar: the tokens that a sequence's grammar leaves no choice about (jump-forward).
+
+They are drafts that cannot be wrong. Nobody else's drafts are better, so every other method makes way for them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.worker.model_runner import Outcome
+from services.worker.slots import NewBlocks
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.proposer import HostProposer, Proposer, Wanted
+from services.worker.step_inputs import StepInputs
+from services.worker.structured.masks import GrammarMasks
+from shared.columns import I32
+
+
+class Grammar:
+    """Nothing to load."""
+
+    block_bytes = 0
+
+    def __init__(self, config: SpeculativeConfig, target: Target) -> None:
+        """Nothing to set."""
+
+    def start(self, worker: Worker) -> Proposer:
+        return NoDrafts()
+
+
+class NoDrafts(HostProposer):
+    """For who has no grammar."""
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        return None
+
+
+class JumpForward:
+    """In front of another proposer."""
+
+    def __init__(self, masks: GrammarMasks, other: Proposer) -> None:
+        self._masks = masks
+        self._other = other
+        self.needs_features = other.needs_features
+        masks.finds_forced = True
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        forced = self._masks.forced(wanted.slots)
+        if not forced:
+            return self._other.propose(wanted)
+        most = dict(zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True))
+        found = {slot: np.array(tokens[: most[slot]], dtype=np.int32) for slot, tokens in forced.items()}
+        free = np.array([slot not in forced for slot in wanted.slots.tolist()])
+        if free.any():
+            drafts = self._other.propose(Wanted(wanted.slots[free], wanted.counts[free], wanted.history))
+            found |= {} if drafts is None else _by_slot(drafts)
+        return Drafts.of(found)
+
+    def hand_out(self, new: NewBlocks) -> None:
+        self._other.hand_out(new)
+
+    def begin(self, slot: int) -> None:
+        self._other.begin(slot)
+
+    def end(self, slot: int) -> None:
+        self._other.end(slot)
+
+    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+        self._other.observe(inputs, outcome)
+
+
+def _by_slot(drafts: Drafts) -> dict[int, I32]:
+    parts = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
+    return dict(zip(drafts.slots.tolist(), parts, strict=True))

@@ -1,0 +1,1 @@
+"""Grammar libraries side by side: python -m services.worker.structured.bench"""
