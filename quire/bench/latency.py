@@ -25,7 +25,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     for served, work in load.served(arguments, effort):
         for protocol in serve.protocols(arguments.protocol, served):
             caller = serve.streaming(protocol, served, work, clients=1)
-            side = load.Side(served, caller)
+            side = load.clients_side(served, caller)
             [measured] = load.measure([side], work, arrival=ONE_AT_A_TIME, effort=effort, read=_read)
             yield {"shape": served.name, "work": work.name, "protocol": protocol, **measured}
 

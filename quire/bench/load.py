@@ -11,14 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from quire.bench import arrivals, clients, service_cpu, step_times, workloads
-from quire.bench.clients import Caller, Clients
+from quire.bench.arrivals import Arrivals
+from quire.bench.clients import Caller, Clients, Progress
 from quire.bench.grpc_calls import GrpcCaller
 from quire.bench.http_calls import HttpCaller, served_model
-from quire.bench.report import progress
+from quire.bench.report import Row, progress
 from quire.bench.target import Target, targets
 from quire.bench.timing import Outcome
 from quire.bench.workloads import Workload
@@ -98,12 +101,23 @@ def http_caller(target: Target, work: Workload) -> Callable[[], Caller]:
     return functools.partial(HttpCaller, target.http_address, served_model(target.http_address), work.temperature)
 
 
+class Players(Protocol):
+    """Whoever sends a load."""
+
+    def run(self, work: Workload, arrivals: Arrivals, progress: Progress | None = None) -> Outcome: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """A target with a way of sending it requests."""
 
-    target: Target
-    new_caller: Callable[[], Caller]
+    target: Target  # whom to watch
+    new_players: Callable[[int], AbstractContextManager[Players]]  # at most so many processes
+    forget: Callable[[], None]  # cached prefixes
+
+
+def clients_side(target: Target, new_caller: Callable[[], Caller]) -> Side:
+    return Side(target, functools.partial(Clients, new_caller=new_caller), target.reset_prefix_cache)
 
 
 def measure(
@@ -121,24 +135,38 @@ def measure(
     comes = arrivals.parse(arrival)
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
-    def run(target: Target, processes: Clients, title: str) -> Mapping[str, float]:
+    def run(side: Side, players: Players, title: str) -> Mapping[str, float]:
         if effort.reset:
-            target.reset_prefix_cache()
-        watch = Watch(target, effort.steps)
-        outcome = processes.run(work, comes, _bar(title))
+            side.forget()
+        watch = Watch(side.target, effort.steps)
+        outcome = players.run(work, comes, _bar(title))
         _tell(title, outcome)
         return {**read(outcome), **watch.stop(outcome.num_tokens)}
 
     measured: list[list[Mapping[str, float]]] = [[] for _ in sides]
     with contextlib.ExitStack() as stack:
-        clients_of = [stack.enter_context(Clients(count, side.new_caller)) for side in sides]
+        players_of = [stack.enter_context(side.new_players(count)) for side in sides]
         for number in range(-effort.warmup, effort.runs):
             name = f"run {number + 1}" if number >= 0 else "warm-up"
-            for side, processes, runs in zip(sides, clients_of, measured, strict=True):
-                found = run(side.target, processes, f"{side.target.name} {work.name} {arrival}, {name}")
+            for side, players, runs in zip(sides, players_of, measured, strict=True):
+                found = run(side, players, f"{side.target.name} {work.name} {arrival}, {name}")
                 if number >= 0:
                     runs.append(found)
     return [medians(runs) for runs in measured]
+
+
+def beside(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterator[Row]:
+    """A row for each server; with several also how the first of them compares with each other one."""
+    if len(names) == 1:
+        yield {**about, **measured[0]}
+        return
+    names = ["quire", *names[1:]]
+    for name, row in zip(names, measured, strict=True):
+        yield {**about, "server": name, **row}
+    for name, row in zip(names[1:], measured[1:], strict=True):
+        shared = [key for key, value in row.items() if value and key in measured[0] and key != "runs"]
+        ratios = {key: float(measured[0][key]) / float(row[key]) for key in shared}
+        yield {**about, "server": f"quire / {name}", **ratios}
 
 
 class Watch:

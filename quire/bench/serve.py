@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from quire.bench import load, target
 from quire.bench.clients import Caller
@@ -46,24 +46,10 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         for arrival in (arguments.load or work.load).split(","):
             for protocol in protocols(arguments.protocol or ("http" if others else ""), served):
                 targets = [served, *others]
-                sides = [load.Side(each, streaming(protocol, each, work, effort.clients)) for each in targets]
+                sides = [load.clients_side(each, streaming(protocol, each, work, effort.clients)) for each in targets]
                 about = {"shape": served.name, "work": work.name, "protocol": protocol, "load": arrival}
                 measured = load.measure(sides, work, arrival=arrival, effort=effort, read=_read)
-                yield from beside([each.name for each in targets], about, measured)
-
-
-def beside(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterator[Row]:
-    """A row for each server; with several also how the first of them compares with each other one."""
-    if len(names) == 1:
-        yield {**about, **measured[0]}
-        return
-    names = ["quire", *names[1:]]
-    for name, row in zip(names, measured, strict=True):
-        yield {**about, "server": name, **row}
-    for name, row in zip(names[1:], measured[1:], strict=True):
-        shared = [key for key, value in row.items() if value and key in measured[0] and key != "runs"]
-        ratios = {key: float(measured[0][key]) / float(row[key]) for key in shared}
-        yield {**about, "server": f"quire / {name}", **ratios}
+                yield from load.beside([each.name for each in targets], about, measured)
 
 
 def protocols(wanted: str, served: Target) -> list[str]:

@@ -65,11 +65,17 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Iterator[Target]:
             yield target
 
 
+def named(text: str, what: str) -> tuple[str, str]:
+    """`NAME=WHAT`"""
+    name, _, rest = text.partition("=")
+    if not (name and rest):
+        raise InvalidArgument(f"beside: {text!r} is not NAME={what}", field="beside")
+    return name, rest
+
+
 def other(text: str, served: Target) -> Target:
     """`NAME=URL`: a server of the same model as `served`."""
-    name, separator, url = text.partition("=")
-    if not (name and separator and url):
-        raise InvalidArgument(f"beside: {text!r} is not NAME=URL", field="beside")
+    name, url = named(text, "URL")
     return Target(name, served.vocab_size, http_address=url)
 
 

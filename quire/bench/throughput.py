@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from quire.bench import load, target
+from quire.bench.programs import Program
 from quire.bench.report import Row
+from quire.bench.target import Target
 from quire.bench.timing import Outcome
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     target.configure(parser)
     load.configure(parser, work="mixed", reset=True)
+    parser.add_argument(
+        "--beside",
+        default="",
+        metavar="NAME=COMMAND",
+        help="another engine's program with the same model (quire/bench/peers): runs take turns",
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     effort = load.effort_of(arguments)
-    for served, work in load.served(arguments, effort):
-        caller = load.grpc_caller(served, work, effort.clients, final_only=True)
-        side = load.Side(served, caller)
-        [measured] = load.measure([side], work, arrival="burst", effort=effort, read=Outcome.rates)
-        yield {"shape": served.name, "work": work.name, **measured}
+    with rival(arguments.beside) as others:
+        for served, work in load.served(arguments, effort):
+            caller = load.grpc_caller(served, work, effort.clients, final_only=True)
+            sides = [load.clients_side(served, caller), *others]
+            measured = load.measure(sides, work, arrival="burst", effort=effort, read=Outcome.rates)
+            names = [side.target.name for side in sides]
+            yield from load.beside(names, {"shape": served.name, "work": work.name}, measured)
+
+
+@contextmanager
+def rival(text: str) -> Iterator[list[load.Side]]:
+    if not text:
+        yield []
+        return
+    name, command = target.named(text, "COMMAND")
+    with Program(command) as program:
+        yield [load.Side(Target(name, 0), lambda _: nullcontext(program), program.forget)]

@@ -1,0 +1,1 @@
+"""Programs that make other engines do the same work. They run in those engines' environments."""
