@@ -13,6 +13,7 @@ from services.frontend.input_processor.processor import Prepared
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.pace import Pace
 from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
@@ -52,6 +53,7 @@ class Generation:
         tokenizer: Tokenizer,
         formats: AnswerFormats,
         metrics: FrontendMetrics,
+        pace: Pace,
     ) -> None:
         self.request = request
         self.prepared = prepared
@@ -59,7 +61,7 @@ class Generation:
         self._client = client
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(pace)
         silent = _silent_tokens(request.sampling, tokenizer)
         self._parsers = formats.parsers(request, prepared)
         shown = formats.markup(request)
@@ -190,6 +192,7 @@ class Generation:
             self._cancel(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
         else:
             self._cancel(finish_pb2.FINISH_REASON_CANCELLED, "cancelled")
+        self._mailbox.close()
         self._lease.release()
 
     def _is_late(self) -> bool:

@@ -10,6 +10,7 @@ from services.frontend.directory.prefix_lookup import Prefixes
 from services.frontend.generation import Generation
 from services.frontend.input_processor.processor import InputProcessor, Prepared
 from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.output_processor.pace import Pace
 from services.frontend.request import Request
 from services.frontend.scheduler_client.client import Limits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ class Generator:
         self._formats = formats
         self._metrics = metrics
         self._stream_interval = stream_interval
+        self._pace = Pace(metrics.write.observe)
 
     async def start(self, request: Request) -> Generation:
         """Raises what a client should hear instead of an answer; afterwards errors come out of the generation."""
@@ -66,6 +68,7 @@ class Generator:
                 tokenizer=self._tokenizer,
                 formats=self._formats,
                 metrics=self._metrics,
+                pace=self._pace,
             )
         except BaseException:
             lease.release()

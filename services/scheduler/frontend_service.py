@@ -11,6 +11,7 @@ import grpc.aio
 from services.scheduler.batches import FROM_WIRE
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.sequence import Reason
+from services.scheduler.outbox import Outbox
 from shared import lifecycle
 from shared.columns import u32
 from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
@@ -85,7 +86,7 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         session.send(pb.SessionResponse(welcome=welcome))
         session.send(pb.SessionResponse(cluster=self._cluster.view()))
-        self._cluster.join(owner, session.send)
+        self._cluster.join(owner, Outbox(session).send)
         self.hellos[owner] = hello
         log.info("frontend joined", frontend=hello.frontend_id)
         try:

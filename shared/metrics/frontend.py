@@ -172,12 +172,9 @@ class FrontendMetrics:
             buckets=MIGRATION_BUCKETS,
             registry=self.registry,
         )
-        self.loop_delay = Histogram(
-            "quire_frontend_event_loop_delay_seconds",
-            "How late a timer of the event loop fires",
-            buckets=STEP_BUCKETS,
-            registry=self.registry,
-        )
+        self.loop_delay = self._steps("event_loop_delay", "How late a timer of the event loop fires")
+        self.detokenize = self._steps("detokenize", "Taking in one step's tokens as the text of their streams")
+        self.write = self._steps("write", "From waking the streams with news until all of them have written")
 
     def _add_redis(self) -> None:
         self.redis_up = self._gauge("redis_up", "Whether Redis serves; 0 where none is used")
@@ -191,6 +188,9 @@ class FrontendMetrics:
             buckets=STEP_BUCKETS,
             registry=self.registry,
         )
+
+    def _steps(self, name: str, documentation: str) -> Histogram:
+        return Histogram(f"quire_frontend_{name}_seconds", documentation, buckets=STEP_BUCKETS, registry=self.registry)
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"quire_frontend_{name}", documentation, registry=self.registry)

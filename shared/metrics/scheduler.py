@@ -24,6 +24,15 @@ class SchedulerMetrics:
         self.schedule = Histogram(
             "quire_scheduler_schedule_seconds", "Planning one step", buckets=STEP_BUCKETS, registry=registry
         )
+        self.encode = Histogram(
+            "quire_scheduler_encode_seconds", "Making a message of one plan", buckets=STEP_BUCKETS, registry=registry
+        )
+        self.hand_out = Histogram(
+            "quire_scheduler_return_seconds",
+            "Handing what one step gave to the frontends' streams",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
         self.apply = Histogram(
             "quire_scheduler_apply_seconds", "Taking in one step's result", buckets=STEP_BUCKETS, registry=registry
         )

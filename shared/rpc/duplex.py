@@ -59,6 +59,11 @@ class Duplex(Generic[Incoming, Outgoing]):
         """Messages not yet taken by gRPC."""
         return len(self._outbox)
 
+    @property
+    def last_unsent(self) -> Outgoing | None:
+        """The last message, if gRPC has not taken it yet: it may still be changed."""
+        return self._outbox[-1] if self._outbox else None
+
     async def pump(self) -> None:
         """Writes what was sent, and a heartbeat when there was nothing for an interval. Returns after close()."""
         while True:

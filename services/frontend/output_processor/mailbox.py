@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from services.frontend.delta import Delta
+from services.frontend.output_processor.pace import Pace
 from shared.errors import QuireError
 
 
@@ -19,34 +20,50 @@ class Letter(Protocol):
 class Mailbox:
     """One writer loop, one reader. However slow the reader, there is at most one delta per sample."""
 
-    __slots__ = ("_error", "_reader", "_ready")
+    __slots__ = ("_error", "_has_rung", "_pace", "_reader", "_ready", "is_late", "round", "woken_s")
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._ready: list[Letter] = []
         self._reader: asyncio.Future[None] | None = None
+        self._has_rung = False
         self._error: QuireError | None = None
+        self.round, self.woken_s = 0, 0.0
+        self.is_late = False
 
     def put(self, letter: Letter) -> None:
         """Called when `letter` has its first news since it was taken."""
         self._ready.append(letter)
-        self._wake()
+        if self._reader is not None and not self._has_rung:
+            self._has_rung = True
+            self._pace.ring(self)
 
     def fail(self, error: QuireError) -> None:
         """Ends it: the reader gets what is ready, then `error`. The first one counts."""
         self._error = self._error or error
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> bool:
         reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
+        if reader is None or reader.done():
+            return False
+        reader.set_result(None)
+        return True
 
     async def take(self) -> list[Delta]:
         """Waits for news of at least one sample; not to be called when all of them were taken to their end."""
-        while not (self._error or self._ready):
+        self._pace.returned(self)
+        if self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
+            self._has_rung = bool(self._ready)
+            if self._has_rung:
+                self._pace.ring(self)
             await self._reader
         if not self._ready and self._error is not None:
             raise self._error
         ready, self._ready = self._ready, []
         return [letter.take() for letter in ready]
+
+    def close(self) -> None:
+        """Nobody takes any more."""
+        self._pace.returned(self)

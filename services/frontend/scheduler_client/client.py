@@ -196,6 +196,9 @@ class SchedulerClient:
         self._metrics.migration.observe(now - sequence.silent_since)
         sequence.silent_since = None
 
+    def on_step(self, seconds: float) -> None:
+        self._metrics.detokenize.observe(seconds)
+
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""
         if not sequence.wanted:

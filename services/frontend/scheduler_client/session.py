@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from time import perf_counter
 from typing import Protocol
 
 from services.frontend.scheduler_client import submission, token_batch
@@ -34,6 +35,9 @@ class Owner(Protocol):
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
         """The scheduler ended this one with an error."""
+
+    def on_step(self, seconds: float) -> None:
+        """The tokens of one step were taken in, which took so long."""
 
 
 class Session:
@@ -81,7 +85,9 @@ class Session:
         if self._since_view:
             for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
                 self.num_tokens_since_view -= self._since_view.pop(sequence_id, 0)
+        began_s = perf_counter()
         outcome = token_batch.deliver(batch, self.live, self.last_tokens_s)
+        self._owner.on_step(perf_counter() - began_s)
         self._cancel(outcome.stopped, finish_pb2.FINISH_REASON_STOP)
         self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)
         for sequence in (*outcome.stopped, *outcome.broken):

@@ -98,8 +98,10 @@ class Replica:
         self._send_orders()
         started = perf_counter()
         while not self.paused and (plan := self.core.schedule(self._clock())) is not None:
-            self._metrics.schedule.observe(perf_counter() - started)
+            planned = perf_counter()
+            self._metrics.schedule.observe(planned - started)
             self.send(encode_plan(plan, self.epoch))
+            self._metrics.encode.observe(perf_counter() - planned)
             self._metrics.step_tokens.labels(self.id).observe(plan.num_tokens)
             self._sent_at.append(self._clock())
             started = perf_counter()
@@ -148,7 +150,9 @@ class Replica:
     def flush(self) -> None:
         events = self.core.take_events()
         if events:
+            started = perf_counter()
             self._deliver(events)
+            self._metrics.hand_out.observe(perf_counter() - started)
 
     def overdue_s(self) -> float:
         """How long the oldest step under way has been; 0 if none is."""

@@ -9,6 +9,7 @@ import pytest
 
 from services.frontend.delta import Delta, Finish, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
+from services.frontend.output_processor.pace import Pace
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Sampling
@@ -38,6 +39,10 @@ class Witness:
         self.heard.append("done")
 
 
+def new_mailbox() -> Mailbox:
+    return Mailbox(Pace(lambda _seconds: None))
+
+
 def new_sample(
     tokenizer: Tokenizer,
     mailbox: Mailbox,
@@ -63,7 +68,7 @@ def new_sample(
 
 
 async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tokenizer) -> None:
-    mailbox = Mailbox()
+    mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox, interval=3)
     ids = tokenizer.encode_now("the quick brown fox jumps over", add_special_tokens=False)[:6]
     pieces = []
@@ -77,7 +82,7 @@ async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tok
 
 
 async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: Tokenizer) -> None:
-    mailbox = Mailbox()
+    mailbox = new_mailbox()
     one, _ = new_sample(tokenizer, mailbox, 0)
     two, _ = new_sample(tokenizer, mailbox, 1)
     ids = tokenizer.encode_now("hello world", add_special_tokens=False)
@@ -90,7 +95,7 @@ async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: To
 
 
 async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
-    mailbox = Mailbox()
+    mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
     reading = asyncio.create_task(mailbox.take())
     await asyncio.sleep(0)
@@ -103,7 +108,7 @@ async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
 async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
     tokenizer: Tokenizer, stop: tuple[str, ...]
 ) -> None:
-    mailbox = Mailbox()
+    mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox, final_only=True, stop=stop)
     ids = tokenizer.encode_now("hello world", add_special_tokens=False)
     reading = asyncio.create_task(mailbox.take())
@@ -117,7 +122,7 @@ async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
 
 
 async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None:
-    mailbox = Mailbox()
+    mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
     sample.on_tokens([65], [], None, 0.0)
     mailbox.fail(Internal("first"))
@@ -132,7 +137,7 @@ async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None
 def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool, final_only: bool) -> None:
     hello, world = (tokenizer.encode_now(text, add_special_tokens=False) for text in ("hello", " world"))
     asked = {"include_stop_str_in_output": include, "final_only": final_only}
-    sample, witness = new_sample(tokenizer, Mailbox(), silent=world[:1], **asked)
+    sample, witness = new_sample(tokenizer, new_mailbox(), silent=world[:1], **asked)
     sample.on_tokens(hello, [], None, 0.0)
     sample.on_tokens(world[:1], [], STOP, 0.0)
     delta = sample.take()
@@ -142,7 +147,7 @@ def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include:
 
 
 def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> None:
-    sample, _ = new_sample(tokenizer, Mailbox(), stop=["wor"])
+    sample, _ = new_sample(tokenizer, new_mailbox(), stop=["wor"])
     ids = tokenizer.encode_now("hello world and more", add_special_tokens=False)
     logprobs = [TokenLogprobs(i, -0.5, 1, []) for i in ids]
     assert sample.on_tokens(ids, logprobs, None, 0.0)
@@ -155,7 +160,7 @@ def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> N
 
 
 def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
-    sample, _ = new_sample(tokenizer, Mailbox(), stop=["world!"])
+    sample, _ = new_sample(tokenizer, new_mailbox(), stop=["world!"])
     ids = tokenizer.encode_now("hello world", add_special_tokens=False)
     sample.on_tokens(ids, [], None, 0.0)
     assert sample.take().text == "hello "
@@ -164,6 +169,6 @@ def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
 
 
 def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
-    sample, _ = new_sample(tokenizer, Mailbox(), detokenize=False)
+    sample, _ = new_sample(tokenizer, new_mailbox(), detokenize=False)
     sample.on_tokens([65, 66], [], LENGTH, 0.0)
     assert sample.take() == Delta(0, [65, 66], "", [], LENGTH.finish)

@@ -1,0 +1,89 @@
+"""When readers are woken: together, and not before those woken last have written.
+
+A stream whose tokens come faster than this process can write them would otherwise cost a message for every token. In
+rounds, what arrives while others write is merged into the next message. And the next round begins no sooner than the
+last one's processor time after its end, in which the loop takes in steps. Where there is time enough nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter, thread_time  # the loop's own clock may stand still between its turns
+from typing import Protocol
+
+LONGEST_ROUND_S = 0.01  # a client that reads slowly holds up the others no longer
+
+
+class Reader(Protocol):
+    """Whoever is woken."""
+
+    round: int  # in which it was woken; 0: it has been back since
+    woken_s: float  # when it was
+    is_late: bool  # it took too long the last time
+
+    def wake(self) -> bool:
+        """False if it is gone."""
+
+
+class Pace:
+    """One for all streams of an event loop."""
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        """`observe` is told the seconds of each round, from waking the first reader until all have written."""
+        self._observe = observe
+        self._waiting: list[Reader] = []
+        self._round = 0
+        self._num_writing = 0  # of this round, those that are not late anyway
+        self._began_s = self._began_cpu_s = self._next_s = 0.0
+        self._is_due = False  # a round has begun or will
+        self._end_at: asyncio.TimerHandle | None = None
+
+    def ring(self, reader: Reader) -> None:
+        """`reader` has news and waits."""
+        self._waiting.append(reader)
+        if not self._is_due:
+            self._call_for_round()
+
+    def returned(self, reader: Reader) -> None:
+        """`reader` has written, or goes."""
+        if reader.round == 0:
+            return
+        counted = reader.round == self._round and self._end_at is not None and not reader.is_late
+        reader.round, reader.is_late = 0, perf_counter() - reader.woken_s > LONGEST_ROUND_S
+        if counted:
+            self._num_writing -= 1
+            if not self._num_writing:
+                self._end()
+
+    def _call_for_round(self) -> None:
+        self._is_due = True
+        loop, rest_s = asyncio.get_running_loop(), self._next_s - perf_counter()
+        if rest_s > 0:
+            loop.call_later(rest_s, self._begin)
+        else:
+            loop.call_soon(self._begin)  # when all of this step have their news
+
+    def _begin(self) -> None:
+        self._round += 1
+        self._began_s, self._began_cpu_s = perf_counter(), thread_time()
+        self._end_at = asyncio.get_running_loop().call_later(LONGEST_ROUND_S, self._end)
+        readers, self._waiting = self._waiting, []
+        for reader in readers:
+            if reader.wake():
+                reader.round, reader.woken_s = self._round, self._began_s
+                self._num_writing += not reader.is_late
+        if not self._num_writing:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._end_at is not None
+        self._end_at.cancel()
+        self._end_at = None
+        self._num_writing = 0
+        now = perf_counter()
+        self._observe(now - self._began_s)
+        self._next_s = now + thread_time() - self._began_cpu_s
+        self._is_due = False
+        if self._waiting:
+            self._call_for_round()
