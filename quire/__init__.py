@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quire.client import AsyncClient, Client
     from quire.llm import LLM, AsyncLLM
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
-    from quire.params import RepetitionDetection, SamplingParams
+    from quire.params import RepetitionDetection, SamplingParams, StructuredOutput
 
 _HOMES = {
     "LLM": "quire.llm",
@@ -20,6 +20,7 @@ _HOMES = {
     "AsyncClient": "quire.client",
     "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",
+    "StructuredOutput": "quire.params",
     "RequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",
@@ -36,6 +37,7 @@ __all__ = [
     "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "ToolCall",
     "__version__",
 ]

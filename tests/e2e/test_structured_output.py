@@ -12,10 +12,9 @@ import httpx
 import openai
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, StructuredOutput
 from quire.client import Client
 from quire.cluster import Cluster
-from quire.params import StructuredOutput
 from quire.tiny.skills.json_object import FRAMES
 from shared.errors import InvalidArgument
 from tests.e2e.conftest import running_cluster
