@@ -17,6 +17,7 @@ def bench() -> Iterator[Row]:
     for rows, vocab_size in SIZES:
         for name, used in FILTERS.items():
             yield one(rows, vocab_size, name, used)
+        yield mask(rows, vocab_size)
 
 
 def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> Row:
@@ -29,3 +30,18 @@ def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> Row:
         {"cpu": lambda: cpu.sample(logits, *arguments), "reference": lambda: reference.sample(logits, *arguments)}
     )
     return Row("sampling", f"{rows} x {vocab_size} {name}", times, rows * vocab_size / times["cpu"] / 1e3, "Glogit/s")
+
+
+def mask(rows: int, vocab_size: int) -> Row:
+    """With half of the tokens banned."""
+    logits = torch.randn(rows, vocab_size)
+    masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab_size // 32)), dtype=torch.int32)
+    times = medians(
+        {
+            "cpu": lambda: cpu.mask_logits(logits, None, masks),
+            "reference": lambda: reference.mask_logits(logits, None, masks),
+        }
+    )
+    return Row(
+        "sampling", f"{rows} x {vocab_size} grammar mask", times, rows * vocab_size / times["cpu"] / 1e3, "Glogit/s"
+    )

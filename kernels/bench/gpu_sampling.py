@@ -35,3 +35,9 @@ def bench() -> Iterator[Row]:
                 "torch": graph_us([lambda w=way: reference.sample(logits, *w, seeds, positions)]),  # noqa: B023
             }
             yield Row("sampling", f"{name} {rows}", times, 0, "")
+        masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-VOCAB_SIZE // 32)), dtype=torch.int32, device="cuda")
+        times = {
+            "triton": graph_us([lambda: triton.mask_logits(logits, None, masks)] * 4),  # noqa: B023
+            "torch": graph_us([lambda: reference.mask_logits(logits, None, masks)]),  # noqa: B023
+        }
+        yield Row("sampling", f"grammar mask {rows}", times, 0, "")

@@ -10,6 +10,7 @@ from kernels.triton.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.sampling import sample
+from kernels.triton.token_mask import mask_logits
 
 LEAST_CAPABILITY = (8, 0)  # bfloat16 in matrix instructions
 
@@ -26,6 +27,7 @@ def unavailable() -> str | None:
 __all__ = [
     "add_rms_norm",
     "fp8_linear",
+    "mask_logits",
     "paged_attention",
     "prepare_fp8_linear",
     "qk_norm_rope_store",

@@ -32,7 +32,7 @@ def test_machine_code_without_a_gpu(tmp_path: Path) -> None:
     count = len(list(precompile.jobs(TINY)))
     rows = next(i for i, job in enumerate(precompile.jobs(TINY)) if job.__name__ == "rows")
     names = compiled(tmp_path, rows, count)
-    assert {"_rms_norm", "_silu_mul", "_begin_step", "_end_step", "_qk_norm_rope_store"} <= names
+    assert {"_rms_norm", "_silu_mul", "_begin_step", "_end_step", "_qk_norm_rope_store", "_mask_logits"} <= names
 
 
 def test_every_job_is_somebodys() -> None:
