@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import queue
 import re
+from collections import deque
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
+from services.worker.replica import Flight
 from services.worker.structured.compile_pool import Prepared
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
-from tests.services.worker.constrained import EOS, PERSON, admit, hot, prepare, run, step, text
+from tests.services.worker.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -136,3 +139,44 @@ def test_marks_of_reasoning_may_come_in_free_text_and_begin_a_tag(tiny: Rig, tok
         said = run(tiny, [admit(tokenizer, 0, name, output=[*output, call])])[0]
         assert text(tokenizer, said) in ("1</tool_call>", "2</tool_call>")
         tiny.step(released=[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_on_a_gpu_with_two_steps_under_way(tokenizer: Tokenizer, graphs: bool) -> None:
+    """A step is launched before anybody has waited for the one before; its masks need that one's tokens."""
+    rig = Rig(
+        TINY,
+        device="cuda",
+        dtype="bfloat16",
+        cuda_graphs=graphs,
+        attention_backend="auto",
+        block_size=16,
+        num_blocks=512,
+        record_logits=False,
+    )
+    forms = [prepare(rig, json_schema=json.dumps({**PERSON, "title": str(i)})) for i in range(6)]
+    new = [admit(tokenizer, slot, form) for slot, form in enumerate(forms)]
+    new += [admit(tokenizer, slot, b"") for slot in (6, 7)]
+    said: dict[int, list[int]] = {sequence.slot: [] for sequence in new}
+    under_way: deque[Flight] = deque()
+
+    def land() -> None:
+        flight = under_way.popleft()
+        outcome = flight.launch.wait()
+        rig.replica.record(flight, outcome)
+        result = flight.result(outcome, wait_us=0)
+        assert not [failure for failure in result.failures if EOS not in said[failure.slot]]
+        for slot, token in rig.scheduler.take(result).items():
+            if EOS not in said[slot]:
+                said[slot].append(token)
+
+    with torch.inference_mode():
+        for number in range(80):
+            counts = {sequence.slot: len(sequence.tokens) for sequence in new} if number == 0 else None
+            under_way.append(rig.replica.launch(rig.scheduler.plan(new if number == 0 else None, counts)))
+            if len(under_way) == 2:
+                land()
+        land()
+    for slot in range(6):
+        assert json.loads(text(tokenizer, said[slot])).keys() == {"name", "age"}
