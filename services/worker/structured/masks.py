@@ -260,7 +260,8 @@ class BoundGrammarMasks:
         ends = [(row, sequence.eos_ids[0]) for row, sequence, must in each if must]
         if ends:  # whatever min_tokens says
             rows, ids = zip(*ends, strict=True)
-            logits[upload(rows, owner.device), upload(ids, owner.device)] = 0.0
+            place = upload(rows, owner.device), upload(ids, owner.device)
+            logits[place] = logits[place].nan_to_num(nan=float("nan"), neginf=0.0)
 
     def sampled(self, token_ids: Tensor) -> None:
         mine = token_ids if self._device_rows is None else token_ids[self._device_rows]

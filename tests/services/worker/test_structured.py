@@ -6,6 +6,7 @@ import json
 import queue
 import re
 from collections import deque
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,19 @@ def test_min_tokens_holds_while_the_grammar_allows_more(tiny: Rig, tokenizer: To
     short = prepare(tiny, regex=r"[ab]{3}")
     said = run(tiny, [admit(tokenizer, 0, short, sampling=hot(min_tokens=30))])
     assert re.fullmatch("[ab]{3}", text(tokenizer, said[0]))
+
+
+def test_the_model_chooses_among_its_ends_of_sequence(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """Where only these are left, they keep their logits."""
+    short = prepare(tiny, regex="a")
+    other = tokenizer.token_to_id("<|im_end|>")
+    for favourite in (EOS, other):
+        new = admit(tokenizer, 0, short, sampling=hot(logit_bias={favourite: 100.0, EOS + other - favourite: -100.0}))
+        new = replace(new, eos=(EOS, other))
+        said = [step(tiny, [new] if number == 0 else None)[0] for number in range(2)]
+        assert tokenizer.decode(said[:1]) == "a"
+        assert said[1] == favourite
+        tiny.step(released=[0])
 
 
 def test_what_the_grammar_needs_may_be_banned_otherwise_which_is_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:
