@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     there.add_argument("--base-url", default="", metavar="URL", help="any OpenAI API; MODEL is its shape")
 
 
-def targets(arguments: argparse.Namespace, scratch: Path) -> Iterator[Target]:
+def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
     """Every model asked for, served one after the other. Each lives until the next one is asked for."""
     if arguments.address:
         yield running_cluster(arguments.address, arguments.http)

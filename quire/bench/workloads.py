@@ -7,7 +7,7 @@ enough for a machine with two cores. Everything is drawn from fixed seeds: the s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shared.errors import InvalidArgument
@@ -119,12 +119,15 @@ CPU_SET = ("cpu_batch", "cpu_single", "cpu_prefix", "cpu_stream8")
 
 def named(names: str) -> list[Workload]:
     """`mixed,single`; `gpu` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
-    sets = {"gpu": GPU_SET, "cpu": CPU_SET}
+    from quire.bench import tiny_work
+
+    sets: dict[str, Sequence[str]] = {"gpu": GPU_SET, "cpu": CPU_SET, "tiny": tuple(tiny_work.CLASSES)}
     wanted = [name for word in names.split(",") for name in sets.get(word, (word,))]
+    known = (*WORKLOADS, *tiny_work.CLASSES, *sets)
     for name in wanted:
-        if name not in WORKLOADS:
-            raise InvalidArgument(f"work: {name!r} is none of {', '.join((*WORKLOADS, *sets))}", field="work")
-    return [WORKLOADS[name]() for name in wanted]
+        if name not in known:
+            raise InvalidArgument(f"work: {name!r} is none of {', '.join(known)}", field="work")
+    return [tiny_work.work(name) if name in tiny_work.CLASSES else WORKLOADS[name]() for name in wanted]
 
 
 def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[int, ...]:

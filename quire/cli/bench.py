@@ -18,6 +18,7 @@ MODES = {
         "quire.bench.placement",
         "where conversations go: hit rate and latency by placement, simulated workers",
     ),
+    "speculation": ("quire.bench.speculation", "the same questions with every way of drafting, and without"),
     "kernels": ("quire.bench.kernels", "the benches beside the kernels"),
 }
 

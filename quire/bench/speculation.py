@@ -1,0 +1,118 @@
+"""`quire bench speculation`: the same questions with every way of drafting, and without."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from quire import bundled
+from quire.bench import load, target, tiny_work, workloads
+from quire.bench.report import Row, progress
+from quire.bench.target import Target
+from quire.bench.timing import Outcome
+from quire.cli.flags import human_int
+from quire.client import Client
+from shared.errors import InvalidArgument
+from shared.pb.admin.v1 import admin_pb2
+
+OFF = "off"
+DRAFTERS = bundled.FOLDER.parent / "drafters"
+CONFIGS: dict[str, dict[str, object]] = {
+    OFF: {},
+    "ngram": {"method": "ngram", "prompt_lookup_min": 2},
+    "suffix": {"method": "suffix"},
+    "draft_model": {"method": "draft_model", "model": str(DRAFTERS / "draft")},
+    "eagle": {"method": "eagle", "model": str(DRAFTERS / "eagle")},
+    "medusa": {"method": "medusa", "model": str(DRAFTERS / "medusa")},
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    target.configure(parser)
+    load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
+    parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
+    names = ", ".join(CONFIGS)
+    parser.add_argument("--methods", default=",".join(CONFIGS), metavar="A,B,...", help=f"{names} (default: all)")
+    parser.add_argument("--num-speculative-tokens", type=human_int, default=4, help="most drafts per sequence and step")
+    parser.add_argument(
+        "--fixed", action="store_true", help="drafts always of that length, whether they pay or not (adaptive_length)"
+    )
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """All clusters run at the same time and take turns, so that what else goes on meets all of them alike."""
+    effort = load.effort_of(arguments)
+    methods = _methods(arguments)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        served = {}
+        for method, config in methods.items():
+            progress(f"starting a cluster: {method}")
+            served[method] = stack.enter_context(_cluster(arguments, config, Path(scratch)))
+        for work in workloads.named(arguments.work):
+            for arrival in arguments.load.split(","):
+                yield from _rows(served, effort.trimmed(work, served[OFF].vocab_size), arrival, effort)
+
+
+def _rows(served: Mapping[str, Target], work: workloads.Workload, arrival: str, effort: load.Effort) -> Iterator[Row]:
+    before = {method: drafts(each) for method, each in served.items()}
+    callers = [load.grpc_caller(each, work, effort.clients, final_only=False) for each in served.values()]
+    sides = [load.Side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
+    measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=_read), strict=True))
+    for method, row in measured.items():
+        yield {
+            "shape": served[method].name,
+            "work": work.name,
+            "load": arrival,
+            "method": method,
+            "speedup": row["out_tok_s"] / measured[OFF]["out_tok_s"],
+            **row,
+            **_came_of(before[method], drafts(served[method])),
+        }
+
+
+def drafts(served: Target) -> admin_pb2.DraftCounts:
+    """Of all workers; nothing where nobody drafts."""
+    total = admin_pb2.DraftCounts()
+    with Client(served.grpc_address) as client:
+        for service in client.status():
+            total.num_drafts += service.drafts.num_drafts
+            total.num_draft_tokens += service.drafts.num_draft_tokens
+            total.num_accepted_tokens += service.drafts.num_accepted_tokens
+            total.length = max(total.length, service.drafts.length)
+    return total
+
+
+def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dict[str, float]:
+    """`accepted`: share of the drafted tokens; `tok_per_draft`: the token that is always there counted in."""
+    tokens = after.num_draft_tokens - before.num_draft_tokens
+    if not tokens:
+        return {}
+    right, count = after.num_accepted_tokens - before.num_accepted_tokens, after.num_drafts - before.num_drafts
+    return {"accepted": right / tokens, "tok_per_draft": 1 + right / count, "length": after.length}
+
+
+def _read(outcome: Outcome) -> dict[str, float]:
+    rates, latencies = outcome.rates(), outcome.latencies()
+    return {name: rates[name] for name in ("out_tok_s", "errors")} | {
+        name: value for name, value in latencies.items() if name.startswith(("tpot_p50", "e2e_p50"))
+    }
+
+
+def _methods(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
+    common = {"num_speculative_tokens": arguments.num_speculative_tokens, "adaptive_length": not arguments.fixed}
+    names = [name for name in arguments.methods.split(",") if name != OFF]
+    for name in names:
+        if name not in CONFIGS:
+            raise InvalidArgument(f"methods: {name!r} is none of {', '.join(CONFIGS)}", field="methods")
+    return {OFF: {}} | {name: CONFIGS[name] | common for name in names}
+
+
+@contextlib.contextmanager
+def _cluster(arguments: argparse.Namespace, config: Mapping[str, object], scratch: Path) -> Iterator[Target]:
+    flags = vars(arguments) | ({"worker.speculative_config": json.dumps(config)} if config else {})
+    with contextlib.closing(target.targets(argparse.Namespace(**flags), scratch)) as targets:
+        yield next(targets)
