@@ -140,7 +140,8 @@ class Replica:
 
     def launch(self, plan: pb.StepPlan) -> Flight:
         """Raises PlanViolation."""
-        followed = self._steady.follow(plan)
+        speculation, steady = self._speculation, self._steady
+        followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
         inputs, new_blocks, idle = (*followed, NO_SLOTS) if followed else self._apply(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)
         self._hand_out(new_blocks, copies)
@@ -161,7 +162,7 @@ class Replica:
         speculation = self._speculation
         step, drafts = speculation.advance(order) if speculation else (self._table.advance(order), None)
         inputs = assemble(step, self._table, drafts)
-        if order.most_drafts is None and not len(order.idle):
+        if drafts is None and not len(order.idle):
             self._steady.take(plan, inputs)
         else:
             self._steady.forget()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.slots import NO_BLOCKS, NewBlocks, SlotTable
+from services.worker.slots import NO_BLOCKS, NewBlocks, Rows, SlotTable
 from services.worker.step_inputs import StepInputs
 from shared import columns
 from shared.columns import I32
@@ -30,6 +30,11 @@ class Steady:
 
     def forget(self) -> None:
         self._last = None
+
+    @property
+    def slots(self) -> Rows | None:
+        """Those of the last step, if the next one may follow from it."""
+        return None if self._last is None else self._last.slots
 
     def take(self, plan: pb.StepPlan, inputs: StepInputs) -> None:
         """A step that was made from the table; the next one may follow from it."""

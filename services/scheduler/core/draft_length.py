@@ -94,6 +94,12 @@ class DraftLength:
             self._try.num_counted += len(accepted)
             self._try.num_right += int(accepted.sum())
 
+    def learn_nothing_drafted(self, num_sequences: int, length: int) -> None:
+        """The same of a step in which nobody found anything to draft."""
+        self._right[:length] *= 1 - SMOOTHING
+        if self._try is not None and self._try.length == length:
+            self._try.num_counted += num_sequences
+
     def expected_tokens(self, length: int) -> float:
         """Of a sequence in a step."""
         return 1.0 + float(self._right[:length].sum())

@@ -70,7 +70,7 @@ class Speculation:
         if result.draft_counts is not None and result.token_counts is not None:
             self.lengths.learn_right(result.token_counts.astype(np.int64) - 1, length)
         elif length:
-            self.lengths.learn_right(np.zeros(len(flight.slots), dtype=np.int64), length)
+            self.lengths.learn_nothing_drafted(len(flight.slots), length)
         alone = flight.num_tokens == len(flight.slots) * (1 + length)
         self.lengths.learn(len(flight.slots), length, seconds, alone=alone)
 

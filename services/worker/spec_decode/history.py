@@ -22,11 +22,14 @@ class TokenHistory:
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
         """So many tokens more for each of `slots`, slot after slot. What is too long is cut off."""
-        within = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-        places = np.repeat(self.lengths[slots], counts) + within
-        fits = places < self.tokens.shape[1]
-        self.tokens[np.repeat(slots, counts)[fits], places[fits]] = token_ids[fits]
-        self.lengths[slots] = np.minimum(self.lengths[slots] + counts, self.tokens.shape[1])
+        lengths, longest = self.lengths[slots], self.tokens.shape[1]
+        rows, places = slots, lengths
+        if len(token_ids) != len(slots) or (counts != 1).any():
+            within = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+            rows, places = np.repeat(slots, counts), np.repeat(lengths, counts) + within
+        fits = places < longest
+        self.tokens[rows[fits], places[fits]] = token_ids[fits]
+        self.lengths[slots] = np.minimum(lengths + counts, longest)
 
     def of(self, slot: int) -> I32:
         """A view."""

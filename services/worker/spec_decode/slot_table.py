@@ -41,7 +41,7 @@ class DraftingSlotTable(SlotTable):
         require(bool((counts[named] <= room[named]).all()), lambda: f"no blocks for what slots {named} are to compute")
         idle = np.flatnonzero((counts > 0) & (counts > room))
         counts[idle] = 0
-        return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, room, named))
+        return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
 
     def advance(self, order: Order, drafts: Drafts | None = None) -> Step:
         """As if every draft turned out wrong; the step computes them all the same."""
@@ -67,11 +67,19 @@ class DraftingSlotTable(SlotTable):
         require(bool(self.live[growing].all()), lambda: f"new_block_slots are not live: {growing[~self.live[growing]]}")
         return self.hand_out(growing.astype(np.intp), gains, ids)
 
-    def _most_drafts(self, counts: I32, room: I32, named: U32) -> I32 | None:
-        """Of slots that advance unnamed: as many as ordered, as have room behind the last token, as positions last."""
+    def most_drafts(self, slots: Rows) -> I32:
+        """[num_slots], of slots that advance unnamed: as many as ordered, as have room, as positions last."""
+        computed = self.num_computed_tokens[slots]
+        room = np.minimum(self.num_blocks[slots] * self.block_size, self._limits.max_model_len) - computed
+        most: I32 = np.clip(room - 1, 0, self.num_draft_tokens)
+        return most
+
+    def _most_drafts(self, counts: I32, named: U32) -> I32 | None:
+        """[max_num_seqs]"""
         if not self.num_draft_tokens:
             return None
-        left = np.minimum(room, self._limits.max_model_len - self.num_computed_tokens) - 1
-        most: I32 = np.where(counts == 1, np.clip(left, 0, self.num_draft_tokens), 0).astype(np.int32)
+        most = np.zeros_like(counts)
+        slots = np.flatnonzero(counts == 1)
+        most[slots] = self.most_drafts(slots)
         most[named] = 0
         return most

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
-from services.worker.slots import Order, Rows, Step
+from services.worker.slots import NewBlocks, Order, Rows, Step
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.proposer import Proposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -26,6 +27,16 @@ class Ticket:
 
     slots: Rows
     lives: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the proposer said already."""
+
+    drafts: Drafts | None
+
+
+UNCHANGED = frozenset({"epoch", "step_id"})  # fields of plans that say nothing else
 
 
 class Speculation:
@@ -52,6 +63,7 @@ class Speculation:
         self._history = history
         self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
         self._num_unsettled = 0  # steps with drafts that are not recorded
+        self._found: Found | None = None  # for the step that is being ordered
 
     def begin(self, slot: int, token_ids: I32) -> None:
         self._lives[slot] += 1
@@ -67,10 +79,26 @@ class Speculation:
         drafts = plan.num_draft_tokens if plan.HasField("num_draft_tokens") else self.table.num_draft_tokens
         return bool(drafts) or self._num_unsettled > 0
 
+    def follow(self, plan: pb.StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
+        """A step in which nobody drafts, if it follows from the last one. Drafts that are found instead are kept for
+        advance()."""
+        slots = steady.slots
+        if self.table.num_draft_tokens and slots is not None:
+            if not all(field.name in UNCHANGED for field, _ in plan.ListFields()):
+                return None
+            self._found = Found(self._propose(slots, self.table.most_drafts(slots)))
+            if self._found.drafts is not None:
+                return None
+        followed = steady.follow(plan)
+        if followed is not None:
+            self._found = None
+        return followed
+
     def advance(self, order: Order) -> tuple[Step, Drafts | None]:
         """The order as a step, with drafts if it may have some."""
         self._proposer.hand_out(order.new_blocks)
-        drafts = self._propose(order)
+        found, self._found = self._found, None
+        drafts = found.drafts if found else self._propose_for(order)
         self._num_unsettled += drafts is not None
         return self.table.advance(order, drafts), drafts
 
@@ -92,12 +120,15 @@ class Speculation:
         self._history.extend(ticket.slots[current], counts, np.maximum(token_ids, 0))
         self._proposer.observe(inputs, outcome)
 
-    def _propose(self, order: Order) -> Drafts | None:
+    def _propose_for(self, order: Order) -> Drafts | None:
         if order.most_drafts is None:
             return None
         slots = np.flatnonzero(order.most_drafts)
-        counts = order.most_drafts[slots]
+        return self._propose(slots, order.most_drafts[slots])
+
+    def _propose(self, slots: Rows, counts: I32) -> Drafts | None:
         if self.adaptive:
-            counts = np.minimum(counts, self._agreement.worthwhile(slots))
+            counts = np.minimum(counts, self._agreement.worthwhile(slots)).astype(np.int32)
+        if not counts.all():
             slots, counts = slots[counts > 0], counts[counts > 0]
         return self._proposer.propose(Wanted(slots, counts, self._history)) if len(slots) else None
