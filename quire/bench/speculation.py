@@ -60,7 +60,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 def _rows(served: Mapping[str, Target], work: workloads.Workload, arrival: str, effort: load.Effort) -> Iterator[Row]:
     before = {method: drafts(each) for method, each in served.items()}
     callers = [load.grpc_caller(each, work, effort.clients, final_only=False) for each in served.values()]
-    sides = [load.Side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
+    sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
     measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=_read), strict=True))
     for method, row in measured.items():
         yield {

@@ -44,6 +44,19 @@ def test_throughput_starts_a_cluster_and_measures_it(capsys: pytest.CaptureFixtu
     assert {"cpu_us_tok_frontend", "cpu_us_tok_scheduler", "cpu_us_tok_worker"} <= batch.keys()
 
 
+def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--methods", "medusa", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--fixed")
+    off, medusa = bench(capsys, "speculation", *words, "--warmup", "0", *SMALL)
+    assert [row["method"] for row in (off, medusa)] == ["off", "medusa"]
+    assert off["speedup"] == 1
+    assert medusa["speedup"] > 0
+    assert "accepted" not in off
+    assert 0.4 < medusa["accepted"] < 1
+    assert 2 < medusa["tok_per_draft"] <= 5
+    assert medusa["length"] == 4
+    assert off["errors"] == medusa["errors"] == 0
+
+
 def test_serve_drives_a_cluster_that_is_there_both_ways(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     there = ("--address", cluster.grpc_address, "--http", cluster.http_address)
     rows = bench(capsys, "serve", *there, "--work", "cpu_stream8", "--load", "2,100/s", "--warmup", "0", *SMALL)
