@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from quire.client import AsyncClient, Client
     from quire.llm import LLM, AsyncLLM
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
-    from quire.params import RepetitionDetection, SamplingParams, StructuredOutput
+    from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
 
 _HOMES = {
     "LLM": "quire.llm",
     "AsyncLLM": "quire.llm",
     "Client": "quire.client",
     "AsyncClient": "quire.client",
+    "BeamSearch": "quire.params",
     "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.params",
@@ -31,6 +32,7 @@ __all__ = [
     "LLM",
     "AsyncClient",
     "AsyncLLM",
+    "BeamSearch",
     "Client",
     "CompletionOutput",
     "Delta",

@@ -79,6 +79,7 @@ class CompletionOutput:
     finish_reason: str | None = None  # stop, length, cancelled, deadline, repetition
     stop_reason: int | str | None = None  # the stop token or string that matched
     logprobs: Sequence[Logprob] | None = None
+    score: float | None = None  # of a beam search
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
@@ -156,6 +157,7 @@ def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> N
     result.prompt_logprobs = _more(result.prompt_logprobs, message.prompt_logprobs, message.flat_prompt_logprobs)
     if message.finish_reason:
         sample.finish_reason = finish_reason(message)
+        sample.score = message.score if message.HasField("score") else None
         kind = message.WhichOneof("stop_reason")
         sample.stop_reason = getattr(message, kind) if kind else None
     if message.HasField("usage"):

@@ -62,6 +62,19 @@ class RepetitionDetection:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Keeps the `width` most likely sequences instead of sampling; SamplingParams.n says how many are returned, best
+    first."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def to_proto(self) -> pb.BeamSearch:
+        return pb.BeamSearch(**asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Every field may be left out. The cluster checks them: a value out of range raises `shared.errors.InvalidArgument`
     with the field's name. Meanings and ranges: protos/quire/common/v1/sampling.proto.
@@ -86,6 +99,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
     repetition_detection: RepetitionDetection | None = None
+    beam_search: BeamSearch | None = None
     logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     prompt_logprobs: int | None = None
@@ -111,7 +125,7 @@ class SamplingParams:
                 message.structured_output.CopyFrom(value.to_proto())
             elif isinstance(value, Mapping):
                 getattr(message, item.name).update(value)
-            elif isinstance(value, RepetitionDetection):
+            elif isinstance(value, (RepetitionDetection, BeamSearch)):
                 getattr(message, item.name).CopyFrom(value.to_proto())
             elif item.name == "prompt_logprob_token_ids":
                 message.prompt_logprob_token_ids.extend(pb.NamedTokens(ids=ids) for ids in value)

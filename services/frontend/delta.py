@@ -23,6 +23,7 @@ class Finish(NamedTuple):
     reason: FinishReason
     stop_token_id: int | None = None
     stop_string: str | None = None
+    score: float | None = None  # of a beam search's result
 
 
 class Delta(NamedTuple):

@@ -69,6 +69,15 @@ class RepetitionDetection:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """Keeps the `width` most likely sequences instead of sampling, and returns the best of them."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens, named as in protos/quire/common/v1/sampling.proto; the defaults are the protocol's."""
 
@@ -91,6 +100,7 @@ class Sampling:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     repetition_detection: RepetitionDetection | None = None
+    beam_search: BeamSearch | None = None
     logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     prompt_logprobs: int | None = None

@@ -122,6 +122,8 @@ def _finished(finished: Finished) -> pb.FinishedSequence:
     )
     if finished.stop_token_id is not None:
         wire.stop_token_id = finished.stop_token_id
+    if finished.score is not None:
+        wire.score = finished.score
     if finished.failure is not None:
         failure = finished.failure
         code = f"ERROR_CODE_{failure.code}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from services.scheduler.batches import Batches
 from services.scheduler.core.core import Counts
-from services.scheduler.core.plan import Events, Finished
+from services.scheduler.core.plan import Events, finish
 from services.scheduler.core.sequence import Failure, Reason, Sequence
 from services.scheduler.lobby import Lobby
 from services.scheduler.placement import Placement
@@ -58,10 +58,11 @@ class Cluster:
         failure = self._refusal(submission)
         for sequence in self._factory.sequences(submission, owner, self._clock()):
             if failure is not None:
-                self.deliver(Events(finished=[Finished(sequence, Reason.ERROR, failure=failure)]))
-            else:
-                self._places[owner][sequence.stream] = sequence
-                self._place(sequence)
+                self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
+                continue
+            for output in sequence.outputs or (sequence,):
+                self._places[owner][output.stream] = sequence
+            self._place(sequence)
 
     def cancel(self, owner: int, streams: Iterable[int], reason: Reason) -> None:
         for stream in streams:
@@ -223,11 +224,11 @@ class Cluster:
                 self._place(sequence)
             else:
                 text = f"{sequence.num_losses} workers in a row were lost while this ran on them, the last time alone"
-                self.deliver(Events(finished=[Finished(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))]))
+                self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))))
 
     def _end_in_lobby(self, sequence: Sequence, reason: Reason) -> None:
         self.lobby.remove(sequence.key)
         failure = None
         if reason is Reason.DEADLINE:
             failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
-        self.deliver(Events(finished=[Finished(sequence, reason, failure=failure)]))
+        self.deliver(Events(finished=finish(sequence, reason, failure=failure)))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.scheduler.core.beam_search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Failure, Family, Sequence
 from shared import block_hash, prompt_logprobs
@@ -34,7 +35,15 @@ class SequenceFactory:
         self._keys = itertools.count(1)
 
     def sequences(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
-        """Sequence i samples with seed + i. The chain of block hashes may be missing: see complete()."""
+        """Sequence i samples with seed + i; of a beam search there is only the root. The chain of block hashes may be
+        missing: see complete()."""
+        samples = self._samples(submission, owner, now)
+        if submission.sampling.HasField("beam_search"):
+            yield _root(list(samples), submission)
+        else:
+            yield from samples
+
+    def _samples(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
         hashes = block_hash.split(submission.block_hashes)
         grammar_id = _grammar_id(submission.sampling)
         eos = tuple(u32(submission.eos_token_ids).tolist())
@@ -69,6 +78,26 @@ class SequenceFactory:
                 arrival=arrival,
                 deadline=deadline,
             )
+
+
+def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:
+    """The first of `outputs`, which stands for all of them while the search goes on."""
+    root, sampling = outputs[0], sampling_pb2.SamplingParams()
+    sampling.CopyFrom(submission.sampling)
+    asked = sampling.beam_search
+    rules = BeamRules(
+        width=max(asked.width, len(outputs)),
+        num_outputs=len(outputs),
+        max_output_tokens=sampling.max_tokens,
+        end_token_ids=frozenset((*root.eos_token_ids, *root.stop_token_ids)),
+        length_penalty=asked.length_penalty if asked.HasField("length_penalty") else 1.0,
+        early_stopping=asked.early_stopping,
+    )
+    root.num_logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
+    sampling.logprobs = rules.num_candidates  # what the worker tells of a beam
+    root.payload = Payload(sampling, submission.eos_token_ids, ())
+    root.search, root.outputs, root.family = BeamSearch(rules), outputs, None
+    return root
 
 
 def _repetition(sampling: sampling_pb2.SamplingParams) -> RepetitionRule | None:

@@ -20,8 +20,8 @@ import torch
 
 from services.worker.device import is_broken
 from services.worker.held_blocks import HeldReport
+from services.worker.plan_violation import PlanViolation
 from services.worker.replica import Flight, Occupancy, Replica
-from services.worker.slots import PlanViolation
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, to_proto
 from shared.logs import logger

@@ -15,6 +15,7 @@ import torch
 
 from services.worker import kv_cache
 from services.worker.attention.port import AttentionMetadata, Tensor
+from services.worker.beam_moves import BeamMoves
 from services.worker.block_copies import BlockCopies
 from services.worker.decode_graphs import DecodeGraphs
 from services.worker.device import Device
@@ -172,6 +173,16 @@ class ModelRunner:
             upload(ids, self._device.torch_device, np.int64) for ids in (copies.sources, copies.targets)
         )
         kv_cache.copy_blocks(self.caches, sources, targets)
+
+    def move_beams(self, moves: BeamMoves) -> None:
+        """Before the next launch, which brings the blocks that are new."""
+        memory, device = self.slot_memory, self._device.torch_device
+        slots, parents, tokens = (upload(part, device) for part in (moves.slots, moves.parents, moves.token_ids))
+        memory.last_tokens.index_copy_(0, slots, tokens)
+        if not self._device.is_synchronous:  # else the host's tables are those that are read
+            memory.block_tables.index_copy_(0, slots, memory.block_tables.index_select(0, parents))
+        if self._graphs is not None:
+            self._graphs.forget_rows()
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         asked = self.sampler.prompts.rows(inputs)

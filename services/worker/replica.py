@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.worker.beam_moves import BeamMoves
 from services.worker.block_copies import BlockCopies
 from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
@@ -52,6 +53,9 @@ class Runner(Protocol):
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch."""
 
+    def move_beams(self, moves: BeamMoves) -> None:
+        """Before the next launch."""
+
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
 
 
@@ -67,6 +71,7 @@ class Flight:
     idle: Rows  # slots that would have sampled if they had had room
     ticket: Ticket | None  # for speculation
     copies: BlockCopies | None
+    moves: BeamMoves | None
 
     def result(self, outcome: Outcome, wait_us: int) -> pb.StepResult:
         failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(outcome)]
@@ -144,13 +149,16 @@ class Replica:
         followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
         inputs, new_blocks, idle = (*followed, NO_SLOTS) if followed else self._apply(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)
+        moves = None if followed else BeamMoves.of(plan)
         self._hand_out(new_blocks, copies)
         if copies is not None:
             self._runner.copy_blocks(copies)
+        if moves is not None:
+            self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
         self._refused.update(self._runner.sampler.take_faults())
         ticket = self._speculation.ticket(inputs) if self._speculation else None
-        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket, copies)
+        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket, copies, moves)
 
     def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
         """A step of which anything may have changed; the slots that sit out."""
@@ -190,6 +198,8 @@ class Replica:
         inputs = flight.inputs
         if flight.copies is not None:
             self._held.copy(flight.copies.sources, flight.copies.targets)
+        if flight.moves is not None:
+            self._last_tokens[flight.moves.slots] = flight.moves.token_ids
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
         places = inputs.slot_mapping

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.beam_moves import BeamMoves
 from services.worker.limits import Limits
+from services.worker.plan_violation import require
 from shared import columns
 from shared.columns import I32, U32
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -23,10 +25,6 @@ Rows = npt.NDArray[np.intp]
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
-class PlanViolation(Exception):
-    """The scheduler and this worker do not have the same table any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
     """Blocks that slots get in a step: block_table[slots, columns] = ids."""
@@ -34,6 +32,15 @@ class NewBlocks:
     slots: Rows
     columns: Rows
     ids: I32
+
+    def followed_by(self, others: NewBlocks) -> NewBlocks:
+        if not len(self.ids):
+            return others
+        return NewBlocks(
+            np.concatenate((self.slots, others.slots)),
+            np.concatenate((self.columns, others.columns)),
+            np.concatenate((self.ids, others.ids)),
+        )
 
 
 NO_SLOTS: Rows = np.zeros(0, np.intp)
@@ -113,12 +120,37 @@ class SlotTable:
 
     def order(self, plan: pb.StepPlan) -> Order:
         """Lets slots go and come, and gives them their blocks. Raises PlanViolation."""
+        released, moved = self._begin(plan)
+        counts = self._counts(plan)
+        new_blocks = self._grow(counts, columns.u32(plan.new_block_ids))
+        return Order(released, plan.admitted, counts, moved.followed_by(new_blocks))
+
+    def _begin(self, plan: pb.StepPlan) -> tuple[U32, NewBlocks]:
+        """Slots that went, and the blocks of beams that go on from others."""
         released = self._release(columns.u32(plan.released_slots))
         for admission in plan.admitted:
             self._admit(admission)
-        counts = self._counts(plan)
-        new_blocks = self._grow(counts, columns.u32(plan.new_block_ids))
-        return Order(released, plan.admitted, counts, new_blocks)
+        moves = BeamMoves.of(plan)
+        return released, NO_BLOCKS if moves is None else self._move(moves)
+
+    def _move(self, moves: BeamMoves) -> NewBlocks:
+        """Beams take over what their parents have; returns the blocks that take the place of last ones."""
+        slots, parents = moves.slots, moves.parents
+        both = np.concatenate((slots, parents))
+        inside = bool((both < len(self.live)).all()) and bool(self.live[both].all())
+        require(inside, lambda: f"beams: slots {slots} or parents {parents} are not live")
+        level = bool((self.num_computed_tokens[slots] == self.num_computed_tokens[parents]).all())
+        require(level, lambda: f"beams: {slots} and {parents} are not of one length")
+        self.block_table[slots] = self.block_table[parents]
+        self.num_blocks[slots] = self.num_blocks[parents]
+        replaced = np.flatnonzero(moves.last_block_ids)
+        if not len(replaced):
+            return NO_BLOCKS
+        slots, ids = slots[replaced], moves.last_block_ids[replaced].astype(np.int32)
+        self._require_blocks(ids, "last_block_ids")
+        places = self.num_blocks[slots].astype(np.intp) - 1
+        self.block_table[slots, places] = ids
+        return NewBlocks(slots, places, ids)
 
     def advance(self, order: Order) -> Step:
         """Brings the table to after the step, assuming that it will be executed."""
@@ -185,9 +217,9 @@ class SlotTable:
         require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
         if not wanted:
             return NO_BLOCKS
-        width, most = self.block_table.shape[1], self._limits.num_blocks
+        width = self.block_table.shape[1]
         require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
-        require(bool(ids.min() > 0 and ids.max() < most), lambda: f"new_block_ids are not all in 1..{most - 1}: {ids}")
+        self._require_blocks(ids, "new_block_ids")
         slots = np.repeat(growing, gains)
         firsts = np.cumsum(gains) - gains  # index into `ids` of each slot's first block
         within = np.arange(wanted) - np.repeat(firsts, gains)
@@ -196,12 +228,10 @@ class SlotTable:
         self.num_blocks[growing] += gains
         return NewBlocks(slots, positions, ids.astype(np.int32))
 
+    def _require_blocks(self, ids: U32 | I32, name: str) -> None:
+        most = self._limits.num_blocks
+        require(bool(ids.min() > 0 and ids.max() < most), lambda: f"{name} are not all in 1..{most - 1}: {ids}")
+
     def _require_slots(self, slots: U32, name: str) -> None:
         ascending = bool((slots[1:] > slots[:-1]).all())
         require(ascending and slots[-1] < len(self.live), lambda: f"{name} are not ascending slots: {slots}")
-
-
-def require(holds: bool, text: Any) -> None:
-    """`text` is a function: messages are only made when needed."""
-    if not holds:
-        raise PlanViolation(text())

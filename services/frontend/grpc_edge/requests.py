@@ -14,6 +14,7 @@ from services.frontend.grpc_edge import conversations
 from services.frontend.input_processor import sampling_rules
 from services.frontend.input_processor.not_offered import refuse_not_offered
 from services.frontend.request import (
+    BeamSearch,
     ChatPrompt,
     Prompt,
     RepetitionDetection,
@@ -103,10 +104,17 @@ def _plain(value: Any) -> Any:
         return float(str(np.float32(value)))
     if isinstance(value, sampling_pb2.RepetitionDetection):
         return RepetitionDetection(value.max_pattern_size, value.min_count, value.min_pattern_size or 1)
-    if isinstance(value, sampling_pb2.NamedTokens):
-        return tuple(value.ids)
+    if isinstance(value, (sampling_pb2.BeamSearch, sampling_pb2.NamedTokens)):
+        return _plain_message(value)
     if isinstance(value, MutableMapping):
         return dict(value)
     if isinstance(value, MutableSequence):
         return tuple(map(_plain, value))
     return value
+
+
+def _plain_message(value: sampling_pb2.BeamSearch | sampling_pb2.NamedTokens) -> Any:
+    if isinstance(value, sampling_pb2.NamedTokens):
+        return tuple(value.ids)
+    penalty = _plain(value.length_penalty) if value.HasField("length_penalty") else 1.0
+    return BeamSearch(value.width, penalty, value.early_stopping)

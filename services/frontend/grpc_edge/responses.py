@@ -59,6 +59,8 @@ def _usage(usage: Usage) -> finish_pb2.Usage:
 
 def _add_finish(response: Response, finish: Finish) -> None:
     response.finish_reason = finish.reason
+    if finish.score is not None:
+        response.score = finish.score
     if finish.stop_string is not None:
         response.stop_string = finish.stop_string
     elif finish.stop_token_id is not None:

@@ -32,10 +32,6 @@ ASKS: Mapping[str, Asks] = {
     # what OpenAI has replaced with tools
     "functions": _given,
     "function_call": _not("none", "auto"),
-    # other ways to search
-    "use_beam_search": _given,
-    "beam_search": _present,
-    "length_penalty": _not(1, 1.0),
     # other prompts and outputs
     "prompt_embeds": _given,
     "suffix": _given,

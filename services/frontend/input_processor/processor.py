@@ -10,6 +10,7 @@ from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
 from services.frontend.request import (
+    BeamSearch,
     ChatPrompt,
     Prompt,
     RepetitionDetection,
@@ -189,6 +190,7 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or (),
         repetition_detection=_detection(sampling.repetition_detection),
+        beam_search=_search(sampling.beam_search),
         logprobs=sampling.logprobs,
         logprob_token_ids=sampling.logprob_token_ids,
         prompt_logprobs=sampling.prompt_logprobs,
@@ -197,6 +199,14 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         thinking_token_budget=sampling.thinking_token_budget,
         structured_output=sampling.structured_output,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+    )
+
+
+def _search(asked: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
+    if asked is None:
+        return None
+    return sampling_pb2.BeamSearch(
+        width=asked.width, length_penalty=asked.length_penalty, early_stopping=asked.early_stopping
     )
 
 

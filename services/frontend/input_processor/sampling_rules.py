@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
+from services.frontend.input_processor import beam_rules
+from services.frontend.input_processor.rule import Rule
 from services.frontend.request import RepetitionDetection, Sampling
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
@@ -24,15 +26,6 @@ SEED_BOUND = 2**63
 MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
 MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
 NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`text` is formatted with the sampling values as `s`."""
-
-    field: str
-    holds: Callable[[Sampling], bool]
-    text: str
 
 
 def _detection(sampling: Sampling) -> RepetitionDetection:
@@ -169,13 +162,20 @@ RULES = (
         lambda s: s.structured_output is None or s.detokenize,
         "structured_output constrains text: detokenize must be true.",
     ),
-    Rule("n", lambda s: s.n == 1 or not is_greedy(s), "n must be 1 when using greedy sampling, got {s.n}."),
+    *beam_rules.RULES,
+    Rule(
+        "n",
+        lambda s: s.n == 1 or s.beam_search is not None or not is_greedy(s),
+        "n must be 1 when using greedy sampling, got {s.n}.",
+    ),
 )
 
 
 def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
     """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
     recommended = {name: value for name, value in asdict(defaults).items() if name != "max_new_tokens"}
+    if given.get("beam_search") is not None:
+        recommended["repetition_penalty"] = None  # meant for sampling
     named = {**recommended, **{name: value for name, value in given.items() if value is not None}}
     return Sampling(**{name: value for name, value in named.items() if value is not None})
 
@@ -199,6 +199,7 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
         wrong = [i for i in ids if not 0 <= i < vocab_size]
         if wrong:
             raise InvalidArgument(f"{field} contains out-of-vocab token ids: {wrong[:8]}.", field=field)
+    beam_rules.check_logprobs(sampling)
     for kind, field, wanted in (
         ("sample", "logprobs", sampling.logprobs),
         ("prompt", "prompt_logprobs", sampling.prompt_logprobs),

@@ -100,6 +100,9 @@ class GenerationBody(Body):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
+    use_beam_search: bool = Field(default=False, description="the n most likely answers, found with n beams")
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     logprob_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     prompt_logprob_start: int | None = None

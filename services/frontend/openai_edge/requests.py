@@ -15,7 +15,7 @@ from services.frontend.openai_edge import tools
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
-from services.frontend.request import Prompt, RepetitionDetection, Request
+from services.frontend.request import BeamSearch, Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 
@@ -129,7 +129,18 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     given["structured_output"] = constraint(body.response_format, body.structured_outputs)
     if (rule := body.repetition_detection) is not None:
         given["repetition_detection"] = RepetitionDetection(**rule.model_dump())
+    given["beam_search"] = _beam_search(body)
     return given
+
+
+def _beam_search(body: GenerationBody) -> BeamSearch | None:
+    if body.use_beam_search:
+        penalty = 1.0 if body.length_penalty is None else body.length_penalty
+        return BeamSearch(body.n or 1, penalty, bool(body.early_stopping))
+    if body.length_penalty not in (None, 1.0) or body.early_stopping:
+        field = "early_stopping" if body.early_stopping else "length_penalty"
+        raise InvalidArgument(f"{field} needs use_beam_search.", field=field)
+    return None
 
 
 def _logit_bias(written: Mapping[str, float]) -> dict[int, float]:

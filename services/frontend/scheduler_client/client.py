@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import groupby
 
 from services.frontend.delta import Finish
 from services.frontend.scheduler_client.connection import Connection
@@ -107,7 +109,11 @@ class SchedulerClient:
 
     def submit(self, sequences: Seq[Sequence], held: Held) -> None:
         """All samples of one work, in order."""
-        self._place(tuple(sequences), held)
+        group = tuple(sequences)
+        if group[0].work.is_search:
+            for sequence in group:
+                sequence.group = group
+        self._place(group, held)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Nothing more comes from these."""
@@ -131,9 +137,10 @@ class SchedulerClient:
 
     def _resubmit(self, sequences: Seq[Sequence]) -> None:
         self._metrics.resubmitted.inc(len(sequences))
-        for sequence in sequences:
-            sequence.move()
-            self._place((sequence,))
+        for group in _groups(sequences):
+            for sequence in group:
+                sequence.move()
+            self._place(group)
 
     def on_open(self, session: Session) -> None:
         self._sessions.append(session)
@@ -206,10 +213,14 @@ class SchedulerClient:
         loop = asyncio.get_running_loop()
         passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.fresh)
         sequence.refused_since = sequence.refused_since or loop.time()
+        if passing and sequence.group and sequence is not sequence.group[0]:
+            return  # they are asked again together
         if not passing or loop.time() - sequence.refused_since > self._patience_s:
             self._fail(sequence, error)
         else:
-            loop.call_later(error.retry_after_ms / 1000 or REFUSAL_PAUSE_S, self._resubmit, (sequence,))
+            loop.call_later(
+                error.retry_after_ms / 1000 or REFUSAL_PAUSE_S, self._resubmit, sequence.group or (sequence,)
+            )
 
     def _fail_for_want_of_workers(self, group: Group) -> None:
         for sequence in group:
@@ -228,3 +239,9 @@ class SchedulerClient:
         """Wakes everybody in changed(); later callers wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _groups(sequences: Seq[Sequence]) -> Iterator[Group]:
+    """Those that go somewhere together: the results of a beam search, for which there is one search; others alone."""
+    for _, members in groupby(sequences, key=lambda s: id(s.work) if s.work.is_search else id(s)):
+        yield tuple(members)

@@ -33,6 +33,11 @@ class Work:
     thinking_marks: tuple[bytes, bytes] = (b"", b"")  # i32 columns: what begins a reasoning section, what ends it
 
     @property
+    def is_search(self) -> bool:
+        """Its samples are the results of one beam search, and come when that is over."""
+        return self.sampling.HasField("beam_search")
+
+    @property
     def num_promised_tokens(self) -> int:
         """The longest that a sequence of it can become."""
         return self.num_prompt_tokens + self.sampling.max_tokens
@@ -67,6 +72,7 @@ class Sequence:
     """Sample `number` of `work`: its tokens so far, and the session that runs it at present."""
 
     __slots__ = (
+        "group",
         "id",
         "num_prompt_logprobs",
         "number",
@@ -87,6 +93,7 @@ class Sequence:
         self.tokens = array("i")
         self.num_prompt_logprobs = 0  # positions that have come
         self.session: Session | None = None
+        self.group: tuple[Sequence, ...] = ()  # of a search: all its results
         self.id = 0  # in the session
         self.started = False
         self.wanted = True

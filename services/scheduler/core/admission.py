@@ -33,10 +33,14 @@ class Admitter:
 
     def admit(self, draft: StepDraft, now: float) -> None:
         core = self._core
-        while core.waiting and draft.budget.left and core.running.num_free_slots:
+        while core.waiting and draft.budget.left and core.running.num_free_slots > core.beams.num_reserved:
             sequence = core.waiting.peek()
             if sequence.fence > core.last_applied:
                 return  # a token of it is still to come back
+            if sequence.search is not None:
+                if not core.beams.admit(draft, sequence, now):
+                    return
+                continue
             start = self._start(sequence)
             if self._too_late(sequence, start, now):
                 core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
@@ -86,9 +90,18 @@ class Admitter:
         return now + self._core.pace.seconds_for(uncached) >= sequence.deadline
 
     def _enter(self, draft: StepDraft, sequence: Sequence, start: Start, now: float) -> None:
+        self.count(sequence, start.num_cached, now)
+        self._occupy(draft, sequence, start)
+
+    def occupy(self, draft: StepDraft, beam: Sequence) -> None:
+        """A slot for a beam of a search that fits."""
+        start = self._start(beam)
+        beam.num_cached_tokens = start.num_cached
+        self._occupy(draft, beam, start)
+
+    def _occupy(self, draft: StepDraft, sequence: Sequence, start: Start) -> None:
         core, hits, num_cached = self._core, start.shared, start.num_cached
         num_computed = min(num_cached, sequence.num_tokens - 1)  # the last token's logits are always needed
-        self._count(sequence, num_cached, now)
         num_tokens, token_ids = sequence.num_tokens, bytes(sequence.tokens)
         slot = core.running.enter(sequence, num_computed)
         if sequence.suspect:
@@ -107,7 +120,8 @@ class Admitter:
         if core.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks
             core.grower.name(slot, min(num_tokens, num_computed + chunk) // core.limits.block_size)
 
-    def _count(self, sequence: Sequence, num_cached: int, now: float) -> None:
+    def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
+        """It has a slot."""
         counts = self._core.counts
         sequence.status = Status.RUNNING
         if sequence.started:
@@ -117,6 +131,7 @@ class Admitter:
             counts.prompt_tokens += sequence.num_tokens
             counts.cached_tokens += num_cached
             self._core.waiting.charge_prompt(sequence, max(0, sequence.num_tokens - num_cached))
-            sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
             sequence.started = True
-            self._core.events.started.append(Started(sequence, now - sequence.arrival))
+            for output in sequence.outputs or (sequence,):
+                output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
+                self._core.events.started.append(Started(output, now - sequence.arrival))

@@ -16,6 +16,7 @@ import numpy as np
 
 from services.scheduler.core import policies
 from services.scheduler.core.admission import Admitter
+from services.scheduler.core.beams import Beams
 from services.scheduler.core.depth import Depth
 from services.scheduler.core.forecast import Forecast
 from services.scheduler.core.grammars import Grammars
@@ -23,7 +24,7 @@ from services.scheduler.core.growth import Grower
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.outcome import Outcome
 from services.scheduler.core.pace import Pace
-from services.scheduler.core.plan import Events, Finished, StepPlan, StepResult
+from services.scheduler.core.plan import Events, StepPlan, StepResult, finish
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
@@ -84,7 +85,8 @@ class Core:
         self._orders = itertools.count()
         self._step_ids = itertools.count(1)
         self.grower = Grower(self)
-        self._admitter = Admitter(self)
+        self.admitter = Admitter(self)
+        self.beams = Beams(self)
         self._outcome = Outcome(self)
 
     # What goes in.
@@ -94,6 +96,8 @@ class Core:
         at once."""
         self._sequences[sequence.key] = sequence
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
+        if sequence.search is not None:
+            sequence.search.limit(sequence.max_total_tokens - sequence.num_prompt_tokens)
         sequence.fence = 0
         if sequence.order < 0:
             sequence.order = next(self._orders)
@@ -104,7 +108,7 @@ class Core:
             self._queue(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
-        refusal = self.limits.refusal(sequence.num_tokens)
+        refusal = self.limits.refusal(sequence.num_tokens) or self._too_wide(sequence)
         if refusal is not None:
             self.end(sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal))
 
@@ -195,7 +199,14 @@ class Core:
         self, sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
     ) -> None:
         """Gives `sequence` its one terminal event and takes back what it holds."""
-        if sequence.status is Status.RUNNING:
+        self.forget(sequence, reason)
+        self.events.finished += finish(sequence, reason, stop_token_id, failure)
+
+    def forget(self, sequence: Sequence, reason: Reason) -> None:
+        """It is over: what it holds is taken back."""
+        if sequence.status is Status.RUNNING and sequence.search is not None:
+            self.beams.leave(sequence)
+        elif sequence.status is Status.RUNNING:
             self.take_slot(sequence)
             if reason in ANSWERED:
                 self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
@@ -207,17 +218,27 @@ class Core:
         sequence.status = Status.FINISHED
         del self._sequences[sequence.key]
         self._requeue(self.siblings.ended(sequence))
-        self.events.finished.append(Finished(sequence, reason, stop_token_id, failure))
 
-    def preempt(self, slot: int) -> None:
-        """Takes a running sequence's blocks; all is computed again, less what the cache then holds."""
-        sequence = self.running.sequence(slot)
-        sequence.fence = self.take_slot(sequence) or 0
+    def preempt(self, slot: int) -> list[int]:
+        """Takes a running sequence's blocks; all is computed again, less what the cache then holds. With a beam its
+        whole search goes. Returns the slots that are free now."""
+        sequence = self.beams.root_of(int(self.running.keys[slot])) or self.running.sequence(slot)
+        slots = [slot]
+        if sequence.search is not None:
+            slots = self.beams.slots_of(sequence)
+            sequence.fence = self.beams.leave(sequence)
+        else:
+            sequence.fence = self.take_slot(sequence) or 0
         sequence.status = Status.PREEMPTED
         sequence.num_preemptions += 1
         self.counts.preemptions += 1
         self.waiting.push_back(sequence)
         self._count_waiting(sequence)
+        return slots
+
+    def extend(self, slot: int, token: int) -> None:
+        """The next token of `slot` is known."""
+        self._outcome.hash(self.running.append(np.array([slot]), np.array([token], dtype=np.int32)))
 
     def next_waiting(self) -> Sequence:
         """Takes the head of the queue."""
@@ -245,8 +266,13 @@ class Core:
             self.siblings.left(sequence, slot)
             if lost:
                 sequence.num_losses = 1 if progressed else sequence.num_losses + 1
-            sequence.status = Status.WAITING
-            self.waiting.push(sequence)
+            if not sequence.is_beam:
+                sequence.status = Status.WAITING
+                self.waiting.push(sequence)
+        for root in self.beams.abandon():
+            root.status = Status.WAITING
+            root.num_losses += lost
+            self.waiting.push(root)
         self.flights.clear()
         return self.evacuate_waiting()
 
@@ -273,7 +299,8 @@ class Core:
         if preempt_running:
             by_age = np.argsort(-self.running.order, kind="stable")
             for slot in by_age[: len(self.running)].tolist():
-                self.preempt(slot)
+                if self.running.live[slot]:  # its search may have left with another beam
+                    self.preempt(slot)
         return self.kv.reset() if self.kv.idle else None
 
     def _queue(self, sequence: Sequence) -> None:
@@ -304,11 +331,24 @@ class Core:
 
     def _draft(self, now: float) -> StepDraft:
         draft = StepDraft(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
+        for_beams = self.beams.num_tokens_wanted if self.beams else 0
+        draft.budget.left -= for_beams
         self.grower.advance_ready(draft)
         self.grower.advance_prefills(draft)
+        draft.budget.left += for_beams
+        if self.beams:
+            self.beams.carry_out(draft)
         if not draft.short_of_blocks:
-            self._admitter.admit(draft, now)
+            self.admitter.admit(draft, now)
+        if self.beams:
+            self.beams.hold(draft)
         return draft
+
+    def _too_wide(self, sequence: Sequence) -> str | None:
+        width = 0 if sequence.search is None else sequence.search.rules.width
+        if width <= self.limits.max_num_seqs:
+            return None
+        return f"beam_search.width: {width} beams are more than the {self.limits.max_num_seqs} slots of the worker"
 
     def _free_siblings(self, slots: list[int]) -> None:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""

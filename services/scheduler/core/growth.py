@@ -58,13 +58,14 @@ class Grower:
         """Books `num_tokens` of `slot`, whose blocks are there."""
         running = self._running
         total = int(running.num_tokens[slot])
-        implied = int(running.num_computed[slot]) == total - 1
+        is_beam = bool(running.is_beam[slot])
+        implied = int(running.num_computed[slot]) == total - 1 and not is_beam
         computed = int(running.num_computed[slot]) + num_tokens
         running.num_computed[slot] = computed
         samples = computed == total
         if samples:
             running.num_tokens[slot] = total + 1
-        if computed >= total - 1:
+        if samples or (computed == total - 1 and not is_beam):
             running.prefilling.discard(slot)
         drafts = implied and draft.num_drafts > 0
         if drafts and not draft.budget.try_all(draft.num_drafts):
@@ -96,7 +97,7 @@ class Grower:
         computed = int(running.num_computed[slot])
         room = int(running.capacity[slot]) + self._kv.pool.num_free * running.block_size - computed
         if room <= 0:
-            self._make_room(draft)
+            self.make_room(draft)
             return
         wanted = self.chunk_size(draft, min(int(running.num_tokens[slot]) - computed, room))
         blocks = self._kv.grow(slot, computed + wanted)
@@ -144,7 +145,7 @@ class Grower:
             if not running.live[slot]:
                 continue  # preempted for an older one
             if self._kv.pool.num_free == 0:
-                self._make_room(draft)
+                self.make_room(draft)
             if running.live[slot] and self._kv.pool.num_free:
                 draft.gain(slot, self._kv.append_each([slot]))
                 running.capacity[slot] += running.block_size
@@ -153,11 +154,12 @@ class Grower:
                 draft.sit_out(slot)
         return np.array([s for s in slots.tolist() if running.live[s] and s not in waits], dtype=np.intp)
 
-    def _make_room(self, draft: StepDraft) -> None:
+    def make_room(self, draft: StepDraft) -> None:
         """Preempts a sequence, which may be the one in need, unless blocks are about to come back anyway."""
         draft.short_of_blocks = True
         if self._kv.num_fenced:
             return
         victim = self._core.waiting.victim(self._running)
-        self._core.preempt(victim)
-        draft.drop(victim)
+        if not draft.moves(victim):  # beams that have just moved must stay
+            for slot in self._core.preempt(victim):
+                draft.drop(slot)

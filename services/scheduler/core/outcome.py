@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.beams import FIRST_KEY
 from services.scheduler.core.drafted import DraftedRows
 from services.scheduler.core.plan import (
     I32,
@@ -42,6 +43,11 @@ class Outcome:
             self._fail(flight, slot, failure)
         rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
+        beams = flight.keys <= FIRST_KEY
+        if beams.any():
+            rows = rows or DraftedRows.single(flight, result)
+            self._core.beams.take(flight.keys[beams], rows.select(beams))
+            flight, rows, current = flight.select(~beams), rows.select(~beams), current[~beams]
         if rows is not None:
             self._core.speculation.counts.add(rows)
             self._running.settle(flight.slots[current], rows.refused[current], rows.hoped[current])
@@ -77,7 +83,7 @@ class Outcome:
         if len(slots) == 0:
             return
         running = self._running
-        self._hash(running.append(slots, tokens))
+        self.hash(running.append(slots, tokens))
         self._core.counts.generated_tokens += len(slots)
         owners, streams = running.owners[slots], running.streams[slots]
         entries = None if logprobs is None else LogprobColumns(owners[asked], streams[asked], logprobs)
@@ -95,7 +101,7 @@ class Outcome:
         for column, tokens in enumerate(rows.columns()):
             on = np.flatnonzero((rows.counts > column) & (taken == column))
             on = on[[row not in ends for row in on.tolist()]] if ends else on
-            self._hash(running.append(slots[on], tokens[on]))
+            self.hash(running.append(slots[on], tokens[on]))
             taken[on] += 1
             self._find_ends(slots, on, tokens, ends)
         kept = rows.cut(taken) if ends else rows
@@ -155,7 +161,7 @@ class Outcome:
         else:
             self._core.end(sequence, Reason.LENGTH)
 
-    def _hash(self, filled: Slots) -> None:
+    def hash(self, filled: Slots) -> None:
         """Continues the hash chain of each slot whose last block is now known."""
         for slot in filled.tolist():
             self._extend_chain(self._running.sequence(slot), self._running.take_block(slot))
@@ -195,6 +201,6 @@ class Outcome:
     def _fail(self, flight: Flight, slot: int, failure: Failure) -> None:
         """The worker gave up on a slot; whatever token it reported for it is dropped with the sequence."""
         for key in flight.keys[flight.slots == slot].tolist():
-            sequence = self._core.find(key)
+            sequence = self._core.beams.root_of(key) or self._core.find(key)
             if sequence is not None:
                 self._core.end(sequence, Reason.ERROR, failure=failure)

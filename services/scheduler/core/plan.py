@@ -25,6 +25,16 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamMove:
+    """The beam in `slot` goes on from the one in `parent`, which may be itself."""
+
+    slot: int
+    parent: int
+    token: int  # its next one
+    last_block: int  # in place of the parent's last block; 0: that
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass. Says only what the worker cannot derive (worker.proto)."""
 
@@ -38,6 +48,7 @@ class StepPlan:
     num_draft_tokens: int | None = None  # most drafts per slot from now on; None: as before
     new_block_slots: list[int] | None = None  # whose they are; None: the worker knows
     copies: list[tuple[int, int]] = field(default_factory=list)  # before the step: content of one block, to another
+    beam_moves: list[BeamMove] = field(default_factory=list)  # slots ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,14 @@ class Finished:
     reason: Reason
     stop_token_id: int | None = None
     failure: Failure | None = None
+    score: float | None = None  # of a beam search's result
+
+
+def finish(
+    sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
+) -> list[Finished]:
+    """One for each that its frontend waits for."""
+    return [Finished(output, reason, stop_token_id, failure) for output in sequence.outputs or (sequence,)]
 
 
 @dataclass(frozen=True, slots=True)

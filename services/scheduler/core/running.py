@@ -47,6 +47,8 @@ class Running:
         self.num_constrained = 0  # sequences under a grammar
         self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
         self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
+        self.is_beam = np.zeros(num_slots, dtype=bool)
+        self.num_beams = 0
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
         self._free = list(range(num_slots))
@@ -82,11 +84,24 @@ class Running:
         self.num_constrained += bool(sequence.grammar_id)
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.watched[slot] = sequence.repetition is not None
+        self.is_beam[slot] = sequence.is_beam
+        self.num_beams += sequence.is_beam
         self._enter_stops(slot, sequence)
         self._enter_tail(slot, sequence)
-        if num_computed < num_tokens - 1:
+        if sequence.is_beam or num_computed < num_tokens - 1:
             self.prefilling.add(slot)
         return slot
+
+    def fork(self, parent: int, slot: int) -> None:
+        """`slot` is where `parent` is: a beam goes on from another, of the same search."""
+        source, target = self.sequence(parent), self.sequence(slot)
+        target.tokens[:], target.block_hashes[:] = source.tokens, source.block_hashes
+        self._tail[slot] = self._tail[parent]
+
+    def known_tokens(self, slot: int) -> bytes:
+        """i32 column."""
+        sequence = self.sequence(slot)
+        return bytes(sequence.tokens) + self._tail[slot, : int(self.num_known[slot]) - sequence.num_tokens].tobytes()
 
     def leave(self, slot: int) -> Sequence:
         """Frees the slot; the sequence has all its known tokens again."""
@@ -96,6 +111,8 @@ class Running:
         self.num_constrained -= bool(sequence.grammar_id)
         self.most_blocks -= sequence.max_total_tokens // self.block_size + 1
         self.sequences[slot] = None
+        self.num_beams -= sequence.is_beam
+        self.is_beam[slot] = False
         self.live[slot] = False
         self.keys[slot] = -1
         self.order[slot] = -1
@@ -115,9 +132,9 @@ class Running:
         return slot >= 0 and bool(self.num_known[slot] > self.num_at_entry[slot])
 
     def ready(self) -> Mask:
-        """Slots with exactly one token to compute: those that advance without being named."""
+        """Slots with exactly one token to compute: those that advance without being named. Beams are always named."""
         ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
-        return ready
+        return ready & ~self.is_beam if self.num_beams else ready
 
     def hope(self, slots: Slots | int, num_drafts: int) -> None:
         """A step is planned in which each of `slots` may draft so many tokens beside the one that is sure."""

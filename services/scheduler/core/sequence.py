@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.scheduler.core.repetition import RepetitionRule
+
+if TYPE_CHECKING:
+    from services.scheduler.core.beam_search import BeamSearch
 
 TOKEN_BYTES = 4
 
@@ -72,6 +76,10 @@ class Sequence:
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
     grammar_bytes: int = 0  # of its text
     family: Family | None = None  # if it has siblings
+    search: BeamSearch | None = None  # of a root: it runs as beams (beams.py)
+    outputs: list[Sequence] = field(default_factory=list)  # of a root: what the frontend gets, itself first
+    num_logprobs: int | None = None  # of a root: asked for beside each token's own
+    is_beam: bool = False  # of a search; nobody but that knows it
     payload: object = None  # what the worker needs beside the tokens; not looked at here
     request_id: str = ""
     priority: int = 0

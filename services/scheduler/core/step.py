@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.budget import TokenBudget
-from services.scheduler.core.plan import I32, Admission, StepPlan
+from services.scheduler.core.plan import I32, Admission, BeamMove, StepPlan
 from services.scheduler.core.running import Running, Slots
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
@@ -26,6 +26,10 @@ class Flight:
     num_tokens: int
     planned_at: float
     drafts: I32 | None = None  # most drafts of each; None: nobody drafts
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> Flight:
+        """Some of the slots, where nobody drafts any more to ask about."""
+        return replace(self, slots=self.slots[rows], keys=self.keys[rows], asked=self.asked[rows])
 
 
 class StepDraft:
@@ -46,6 +50,7 @@ class StepDraft:
         self._gains: list[tuple[int, list[int]]] = []
         self._admitted: list[Admission] = []
         self._copies: list[tuple[int, int]] = []
+        self._moves: dict[int, BeamMove] = {}  # by slot
 
     def advance(self, ready: Slots) -> None:
         self.ready = ready
@@ -94,6 +99,17 @@ class StepDraft:
         """`to` takes over the content of `block` before the step."""
         self._copies.append((block, to))
 
+    def move(self, move: BeamMove) -> None:
+        self._moves[move.slot] = move
+
+    def moves(self, slot: int) -> bool:
+        """Whether a beam goes on there in this step, in whatever way."""
+        return slot in self._moves or any(admission.slot == slot for admission in self._admitted)
+
+    def computes(self, slot: int) -> bool:
+        """Whether `slot` computes part of a prompt, or is a beam that goes on."""
+        return slot in self._chunks
+
     @property
     def finishing(self) -> list[int]:
         """Slots whose prompts end in this step."""
@@ -139,4 +155,5 @@ class StepDraft:
             num_draft_tokens,
             [slot for slot, blocks in self._gains for _ in blocks] if self._names_owners else None,
             self._copies,
+            [self._moves[slot] for slot in sorted(self._moves)],
         )

@@ -68,6 +68,13 @@ class KVCacheManager:
         self._tables[slot] = list(hits)
         self._num_named[slot] = len(hits)
 
+    def rebase(self, slot: int, blocks: list[int]) -> None:
+        """Replaces the slot's table by shared blocks. No step under way may name the slot."""
+        self.pool.share(blocks)
+        self.release(slot, None)
+        self._tables[slot] = list(blocks)
+        self._num_named[slot] = len(blocks)
+
     def grow(self, slot: int, num_tokens: int) -> list[int] | None:
         """Blocks added so that `slot` has room for `num_tokens`; None, with nothing changed, if there are too few."""
         table = self._tables[slot]

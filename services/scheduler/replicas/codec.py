@@ -7,7 +7,7 @@ from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, St
 from services.scheduler.core.sequence import Failure
 from services.scheduler.submissions import Payload
 from shared import prompt_logprobs
-from shared.columns import f32, i32, u32, u32_bytes
+from shared.columns import f32, i32, i32_bytes, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -31,6 +31,11 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
     if plan.copies:
         wire.copies.from_block_ids = u32_bytes([block for block, _ in plan.copies])
         wire.copies.to_block_ids = u32_bytes([block for _, block in plan.copies])
+    if plan.beam_moves:
+        wire.beams.slots = u32_bytes([move.slot for move in plan.beam_moves])
+        wire.beams.parents = u32_bytes([move.parent for move in plan.beam_moves])
+        wire.beams.token_ids = i32_bytes([move.token for move in plan.beam_moves])
+        wire.beams.last_block_ids = u32_bytes([move.last_block for move in plan.beam_moves])
     for admission in plan.admitted:
         _encode_admission(wire.admitted.add(), admission)
     return message
@@ -40,7 +45,7 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     sequence, payload = admission.sequence, admission.sequence.payload
     assert isinstance(payload, Payload)
     wire.slot = admission.slot
-    wire.sequence_key = sequence.key
+    wire.sequence_key = sequence.key % 2**64  # those of beams are negative
     wire.token_ids = admission.token_ids
     wire.num_prompt_tokens = sequence.num_prompt_tokens
     wire.num_cached_tokens = admission.num_cached_tokens

@@ -31,10 +31,14 @@ class Logprobs:
         self._device = device
         self._wanted = np.full(num_slots, UNASKED, dtype=np.int32)
         self._named: dict[int, I32] = {}  # by slot
+        self._beams: set[int] = set()
 
     def admit(self, slot: int, admission: pb.Admission) -> None:
         sampling = admission.sampling
-        if sampling.logprob_token_ids:
+        if sampling.HasField("beam_search"):
+            self._wanted[slot] = min(sampling.logprobs, self._vocab_size)  # what the search needs, whatever the limit
+            self._beams.add(slot)
+        elif sampling.logprob_token_ids:
             named = columns.i32(columns.u32_bytes(sampling.logprob_token_ids))
             check_token_ids(named, self._vocab_size, "logprob_token_ids")
             self._named[slot] = named
@@ -54,13 +58,16 @@ class Logprobs:
     def release(self, slot: int) -> None:
         self._wanted[slot] = UNASKED
         self._named.pop(slot, None)
+        self._beams.discard(slot)
 
     def bind(self, slots: Rows) -> BoundLogprobs | None:
         wanted = self._wanted[slots]
         rows = np.flatnonzero(wanted != UNASKED)
         if not len(rows):
             return None
-        return BoundLogprobs(self.mode, rows, wanted[rows], self._names(slots[rows], wanted[rows]), self._device)
+        beams = [row for row, slot in enumerate(slots[rows].tolist()) if slot in self._beams] if self._beams else []
+        names = self._names(slots[rows], wanted[rows])
+        return BoundLogprobs(self.mode, rows, wanted[rows], names, beams, device=self._device)
 
     def _names(self, slots: Rows, wanted: I32) -> I32 | None:
         """[num_asked, most wanted], UNNAMED where the most likely are wanted; None if nobody named any."""
@@ -101,12 +108,22 @@ class RowLogprobs:
 class BoundLogprobs:
     """Of the rows that asked; the sampler hands it their values at the stage that the mode names, then the choice."""
 
-    def __init__(self, mode: LogprobsMode, rows: Rows, num_wanted: I32, names: I32 | None, device: Any) -> None:
+    def __init__(
+        self, mode: LogprobsMode, rows: Rows, num_wanted: I32, names: I32 | None, beams: list[int], *, device: Any
+    ) -> None:
+        """`beams`: which of `rows` are beams of a search, for which everything but temperature and filters counts,
+        whatever the mode."""
         self.mode = mode
+        self._beams = upload(beams, device, np.int64) if beams else None
         self.rows = upload(rows, device)
         self._num_wanted = num_wanted
         self._names = None if names is None else upload(names, device, np.int64)
         self._most = int(num_wanted.max())
+
+    def look_at_beams(self, values: Tensor, logits: Tensor) -> None:
+        """Puts theirs in place, of the `logits` [num_rows, vocab_size] that their candidates come from."""
+        if self._beams is not None:
+            values[self._beams] = logits[self.rows[self._beams]].log_softmax(dim=1)
 
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
         """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""

@@ -140,6 +140,8 @@ class Sampler:
             feature.apply(logits, positions)
         if asked and asked.mode.is_processed:
             looked = asked.mode.values(bindings.core.filtered(logits, asked.rows))
+        if asked:
+            asked.look_at_beams(looked, logits)
         return Ready(logits, positions, bindings, looked)
 
     @property

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from services.worker.attachment import Attachment
 from services.worker.held_blocks import HeldReport
 from services.worker.limits import Limits
+from services.worker.plan_violation import PlanViolation
 from services.worker.simulated.timing import Timing
-from services.worker.slots import PlanViolation, SlotTable, Step
+from services.worker.slots import SlotTable, Step
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from services.worker.limits import Limits
-from services.worker.slots import NO_BLOCKS, NewBlocks, Order, Rows, SlotTable, Step, require
+from services.worker.plan_violation import require
+from services.worker.slots import NO_BLOCKS, NewBlocks, Order, Rows, SlotTable, Step
 from services.worker.spec_decode.drafts import Drafts
 from shared import columns
 from shared.columns import I32, U32
@@ -31,9 +32,7 @@ class DraftingSlotTable(SlotTable):
     def order(self, plan: pb.StepPlan) -> Order:
         if plan.HasField("num_draft_tokens"):
             self.num_draft_tokens = min(plan.num_draft_tokens, self.num_speculative_tokens)
-        released = self._release(columns.u32(plan.released_slots))
-        for admission in plan.admitted:
-            self._admit(admission)
+        released, moved = self._begin(plan)
         counts = self._counts(plan)
         new_blocks = self._hand_out_named(columns.u32(plan.new_block_slots), columns.u32(plan.new_block_ids))
         room = self.num_blocks * self.block_size - self.num_computed_tokens
@@ -41,6 +40,7 @@ class DraftingSlotTable(SlotTable):
         require(bool((counts[named] <= room[named]).all()), lambda: f"no blocks for what slots {named} are to compute")
         idle = np.flatnonzero((counts > 0) & (counts > room))
         counts[idle] = 0
+        new_blocks = moved.followed_by(new_blocks)
         return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
 
     def advance(self, order: Order, drafts: Drafts | None = None) -> Step:

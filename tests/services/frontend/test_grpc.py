@@ -124,10 +124,10 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             "temperature must be in [0, 2], got 2.4.",
         ),
         (
-            pb.GenerateRequest(text="x", sampling=Sampling(beam_search={"width": 2})),
-            "UNIMPLEMENTED",
-            "beam_search",
-            "beam_search is not offered by this server yet",
+            pb.GenerateRequest(text="x", sampling=Sampling(beam_search={"width": 2}, stop=["x"])),
+            "INVALID_ARGUMENT",
+            "stop",
+            "stop is not offered together with beam search.",
         ),
         (
             pb.GenerateRequest(

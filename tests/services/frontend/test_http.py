@@ -88,7 +88,6 @@ async def test_refusals_name_the_field(frontend: Running, body: dict[str, Any], 
     ("body", "field"),
     [
         ({"suffix": "x"}, "suffix"),
-        ({"use_beam_search": True}, "use_beam_search"),
         ({"priority": 3}, "priority"),
     ],
 )

@@ -126,3 +126,39 @@ async def test_every_shard_leaving_in_turn_is_survived(folder: Path) -> None:
             await here.until(lambda here=here: here.num_running == 3 or reading.done())
             gone.set_view(num_workers=1)
         assert_whole(await reading)
+
+
+async def test_a_beam_search_is_submitted_again_as_one(folder: Path) -> None:
+    async with two(folder) as (leaving, heir, frontend):
+        leaving.pause()
+        heir.pause()
+        sampling = sampling_pb2.SamplingParams(max_tokens=5, n=3, beam_search={"width": 4}, seed=3)
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(30)), sampling=sampling)
+        reading = asyncio.ensure_future(_all(frontend, request))
+        await leaving.until(lambda: leaving.num_running == 3)
+        leaving.break_sessions()
+        await heir.until(lambda: heir.num_running == 3)
+        leaving.resume()
+        heir.resume()
+        messages = await reading
+    (again,) = heir.submissions
+    assert (again.num_sequences, again.sampling.beam_search.width) == (3, 4)
+    assert sorted(m.index for m in messages if m.finish_reason) == [0, 1, 2]
+
+
+async def test_a_beam_search_that_is_refused_for_now_is_asked_again_as_one(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        script.refusal = finish_pb2.Error(code=finish_pb2.ERROR_CODE_UNAVAILABLE, message="draining", retry_after_ms=50)
+        sampling = sampling_pb2.SamplingParams(max_tokens=5, n=2, beam_search={"width": 2}, seed=3)
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(30)), sampling=sampling)
+        reading = asyncio.ensure_future(_all(frontend, request))
+        await script.until(lambda: len(script.submissions) >= 2)
+        script.refusal = None
+        messages = await reading
+    assert {submission.num_sequences for submission in script.submissions} == {2}
+    assert sorted(m.index for m in messages if m.finish_reason) == [0, 1]
+
+
+async def _all(frontend: Running, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
+    return [message async for message in frontend.inference.Generate(request)]

@@ -9,7 +9,7 @@ import pytest
 
 from services.frontend.input_processor import not_offered, sampling_rules
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.request import RepetitionDetection
+from services.frontend.request import BeamSearch, RepetitionDetection
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unimplemented
@@ -44,6 +44,9 @@ REFUSED = [
     ({"bad_words": [""]}, "bad_words cannot contain an empty string."),
     ({"bad_words": ["x"] * 129}, "bad_words must have at most 128 entries."),
     ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2."),
+    ({"beam_search": BeamSearch(0)}, "beam_search: width must be in [1, 128], got 0."),
+    ({"beam_search": BeamSearch(129)}, "beam_search: width must be in [1, 128], got 129."),
+    ({"beam_search": BeamSearch(3), "n": 4}, "beam_search: n must be at most width=3, got 4."),
     ({"prompt_logprobs": -2}, "prompt_logprobs must be non-negative or -1, got -2."),
     ({"prompt_logprobs": 1, "prompt_logprob_start": -1}, "prompt_logprob_start must be non-negative, got -1."),
     ({"prompt_logprob_start": 1}, "prompt_logprob_start needs prompt_logprobs or prompt_logprob_token_ids."),
@@ -86,9 +89,40 @@ def test_values_out_of_range_are_refused_naming_field_and_value(given: dict[str,
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.5},
+        {"bad_words": ["x"]},
+        {"stop": ["x"]},
+        {"repetition_detection": RepetitionDetection(1, 2)},
+        {"thinking_token_budget": 0},
+        {"prompt_logprobs": 0},
+        {"prompt_logprob_token_ids": [[1]]},
+        {"logprob_token_ids": [1]},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_beam_search_does_not_go_with(asked: dict[str, Any]) -> None:
+    (field,) = asked
+    with pytest.raises(InvalidArgument, match=f"^{field} is not offered together with beam search.$") as refusal:
+        sampling_rules.check(sampling_rules.build({**asked, "beam_search": BeamSearch(2)}, NO_DEFAULTS))
+    assert refusal.value.field == field
+
+
+def test_a_models_taste_in_sampling_does_not_bind_beam_search() -> None:
+    defaults = GenerationDefaults(repetition_penalty=1.1, temperature=0.6)
+    built = sampling_rules.build({"beam_search": BeamSearch(2), "n": 2, "stop": [], "temperature": 0.0}, defaults)
+    sampling_rules.check(built)
+    assert built.repetition_penalty == 1.0
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {},
+        {"beam_search": BeamSearch(128), "n": 128},
         {"n": 16384},
         {"temperature": 0.0},
         {"temperature": 2.0, "top_p": 1.0, "top_k": -1, "min_p": 1.0},
@@ -112,6 +146,10 @@ def test_values_at_the_bounds_are_accepted(given: dict[str, Any]) -> None:
         ({"stop_token_ids": [3, 100]}, "stop_token_ids contains out-of-vocab token ids: [100]."),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids contains out-of-vocab token ids: [-1]."),
         ({"logit_bias": {200: 1.0}}, "logit_bias contains out-of-vocab token ids: [200]."),
+        (
+            {"beam_search": BeamSearch(2), "logprobs": 5},
+            "logprobs must be in [0, 4] with a beam search of width 2, got 5.",
+        ),
         ({"prompt_logprobs": 6}, "Requested prompt logprobs of 6, which is greater than max allowed: 5"),
         (
             {"prompt_logprob_token_ids": [[], [5, 100]]},
@@ -149,7 +187,6 @@ def test_equal_meanings_get_one_spelling() -> None:
     ("name", "value"),
     [
         ("functions", [{"name": "f"}]),
-        ("use_beam_search", True),
     ],
 )
 def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
@@ -164,7 +201,6 @@ def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
         ("response_format", {"type": "text"}),
         ("tools", None),
         ("tool_choice", "auto"),
-        ("use_beam_search", False),
         ("modalities", ["text"]),
         ("suffix", ""),
         ("an unknown name", 1),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from services.scheduler.core.limits import Limits
-from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
+from services.scheduler.core.sequence import Sequence
 
 VOCAB = 50
 EOS = 49
@@ -25,6 +26,15 @@ def digest(tokens: list[int]) -> bytes:
 
 def next_token(tokens: list[int]) -> int:
     return digest(tokens)[0] % VOCAB
+
+
+def candidates(tokens: list[int], most: int) -> tuple[list[int], list[float]]:
+    """The most likely tokens behind `tokens`, best first, and their log-probabilities: as the digest falls."""
+    words = np.frombuffer(hashlib.sha256(b"beam" + digest(tokens)).digest() * 2, dtype=np.uint8)[:VOCAB]
+    weights = (words.astype(np.float64) + 1) ** 2
+    logprobs = np.log(weights / weights.sum()).astype(np.float32)
+    best = np.argsort(-logprobs, kind="stable")[:most]
+    return best.tolist(), logprobs[best].tolist()
 
 
 def oracle(prompt: list[int], limit: int, eos: bool) -> list[int]:
@@ -46,6 +56,7 @@ class Slot:
     num_cached: int
     num_prompt: int
     asks_from: int  # prompt position whose log-probabilities come first; 0: nobody asked
+    num_candidates: int  # of a beam; 0: it is none
     blocks: list[int] = field(default_factory=list)
 
 
@@ -69,6 +80,7 @@ class PaperWorker:
             del self.slots[slot]
         for admission in plan.admitted:
             self._admit(admission)
+        self._move(plan.beam_moves, dict(plan.copies))
         self._copy(plan.copies)
         if self.limits.num_speculative_tokens:
             return self._execute_with_drafts(plan)
@@ -82,7 +94,35 @@ class PaperWorker:
         prompts = self._tell_prompts(counts)
         sampled = [self._compute(self.slots[slot], count) for slot, count in counts.items()]
         tokens = [token for token in sampled if token is not None]
-        return StepResult(plan.step_id, np.array(tokens, dtype=np.int32), prompts=prompts)
+        sampling = [slot for slot, token in zip(counts, sampled, strict=True) if token is not None]
+        told = self._tell_candidates(sampling)
+        return StepResult(plan.step_id, np.array(tokens, dtype=np.int32), logprobs=told, prompts=prompts)
+
+    def _tell_candidates(self, slots: list[int]) -> Logprobs | None:
+        rows = [self.slots[slot] for slot in slots if self.slots[slot].num_candidates]
+        if not rows:
+            return None
+        found = [candidates(row.tokens[:-1], row.num_candidates) for row in rows]
+        ids = [[row.tokens[-1], *best] for row, (best, _) in zip(rows, found, strict=True)]
+        values = [[0.0, *logprobs] for _, logprobs in found]
+        return Logprobs(
+            np.array([len(row) for row in ids], dtype=np.uint32),
+            np.array([token for row in ids for token in row], dtype=np.int32),
+            np.array([value for row in values for value in row], dtype=np.float32),
+            np.ones(len(ids), dtype=np.uint32),
+        )
+
+    def _move(self, moves: list[BeamMove], copies: dict[int, int]) -> None:
+        before = {move.slot: replace(self.slots[move.slot]) for move in moves}
+        for move in moves:
+            row, parent = self.slots[move.slot], before[move.parent]
+            assert row.num_computed == parent.num_computed == len(parent.tokens) - 1, "all of one length"
+            assert move.parent == move.slot or before[move.parent].blocks == self.slots[move.parent].blocks
+            row.tokens = [*parent.tokens[:-1], move.token]
+            row.blocks = list(parent.blocks)
+            if move.last_block:
+                assert copies.get(row.blocks[-1]) is not None, "a new last block is a copy"
+                row.blocks[-1] = move.last_block
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         assert not {source for source, _ in copies} & {target for _, target in copies}
@@ -128,21 +168,25 @@ class PaperWorker:
                 self._store_drafts(self.slots[slot], count, drafts[slot])
         prompts = self._tell_prompts(counts)
         tokens: list[list[int]] = []
+        sampling: list[int] = []
         looked_at = []
         for slot, count in counts.items():
             row = self.slots[slot]
             if row.num_computed + count < len(row.tokens):
                 self._compute(row, count)
                 continue
+            sampling.append(slot)
             looked_at.append(len(drafts[slot]))
             if self._room(slot) < count:
                 assert slot not in plan.counted_slots, "what is ordered must have room"
                 tokens.append([])
             else:
                 tokens.append(self._verify(row, count, drafts[slot]))
+        told = self._tell_candidates([slot for slot, row in zip(sampling, tokens, strict=True) if row])
         flat = np.array([token for row in tokens for token in row], dtype=np.int32)
         counted = np.array([len(row) for row in tokens], dtype=np.uint32)
-        return StepResult(plan.step_id, flat, counted, np.array(looked_at, dtype=np.uint32), prompts=prompts)
+        drafted = np.array(looked_at, dtype=np.uint32)
+        return StepResult(plan.step_id, flat, counted, drafted, logprobs=told, prompts=prompts)
 
     def _room(self, slot: int) -> int:
         row = self.slots[slot]
@@ -207,19 +251,21 @@ class PaperWorker:
             num_cached,
             sequence.num_prompt_tokens,
             sequence.prompt_logprobs_from,
+            _num_candidates(sequence),
         )
 
     def _counts(self, plan: StepPlan) -> dict[int, int]:
         """Tokens of each slot that computes, slots ascending."""
         counts = {slot: 1 for slot, row in self.slots.items() if row.num_computed == len(row.tokens) - 1}
+        beams = {slot for slot, row in self.slots.items() if row.num_candidates}
+        assert counts.keys() & beams <= set(plan.counted_slots), "beams are always named"
         counts.update(zip(plan.counted_slots, plan.token_counts, strict=True))
         return {slot: counts[slot] for slot in sorted(counts) if counts[slot]}
 
     def _take_blocks(self, plan: StepPlan, counts: dict[int, int]) -> None:
         ids = iter(plan.new_block_ids)
-        for slot, count in counts.items():
-            row = self.slots[slot]
-            needed = -(-(row.num_computed + count) // self.limits.block_size)
+        for slot, row in sorted(self.slots.items()):
+            needed = -(-(row.num_computed + counts.get(slot, 0)) // self.limits.block_size)
             row.blocks += [next(ids) for _ in range(needed - len(row.blocks))]
         assert next(ids, None) is None, "block ids left over"
 
@@ -240,3 +286,7 @@ class PaperWorker:
 
     def _place(self, row: Slot, position: int) -> tuple[int, int]:
         return row.blocks[position // self.limits.block_size], position % self.limits.block_size
+
+
+def _num_candidates(sequence: Sequence) -> int:
+    return sequence.payload.sampling.logprobs if sequence.is_beam else 0  # type: ignore[attr-defined]

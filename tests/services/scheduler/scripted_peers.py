@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from services.scheduler.core.limits import Limits
-from services.scheduler.core.plan import Admission, StepPlan, StepResult
+from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.submissions import Payload
 from shared import block_hash, columns, lifecycle
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -86,6 +87,11 @@ class WorkerPeer:
             wire.prompt_logprobs.entries.token_ids = prompts.entries.token_ids.tobytes()
             wire.prompt_logprobs.entries.logprobs = prompts.entries.logprobs.tobytes()
             wire.prompt_logprobs.entries.ranks = prompts.entries.ranks.tobytes()
+        if (told := result.logprobs) is not None:
+            wire.logprobs.entry_counts = told.entry_counts.tobytes()
+            wire.logprobs.token_ids = told.token_ids.tobytes()
+            wire.logprobs.logprobs = told.logprobs.tobytes()
+            wire.logprobs.ranks = told.ranks.tobytes()
         return wire
 
     def _hello(self) -> worker_pb2.WorkerHello:
@@ -120,6 +126,16 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
                 strict=True,
             )
         ),
+        beam_moves=[
+            BeamMove(*move)
+            for move in zip(
+                columns.u32(wire.beams.slots).tolist(),
+                columns.u32(wire.beams.parents).tolist(),
+                columns.i32(wire.beams.token_ids).tolist(),
+                columns.u32(wire.beams.last_block_ids).tolist(),
+                strict=True,
+            )
+        ],
     )
     return paper.with_derived_tokens(plan)
 
@@ -127,6 +143,7 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
 def _admission(wire: worker_pb2.Admission) -> Admission:
     asked = first_position(wire.sampling)
     nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
+    nobody.is_beam, nobody.payload = wire.sampling.HasField("beam_search"), Payload(wire.sampling, b"", ())
     return Admission(wire.slot, nobody, wire.token_ids, wire.num_cached_tokens)
 
 
@@ -204,9 +221,11 @@ class FrontendPeer:
         for stream, count in zip(columns.u32(prompts.sequence_ids), columns.u32(prompts.position_counts), strict=True):
             self.told[int(stream)] += [next(told) for _ in range(count)]
         streams, tokens = columns.u32(batch.sequence_ids).tolist(), columns.i32(batch.token_ids).tolist()
-        for stream, token in zip(streams, tokens, strict=True):
+        counts = columns.u32(batch.token_counts).tolist() if batch.token_counts else [1] * len(streams)
+        rest = iter(tokens)
+        for stream, count in zip(streams, counts, strict=True):
             assert stream not in self.finished
-            self.tokens[stream].append(token)
+            self.tokens[stream] += [next(rest) for _ in range(count)]
         for finished in batch.finished:
             assert finished.sequence_id not in self.finished
             self.finished[finished.sequence_id] = finished

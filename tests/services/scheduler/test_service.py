@@ -12,15 +12,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.scheduler import main
 from services.scheduler import status as status_module
+from services.scheduler.core.beam_search import BeamRules
 from shared import block_hash, columns, lifecycle
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
-from shared.pb.common.v1 import finish_pb2, model_pb2
+from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2
 from shared.rpc.server import LIVENESS
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
-from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.core.test_beams import exhaustive
+from tests.services.scheduler.paper_worker import EOS, oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer, layout
 
 LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
@@ -115,6 +117,25 @@ async def test_samples_of_one_prompt_go_to_one_worker_and_compute_it_once(start:
     assert all(frontend.tokens[i] == expected for i in range(5))
     computed = sorted(worker.paper.num_computed_tokens for worker in workers)
     assert computed == [0, 30 + 4 + 5 * (len(expected) - 1)]
+
+
+async def test_a_beam_search_goes_on_when_its_worker_is_lost(start: Start) -> None:
+    bench = await start()
+    first = await bench.worker(id="w0", step_s=0.01)
+    frontend = await bench.frontend()
+    prompt = list(range(9))
+    sampling = sampling_pb2.SamplingParams(beam_search={"width": 4, "length_penalty": 0.5}, logprobs=2)
+    await frontend.submit(3, prompt, max_tokens=30, num_sequences=2, sampling=sampling)
+    await frontend.until(lambda: frontend.view.num_running == 4)
+    assert set(frontend.cached) == {3, 4}
+    first.call.cancel()
+    await bench.worker(id="w1")
+    await frontend.ended(3, 4)
+    rules = BeamRules(4, 2, 30, frozenset([EOS]), length_penalty=0.5)
+    for stream, (said, score, _) in zip((3, 4), exhaustive(prompt, rules), strict=True):
+        assert frontend.tokens[stream] == said
+        assert frontend.finished[stream].score == pytest.approx(score, abs=1e-4)
+    assert (await bench.status())["w1"].blocks.used == 0
 
 
 async def test_sequences_wait_for_the_first_worker(start: Start) -> None:

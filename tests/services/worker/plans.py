@@ -120,7 +120,11 @@ class PaperScheduler:
 
 
 def _num_cached(new: New, block_size: int) -> int:
-    return len(new.tokens) if new.copied_block else min(len(new.cached_blocks) * block_size, len(new.tokens))
+    return (
+        (new.num_prompt or len(new.tokens))
+        if new.copied_block
+        else min(len(new.cached_blocks) * block_size, len(new.tokens))
+    )
 
 
 def _admission(new: New, block_size: int) -> pb.Admission:

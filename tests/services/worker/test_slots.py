@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from services.worker.limits import Limits
-from services.worker.slots import PlanViolation, SlotTable, Step
+from services.worker.plan_violation import PlanViolation
+from services.worker.slots import SlotTable, Step
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.worker.limits import Limits
-from services.worker.slots import PlanViolation
+from services.worker.plan_violation import PlanViolation
 from services.worker.spec_decode.accept import accept
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from services.worker.slots import NewBlocks, PlanViolation, SlotTable
+from services.worker.plan_violation import PlanViolation
+from services.worker.slots import NewBlocks, SlotTable
 from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns

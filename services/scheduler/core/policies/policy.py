@@ -44,7 +44,8 @@ class Policy(Protocol):
 def least_work_lost(running: Running, candidates: Slots) -> int:
     """Of the candidates, the slot with the fewest computed tokens, the newest of equals; the sequence that arrived
     first is spared while there is another, so that somebody always gets done."""
-    if len(candidates) > 1:
-        candidates = candidates[running.order[candidates] != running.order[running.live].min()]
+    later = candidates[running.order[candidates] != running.order[running.live].min()]
+    if len(later):  # else there is one sequence alone, perhaps with all its beams
+        candidates = later
     by_work = np.lexsort((-running.order[candidates], running.num_computed[candidates]))
     return int(candidates[by_work[0]])

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from services.scheduler.core.beams import TOO_FEW_BLOCKS
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Reason, Sequence
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
+from tests.services.scheduler.core.test_beams import exhaustive, search
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
 
 
@@ -29,6 +31,8 @@ class Client:
     tokens: list[int] = field(default_factory=list)
     told: list[int] = field(default_factory=list)  # positions
     end: Finished | None = None
+    found: list[int] | None = None  # by a beam search
+    root: Sequence | None = None
 
 
 class Cluster:
@@ -49,10 +53,23 @@ class Cluster:
     def add(self) -> None:
         head = self.random.choice(self._shared)[: self.random.randrange(60)]
         prompt = head + [self.random.randrange(40) for _ in range(self.random.randrange(1, 30))]
+        if self.random.random() < 0.08:
+            self._add_search(prompt)
+            return
         size = self.random.choice([1, 1, 1, 2, 5])
         family = Family() if size > 1 else None
         for _ in range(size):
             self._add(prompt, family)
+
+    def _add_search(self, prompt: list[int]) -> None:
+        key, width = len(self.clients), self.random.randrange(1, min(5, self.limits.max_num_seqs))
+        room = self.limits.max_model_len - len(prompt)
+        root = search(key, prompt, width, max_tokens=min(room, self.random.randrange(1, 20)), arrival=self.now)
+        assert root.search is not None
+        found = exhaustive(prompt, root.search.rules)
+        for output, (said, _, _) in zip(root.outputs, found, strict=True):
+            self.clients[output.stream] = Client(prompt, 0, True, found=said, root=root)
+        self.core.add(root)
 
     def _add(self, prompt: list[int], family: Family | None) -> None:
         key = len(self.clients)
@@ -76,7 +93,9 @@ class Cluster:
     def cancel(self) -> None:
         alive = [key for key, client in self.clients.items() if client.end is None]
         if alive:
-            self.core.cancel(self.random.choice(alive))
+            key = self.random.choice(alive)
+            root = self.clients[key].root
+            self.core.cancel(key if root is None else root.key)
 
     def preempt(self) -> None:
         slots = np.flatnonzero(self.core.running.live).tolist()
@@ -125,29 +144,41 @@ class Cluster:
         for block, count in owners.items():
             if count > 1 and core.kv.pool.hash_of(block) is None:
                 owning = [s for s in core.running.sequences if s is not None and block in core.kv.table(s.slot)]
-                assert len({s.family for s in owning}) == 1, "only named blocks are shared, or among siblings"
+                kin = {core.beams.root_of(s.key) or s.family for s in owning}
+                assert len(kin) == 1, "only named blocks are shared, or among siblings and beams"
         parked = core.siblings.parked()
         assert len(parked) == core.siblings.num_parked
         waiting = {sequence.key for sequence in [*core.waiting, *parked]}
         tokens_waiting = sum(sequence.num_queued_tokens for sequence in [*core.waiting, *parked])
         assert core.num_waiting_tokens == tokens_waiting
-        running = {s.key for s in core.running.sequences if s is not None}
+        slots = [s for s in core.running.sequences if s is not None]
+        running = {(core.beams.root_of(s.key) or s).key for s in slots}
         assert not waiting & running
-        assert waiting | running == {key for key, client in self.clients.items() if client.end is None}
+        alive = {key: client for key, client in self.clients.items() if client.end is None}
+        assert waiting | running == {key if c.root is None else c.root.key for key, c in alive.items()}
 
     def drain(self) -> None:
         for _ in range(100_000):
             if not self.core.has_work and not self.results:
                 return
             progressed = self.plan()
-            assert self.result() or progressed, "stuck"
+            assert self.result() or progressed or not self.core.has_work, "stuck"
             self.collect()
         raise AssertionError("does not end")
 
+    def _verify_search(self, client: Client, end: Finished) -> None:
+        if end.reason is Reason.CANCELLED or end.failure is TOO_FEW_BLOCKS:
+            assert client.tokens == []
+        else:
+            assert client.tokens == client.found
+
     def verify(self) -> None:
         for client in self.clients.values():
-            expected = oracle(client.prompt, client.limit, client.eos)
             assert client.end is not None
+            if client.root is not None:
+                self._verify_search(client, client.end)
+                continue
+            expected = oracle(client.prompt, client.limit, client.eos)
             wanted = list(range(client.asks_from, len(client.prompt))) if client.asks_from else []
             if client.end.reason is Reason.CANCELLED:
                 assert client.told == wanted[: len(client.told)]

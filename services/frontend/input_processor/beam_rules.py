@@ -1,0 +1,71 @@
+"""Rules of beam search, and what it does not go with."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from services.frontend.input_processor.rule import Rule
+from services.frontend.request import BeamSearch, Sampling
+from shared.errors import InvalidArgument
+
+MAX_BEAMS = 128
+NO_SEARCH = BeamSearch(1)  # keeps every rule
+UNASKED = Sampling()
+
+# What would have to follow a beam from slot to slot, or looks at a text while it is being written.
+NOT_WITH_BEAMS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "bad_words",
+    "stop",
+    "repetition_detection",
+    "thinking_token_budget",
+    "structured_output",
+    "prompt_logprobs",
+    "prompt_logprob_token_ids",
+    "logprob_token_ids",
+)
+
+
+def _search(sampling: Sampling) -> BeamSearch:
+    return sampling.beam_search or NO_SEARCH
+
+
+def _goes_along(field: str, sampling: Sampling) -> bool:
+    value = getattr(sampling, field)
+    return sampling.beam_search is None or value == getattr(UNASKED, field) or value == []
+
+
+RULES = (
+    Rule(
+        "beam_search",
+        lambda s: 1 <= _search(s).width <= MAX_BEAMS,
+        f"beam_search: width must be in [1, {MAX_BEAMS}], got {{s.beam_search.width}}.",
+    ),
+    Rule(
+        "beam_search",
+        lambda s: s.beam_search is None or s.n <= s.beam_search.width,
+        "beam_search: n must be at most width={s.beam_search.width}, got {s.n}.",
+    ),
+    Rule(
+        "length_penalty",
+        lambda s: math.isfinite(_search(s).length_penalty),
+        "length_penalty must be a finite number, got {s.beam_search.length_penalty}.",
+    ),
+    *(
+        Rule(field, partial(_goes_along, field), f"{field} is not offered together with beam search.")
+        for field in NOT_WITH_BEAMS
+    ),
+)
+
+
+def check_logprobs(sampling: Sampling) -> None:
+    """A search knows twice as many tokens as it has beams."""
+    if sampling.beam_search is None or sampling.logprobs is None:
+        return
+    width, asked = sampling.beam_search.width, sampling.logprobs
+    if not 0 <= asked <= 2 * width:
+        text = f"logprobs must be in [0, {2 * width}] with a beam search of width {width}, got {asked}."
+        raise InvalidArgument(text, field="logprobs")

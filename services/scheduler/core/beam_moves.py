@@ -1,0 +1,108 @@
+"""Which beam goes on in which slot, and what becomes of the blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.scheduler.core.plan import Admission, BeamMove
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.step import StepDraft
+
+if TYPE_CHECKING:
+    from services.scheduler.core.core import Core
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Children in order: where each comes from and goes to."""
+
+    parents: list[int]  # slots
+    targets: list[int | None]  # the parent's own slot, that of a beam that ended, or None: a new one
+    ended: list[int]  # slots that nobody goes on in
+    num_blocks: int  # that it takes
+
+
+class BeamMover:
+    """All beams of a search have the same length."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def plan(self, slots: list[int], parents: list[int]) -> Moves:
+        """`parents`: of each child, index in `slots`. Changes nothing."""
+        free = [slot for index, slot in enumerate(slots) if index not in parents]
+        targets: list[int | None] = []
+        stays: set[int] = set()
+        for parent in parents:
+            if parent not in stays:
+                stays.add(parent)
+                targets.append(slots[parent])
+            else:
+                targets.append(free.pop(0) if free else None)
+        begins_block = self._begins_block(slots[0])
+        num_blocks = len(parents) - (0 if begins_block else len(stays))
+        return Moves([slots[parent] for parent in parents], targets, free, num_blocks)
+
+    def _begins_block(self, slot: int) -> bool:
+        """Whether the next token is the first in a block."""
+        running = self._core.running
+        return int(running.num_computed[slot]) % running.block_size == 0
+
+    def carry_out(self, draft: StepDraft, moves: Moves, sequences: list[Sequence], tokens: list[int]) -> None:
+        """Parents are read before any of them gets its next token; `sequences` and `tokens` of the children."""
+        children = list(zip(moves.parents, moves.targets, sequences, tokens, strict=True))
+        fresh = self._begins_block(moves.parents[0])
+        for parent, target, sequence, token in children:
+            if target is None:
+                self._admit(draft, parent, sequence, fresh)
+            elif target != parent:
+                self._rebase(draft, parent, target, token, fresh)
+        for parent, target, _, token in children:
+            if target is not None:
+                self._go_on(draft, target, token, stays=target == parent, fresh=fresh)
+
+    def _admit(self, draft: StepDraft, parent: int, sequence: Sequence, fresh: bool) -> None:
+        """In a new slot, with its next token already among those it knows."""
+        core, running = self._core, self._core.running
+        num_computed = int(running.num_computed[parent])
+        token_ids = bytes(sequence.tokens)
+        table = core.kv.table(parent)
+        shared = list(table[: num_computed // running.block_size])
+        slot = running.enter(sequence, num_computed)
+        core.kv.admit(slot, shared)
+        running.num_named[slot] = core.kv.num_named(slot)
+        (block,) = core.kv.append(slot, 1)
+        if not fresh:
+            draft.copy(table[len(shared)], block)
+        running.capacity[slot] = (len(shared) + 1) * running.block_size
+        draft.gain(slot, [*shared, block])
+        draft.admit(Admission(slot, sequence, token_ids, num_computed))
+        core.grower.compute(draft, slot, 1)
+
+    def _rebase(self, draft: StepDraft, parent: int, slot: int, token: int, fresh: bool) -> None:
+        """In the slot of a beam that ended: its blocks go, its parent's come."""
+        core, running = self._core, self._core.running
+        table = core.kv.table(parent)
+        shared = list(table[: int(running.num_computed[parent]) // running.block_size])
+        core.kv.rebase(slot, shared)
+        running.fork(parent, slot)
+        running.num_named[slot] = core.kv.num_named(slot)
+        (block,) = core.kv.append(slot, 1)
+        running.capacity[slot] = (len(shared) + 1) * running.block_size
+        if fresh:
+            draft.gain(slot, [block])
+        else:
+            draft.copy(table[len(shared)], block)
+        draft.move(BeamMove(slot, parent, token, 0 if fresh else block))
+
+    def _go_on(self, draft: StepDraft, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
+        """It gets its next token, and computes it."""
+        core, running = self._core, self._core.running
+        if stays:
+            draft.move(BeamMove(slot, slot, token, 0))
+            if fresh:
+                draft.gain(slot, core.kv.append(slot, 1))
+                running.capacity[slot] += running.block_size
+        core.extend(slot, token)
+        core.grower.compute(draft, slot, 1)
