@@ -16,12 +16,13 @@ from queue import LifoQueue
 
 from services.frontend.input_processor import grammar_probe
 from shared import structured_output
-from shared.errors import InvalidArgument
+from shared.errors import Internal, InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.structured_output.checks import FIELD
 from shared.structured_output.literals import Specials
 
 PATIENCE_S = 3.0  # the largest constraints that people write take a tenth of it
+START_PATIENCE_S = 60.0  # a child's imports, on a machine that has much to do
 REMEMBERED = 4096  # constraints that were found good or bad
 NUM_PROBES = 2
 
@@ -101,6 +102,11 @@ class Probe:
         command = [sys.executable, "-m", grammar_probe.__name__]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert child.stdin is not None
-        grammar_probe.write(child.stdin, self._introduction)
+        assert child.stdout is not None
         self._child = child
+        grammar_probe.write(child.stdin, self._introduction)
+        ready, _, _ = select.select([child.stdout], [], [], START_PATIENCE_S)
+        if not ready or grammar_probe.read(child.stdout) is None:
+            self.close()
+            raise Internal("the process that compiles constraints at the door does not start")
         return child

@@ -3,8 +3,8 @@
 Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
 own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.
 
-stdin: the vocabulary's special tokens, then constraints; stdout: a verdict for each, empty if it is good. All of them
-with their length in front, 4 bytes, little-endian.
+stdin: the vocabulary's special tokens, then constraints; stdout: an empty message when it has begun, then a verdict for
+each, empty if it is good. All of them with their length in front, 4 bytes, little-endian.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     first = json.loads(read(sys.stdin.buffer) or b"{}")
     judge = Judge(Specials(first["ids"], frozenset(first["in_text"])), first["vocab_size"])
+    write(sys.stdout.buffer, b"")
     while (message := read(sys.stdin.buffer)) is not None:
         constraint = sampling_pb2.StructuredOutput.FromString(message)
         write(sys.stdout.buffer, judge.verdict(constraint).encode())
