@@ -12,7 +12,7 @@ from services.frontend.output_processor.parsing.scanner import Malformed, Scanne
 
 PLAIN = re.compile(r'[^"\\]+')  # inside a string
 # Between brackets: punctuation, numbers, true, null; and whole strings without anything special in them.
-ATOMS = re.compile(r'(?:[ \t\r\n,:0-9A-Za-z+.\-]++|"[^"\\\x00-\x1f]*+")++')
+ATOMS = re.compile(r'(?:[ \t\r\n,:0-9A-Za-z+.\-]+|"[^"\\\x00-\x1f]*")+')
 SCALAR = re.compile(r"[0-9A-Za-z+.\-]+")
 CONTROL = re.compile(r"[\x00-\x1f]")
 CLOSING = {"{": "}", "[": "]"}
