@@ -160,9 +160,9 @@ class CompilePool:
     def _give_up(self, grammar_id: bytes, making: _Making) -> None:
         log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())
         error = InvalidArgument(f"{FIELD}: it takes more than {PATIENCE_S:.0f} s to compile", field=FIELD)
+        self._finish(grammar_id, making, None, Prepared(error, round(PATIENCE_S * 1e6)))
         if self._threads is not None:
             self._threads.add_thread()
-        self._finish(grammar_id, making, None, Prepared(error, round(PATIENCE_S * 1e6)))
 
     def _finish(self, grammar_id: bytes, making: _Making, ready: _Ready | None, outcome: Prepared) -> None:
         """Whoever asked first hears what it took; for the others it was there."""
