@@ -32,7 +32,8 @@ constexpr double PIECE_NS = 1500;   // pieces are worth at least this
 constexpr int64_t SPIN_NS = 50000;  // an idle thread looks out for work this long, then sleeps
 
 // A thread that loses its core to another process in the middle of a piece holds up everybody: on two cores with two
-// busy processes beside ours, a step of 26 ms took 160. So it stays away for a multiple of what it made the others wait.
+// busy processes beside ours, a step of 26 ms took 160. So it stays away for a multiple of what it made the others wait,
+// unless they had worked for longer than they waited: in long kernels its help is worth that.
 constexpr int64_t LOST_NS = 100000;  // less may have been an interrupt
 constexpr int64_t BENCH_FACTOR = 8;
 constexpr int64_t BENCH_MOST_NS = 100000000;
@@ -117,6 +118,7 @@ class Pool {
       return job.body(job.context, 0, job.count);
     if (inside_ || busy_.test_and_set(std::memory_order_acquire)) return job.body(job.context, 0, job.count);
     start();
+    const int64_t begin = now_ns();
     job_ = job;
     job_.cpu = this_cpu();
     next_.store(0, std::memory_order_relaxed);
@@ -125,7 +127,7 @@ class Pool {
     wake();
     take_pieces();
     gate_.fetch_and(~OPEN, std::memory_order_seq_cst);
-    await_helpers();
+    await_helpers(begin);
     busy_.clear(std::memory_order_release);
   }
 
@@ -184,14 +186,14 @@ class Pool {
     inside_ = false;
   }
 
-  void await_helpers() {
+  void await_helpers(int64_t begin) {
     const auto alone = [this] { return (gate_.load(std::memory_order_acquire) & HELPERS) == 0; };
     if (spin_until(alone, SPIN_NS)) return;
     const int64_t since = now_ns();
     for (auto& worker : workers_) worker->cpu_ns = worker->inside.load(std::memory_order_acquire) ? worker->used_ns() : -1;
     sleep_until(alone);
     const int64_t end = now_ns();
-    if (end - since < LOST_NS) return;
+    if (end - since < std::max(LOST_NS, since - begin)) return;
     for (auto& worker : workers_) {
       if (worker->cpu_ns < 0) continue;
       const int64_t lost = end - since - (worker->used_ns() - worker->cpu_ns);

@@ -18,9 +18,14 @@ GIB = 1 << 30
 
 @functools.cache
 def describe() -> dict[str, Any]:
-    """The processor, and the GPUs if there are any."""
+    """The processor, its load when this is first asked for, and the GPUs if there are any."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    machine = {"cpu": _cpu_name(), "cores": os.cpu_count(), "memory_gib": round(memory / GIB, 1)}
+    machine = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / GIB, 1),
+        "load": round(os.getloadavg()[0], 1),
+    }
     gpus = [
         line.split(", ") for line in _lines("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     ]

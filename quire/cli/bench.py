@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from quire.bench import report
+from quire.bench import machine, report
 
 # name -> (module, what it measures)
 MODES = {
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     module = importlib.import_module(MODES[arguments.mode][0])
+    machine.describe()  # now, while the load is that of others
     rows = list(module.measure(arguments))
     report.deliver(arguments, rows)
     return 1 if any(row.get("errors") for row in rows) else 0
