@@ -28,6 +28,7 @@ from quire.bench.workloads import Workload
 from quire.cli.flags import human_int
 from shared.errors import InvalidArgument, Unavailable
 
+TURN_PAUSE_S = 2.0  # vLLM's worker goes on polling for a second after its last step, at the cost of whoever is next
 CONNECTIONS_PER_FRONTEND = 4  # of all clients together; the kernel spreads connections by chance
 
 
@@ -138,6 +139,8 @@ def measure(
     def run(side: Side, players: Players, title: str) -> Mapping[str, float]:
         if effort.reset:
             side.forget()
+        if len(sides) > 1:
+            time.sleep(TURN_PAUSE_S)
         watch = Watch(side.target, effort.steps)
         outcome = players.run(work, comes, _bar(title))
         _tell(title, outcome)
