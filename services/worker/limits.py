@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from services.worker.attention.backends import BLOCK_SIZES
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
 
@@ -51,8 +52,9 @@ class Limits:
 def from_settings(settings: WorkerSettings, model_max_len: int) -> Limits:
     """Everything but num_blocks. `model_max_len`: longest sequence that the model's positions allow."""
     defaults = DEFAULTS[settings.device]
+    block_size = BLOCK_SIZES.get(settings.attention_backend, defaults.block_size)
     limits = Limits(
-        block_size=settings.block_size or defaults.block_size,
+        block_size=settings.block_size or block_size,
         max_num_seqs=settings.max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens or defaults.max_num_batched_tokens,
         max_model_len=settings.max_model_len or model_max_len,

@@ -17,13 +17,19 @@ AUTO = "auto"
 BACKENDS = {
     "cpu": "services.worker.attention.cpu:CpuAttention",
     "flash_attn": "services.worker.attention.flash_attn:FlashAttention",
+    "flash_attn_2": "services.worker.attention.flash_attn_2:FlashAttention2",
     "triton": "services.worker.attention.triton:TritonAttention",
     "reference": "services.worker.attention.reference:ReferenceAttention",
 }
 
 # Best first, by measurement (README.md).
-FOR_DECODES = ("cpu", "triton", "reference")
-FOR_CHUNKS = ("cpu", "flash_attn", "triton", "reference")
+FOR_DECODES = ("cpu", "triton", "flash_attn_2", "reference")
+FOR_CHUNKS = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
+BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured
+HOPPER = (9, 0)
+
+# What block_size 0 stands for where a backend cannot do with the device's default.
+BLOCK_SIZES = {"flash_attn_2": 256}
 
 
 def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
@@ -46,7 +52,7 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
     refusals: dict[str, str] = {}
     usable: dict[str, AttentionBackend] = {}
     decodes = _first_that_can(FOR_DECODES, spec, usable, refusals)
-    chunks = _first_that_can(FOR_CHUNKS, spec, usable, refusals)
+    chunks = _first_that_can(BEFORE_HOPPER if spec.capability < HOPPER else FOR_CHUNKS, spec, usable, refusals)
     log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
     return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
 

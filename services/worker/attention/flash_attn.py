@@ -8,9 +8,8 @@ for prompts and chunks only.
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
-
-import torch
 
 from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
 
@@ -31,17 +30,21 @@ class FlashAttention:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
-        on_cuda = spec.device == "cuda" and torch.cuda.is_available()
-        if not on_cuda or torch.cuda.get_device_capability()[0] != HOPPER:
+        if spec.device != "cuda" or spec.capability[0] != HOPPER:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
             return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
         if spec.kv_dtype != spec.dtype:
             return f"has no cache of {spec.kv_dtype} on Hopper GPUs"
         try:
-            self._attend = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
+            found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
         except ImportError as error:
             return f"flash-attn-4 is not installed: {error}"
+        if "page_table" not in inspect.signature(found).parameters:
+            return (
+                "flash-attn-4 is not installed, or flash-attn 2 was installed over it, whose flash_attn.cute is older"
+            )
+        self._attend = found
         return None
 
     def attend(

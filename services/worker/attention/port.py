@@ -20,6 +20,7 @@ class AttentionSpec:
     num_kv_heads: int
     block_size: int
     has_window: bool  # some layer has a sliding window
+    capability: tuple[int, int] = (0, 0)  # of the GPU: (9, 0) for a Hopper
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def attention_spec(
         num_kv_heads=config.num_kv_heads,
         block_size=block_size,
         has_window=any(config.sliding_windows),
+        capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
     )
 
 

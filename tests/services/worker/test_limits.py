@@ -30,6 +30,12 @@ def test_defaults_depend_on_the_device() -> None:
     assert wanted(device="cuda") == Limits(64, 512, 8192, 4096)
 
 
+def test_blocks_are_as_large_as_the_attention_that_was_asked_for_needs_them() -> None:
+    assert wanted(device="cuda", attention_backend="flash_attn_2").block_size == 256
+    assert wanted(device="cuda", attention_backend="flash_attn_2", block_size=512).block_size == 512
+    assert wanted(device="cuda", attention_backend="triton").block_size == 64
+
+
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:
     with pytest.raises(InvalidArgument, match="64 is less than max_num_seqs, 65"):
         wanted(max_num_seqs=65, max_num_batched_tokens=64)
@@ -116,7 +122,8 @@ def test_an_attention_backend_that_cannot_serve_says_why() -> None:
 
 def test_an_unknown_attention_backend_lists_what_exists() -> None:
     with pytest.raises(
-        InvalidArgument, match="'flash' does not exist; there are auto, cpu, flash_attn, triton, reference"
+        InvalidArgument,
+        match=r"'flash' does not exist; there are auto, cpu, flash_attn, flash_attn_2, triton",
     ):
         backends.choose_attention("flash", SPEC)
 

@@ -1,0 +1,107 @@
+"""Attention by flash-attn 2 (github.com/Dao-AILab/flash-attention, arXiv 2307.08691), where it is installed.
+
+Not measured here. Its kernels are Ampere's: on an H200 torch's own copy of them computes prompts at 221 to 323 TFLOP/s,
+where this project's reach 362 to 536. It reads pages of 256 positions and multiples of that, nothing smaller.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Any
+
+import torch
+
+from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+
+PACKAGE = "flash-attn"
+PAGE = 256
+LEAST_CAPABILITY = (8, 0)
+LEAST_VERSION = (2, 8)
+DTYPES = ("bfloat16", "float16")
+MOST_HEAD_DIM, HEAD_DIM_STEP = 256, 8
+
+
+class FlashAttention2:
+    """flash_attn_varlen_func for chunks, flash_attn_with_kvcache, which splits keys, for decodes."""
+
+    records_decodes = True
+
+    def __init__(self) -> None:
+        self._package: Any = None
+        self._starts: tuple[AttentionMetadata, Tensor] | None = None  # of keys, and the step whose they are
+
+    def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        return 0
+
+    def reject_reason(self, spec: AttentionSpec) -> str | None:
+        return _unfit(spec) or self._load()
+
+    def _load(self) -> str | None:
+        try:
+            version = importlib.metadata.version(PACKAGE)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{PACKAGE} is not installed"
+        if not LEAST_VERSION <= _numbers(version) < (LEAST_VERSION[0] + 1,):
+            return f"needs {PACKAGE} {_dotted(LEAST_VERSION)} or a later 2, not {version}"
+        try:
+            self._package = importlib.import_module("flash_attn.flash_attn_interface")
+        except ImportError as error:  # among others, for having been built for another torch
+            return f"{PACKAGE} {version} cannot be loaded: {error}"
+        return None
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+    ) -> Tensor:
+        options: dict[str, Any] = {
+            "block_table": metadata.block_tables,
+            "softmax_scale": scale,
+            "causal": True,
+            "window_size": (window - 1, 0) if window else (-1, -1),
+        }
+        if metadata.is_decode:
+            lens = metadata.seq_lens
+            return self._package.flash_attn_with_kvcache(
+                q.unsqueeze(1), k_cache, v_cache, cache_seqlens=lens, **options
+            ).squeeze(1)
+        return self._package.flash_attn_varlen_func(
+            q,
+            k_cache,
+            v_cache,
+            cu_seqlens_q=metadata.query_start,
+            cu_seqlens_k=self._key_starts(metadata),
+            max_seqlen_q=metadata.longest_query,
+            max_seqlen_k=metadata.longest_seq,
+            **options,
+        )
+
+    def _key_starts(self, metadata: AttentionMetadata) -> Tensor:
+        """int32 [num_rows + 1], as if keys lay row after row: what lengths are told by. All layers ask for the same."""
+        if self._starts is None or self._starts[0] is not metadata:
+            starts = torch.zeros_like(metadata.query_start)
+            torch.cumsum(metadata.seq_lens, 0, dtype=torch.int32, out=starts[1:])
+            self._starts = metadata, starts
+        return self._starts[1]
+
+
+def _unfit(spec: AttentionSpec) -> str | None:
+    heads = f"takes heads of multiples of {HEAD_DIM_STEP} up to {MOST_HEAD_DIM}, not {spec.head_dim}"
+    needs = f"needs compute capability {_dotted(LEAST_CAPABILITY)}, not {_dotted(spec.capability)}"
+    faults = (
+        (spec.device != "cuda", f"runs on CUDA, not on {spec.device}"),
+        (spec.capability < LEAST_CAPABILITY, needs),
+        (spec.dtype not in DTYPES, f"takes {' and '.join(DTYPES)}, not {spec.dtype}"),
+        (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype}"),
+        (spec.head_dim > MOST_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
+        (spec.block_size % PAGE, f"takes blocks of multiples of {PAGE} positions, not {spec.block_size}"),
+    )
+    return next((reason for wrong, reason in faults if wrong), None)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(2, 8) for 2.8.3.post2"""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
