@@ -23,5 +23,8 @@ def restart(sampling: sampling_pb2.SamplingParams, position: int, num_prompt_tok
     if position >= num_prompt_tokens:
         forget(sampling)
         return
-    del sampling.prompt_logprob_token_ids[: position - sampling.prompt_logprob_start]
+    if sampling.prompt_logprob_token_ids:
+        del sampling.prompt_logprob_token_ids[: position - sampling.prompt_logprob_start]
+        if not sampling.prompt_logprob_token_ids:
+            sampling.prompt_logprobs = 0  # positions behind the last list get their own token's
     sampling.prompt_logprob_start = position

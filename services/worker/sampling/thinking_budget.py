@@ -17,6 +17,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 OUTSIDE = -1  # of a reasoning section
 ANY = -1  # in a pattern: matches every token
+FIRST = 1e5  # a logit above all others by more than any temperature or noise makes up for
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Section:
     budget: int
     start: I32
     end: I32
+    has_form: bool  # a grammar has the last word, and may not allow the end
 
 
 class ThinkingBudget:
@@ -44,7 +46,8 @@ class ThinkingBudget:
         start, end = columns.i32(admission.think_start_token_ids), columns.i32(admission.think_end_token_ids)
         check_token_ids(np.concatenate((start, end)), self._vocab_size, "thinking_token_budget")
         tokens = columns.i32(admission.token_ids)
-        self._sections[slot] = Section(admission.sampling.thinking_token_budget, start, end)
+        budget, has_form = admission.sampling.thinking_token_budget, bool(admission.grammar_id)
+        self._sections[slot] = Section(budget, start, end, has_form)
         self.tails.begin(slot, tokens, max(len(start), len(end)))
         self.counts[slot] = _open_tokens(tokens, start, end)
 
@@ -75,7 +78,7 @@ class BoundThinkingBudget:
             nexts[i, : len(section.end)] = section.end
         (
             self._rows, self._slots, self._own_slots, self._own_rows, self._first_of,
-            self._budgets, self._starts, self._ends, self._prefixes, self._nexts, self._lengths,
+            self._budgets, self._starts, self._ends, self._prefixes, self._nexts, self._lengths, self._have_form,
         ) = (
             upload(values, device)
             for values in (
@@ -86,6 +89,7 @@ class BoundThinkingBudget:
                 np.array(prefixes),
                 nexts,
                 [len(s.end) for s in sections],
+                [[s.has_form] for s in sections],
             )
         )  # fmt: skip
 
@@ -98,7 +102,9 @@ class BoundThinkingBudget:
         rows = logits[self._rows]
         kept = rows.gather(1, wanted)
         kept = torch.where(due & ~torch.isfinite(kept), 0, kept)  # whatever else bans it
-        logits[self._rows] = rows.masked_fill(due, float("-inf")).scatter(1, wanted, kept)
+        kept = torch.where(due & self._have_form, FIRST, kept)
+        others = rows.masked_fill(due & ~self._have_form, float("-inf"))
+        logits[self._rows] = others.scatter(1, wanted, kept)
 
     def sampled(self, token_ids: Tensor) -> None:
         owner, slots = self._owner, self._own_slots

@@ -38,6 +38,7 @@ class New:
     eos: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar_id: bytes = b""
+    thinking_marks: tuple[int, int] | None = None  # tokens that begin and end reasoning
 
 
 class PaperScheduler:
@@ -128,6 +129,7 @@ def _num_cached(new: New, block_size: int) -> int:
 
 
 def _admission(new: New, block_size: int) -> pb.Admission:
+    marks = new.thinking_marks or ()
     return pb.Admission(
         slot=new.slot,
         sequence_key=1000 + new.slot,
@@ -139,4 +141,6 @@ def _admission(new: New, block_size: int) -> pb.Admission:
         bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],
         root_hash=root_hash(),
         grammar_id=new.grammar_id,
+        think_start_token_ids=columns.i32_bytes(list(marks[:1])),
+        think_end_token_ids=columns.i32_bytes(list(marks[1:])),
     )

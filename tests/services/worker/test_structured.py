@@ -155,6 +155,27 @@ def test_marks_of_reasoning_may_come_in_free_text_and_begin_a_tag(tiny: Rig, tok
         tiny.step(released=[0])
 
 
+def test_a_thinking_budget_ends_reasoning_where_the_form_has_any(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """In a form without reasoning the section that the prompt began is never ended; the form holds all the same."""
+    think, end = (tokenizer.token_to_id(text) for text in ("<think>", "</think>"))
+    thought = [{"type": "any_text"}, {"type": "const_string", "value": "</think>"}]
+    form = {"type": "sequence", "elements": [*thought, {"type": "json_schema", "json_schema": PERSON}]}
+    behind = prepare(tiny, structural_tag=json.dumps({"format": form}))
+    plain = prepare(tiny, json_schema=json.dumps(PERSON))
+    for temperature in (0.0, 2.0):
+        sampling = hot(3, temperature=temperature, thinking_token_budget=5)
+        new = [admit(tokenizer, slot, form, sampling=sampling) for slot, form in enumerate((behind, plain))]
+        new = [
+            replace(one, tokens=[*one.tokens, think], num_prompt=one.num_prompt + 1, thinking_marks=(think, end))
+            for one in new
+        ]
+        said = run(tiny, new)
+        assert said[0].index(end) == 5
+        assert json.loads(text(tokenizer, said[0][6:])).keys() == {"name", "age"}
+        assert json.loads(text(tokenizer, said[1])).keys() == {"name", "age"}
+        tiny.step(released=[0, 1])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 def test_on_a_gpu_with_two_steps_under_way(tokenizer: Tokenizer, graphs: bool) -> None:

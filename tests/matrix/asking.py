@@ -1,0 +1,121 @@
+"""Many requests at a time, and what of their answers must not depend on anything around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+
+from quire import SamplingParams
+from quire.client import AsyncClient, Client
+from quire.cluster import Cluster
+from quire.outputs import Logprob, RequestOutput
+from quire.requests import Options
+from shared.errors import QuireError
+from tests.matrix.checks import THINK
+from tests.matrix.features import params
+
+STORY = (
+    "Once upon a time there was a lighthouse keeper who counted the ships that passed by in the night, and the boats "
+    "that came home in the morning. One night"
+)
+ENDINGS = (" a storm came up from the sea.", " nobody knew how many they were.", " he saw a")
+TOLERANCE = 1e-4  # of log-probabilities, whose sums may be taken in another order
+
+PLAIN = Options()
+
+Answer = RequestOutput | QuireError
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: list[int]
+    params: SamplingParams
+    options: Options
+
+
+@dataclass(frozen=True)
+class Said:
+    """One sample."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish: tuple[str | None, int | str | None]
+    logprobs: tuple[float, ...]
+    prompt_logprobs: tuple[float, ...]
+    score: float | None
+
+
+def prompts(cluster: Cluster) -> list[list[int]]:
+    """Several that begin alike."""
+    with Client(cluster.grpc_address) as client:
+        return [client.tokenize(STORY + ending) for ending in ENDINGS]
+
+
+def question(prompt: list[int], *names: str, options: Options = PLAIN) -> Question:
+    """What a request with these features asks; where reasoning is to be bounded, the prompt has begun it."""
+    return Question([*prompt, THINK] if "thinking" in names else prompt, params(*names), options)
+
+
+async def ask_all(client: AsyncClient, questions: Mapping[Key, Question]) -> dict[Key, Answer]:
+    """All at once."""
+    answers = await asyncio.gather(*(_ask(client, one) for one in questions.values()))
+    return dict(zip(questions, answers, strict=True))
+
+
+async def _ask(client: AsyncClient, one: Question) -> Answer:
+    try:
+        return await client.generate(one.prompt, one.params, one.options)
+    except QuireError as error:
+        return error
+
+
+def ask_now(cluster: Cluster, questions: Mapping[Key, Question]) -> dict[Key, Answer]:
+    async def ask() -> dict[Key, Answer]:
+        client = AsyncClient(cluster.grpc_address)
+        try:
+            return await ask_all(client, questions)
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
+
+
+def result_of(answer: Answer) -> RequestOutput:
+    """Raises what was refused."""
+    if isinstance(answer, QuireError):
+        raise answer
+    return answer
+
+
+def said(answer: Answer) -> list[Said]:
+    """Of every sample."""
+    result = result_of(answer)
+    return [
+        Said(
+            tuple(sample.token_ids),
+            sample.text,
+            (sample.finish_reason, sample.stop_reason),
+            _values(sample.logprobs or ()),
+            _values(result.prompt_logprobs or ()),
+            sample.score,
+        )
+        for sample in result.outputs
+    ]
+
+
+def _values(entries: Sequence[Logprob]) -> tuple[float, ...]:
+    return tuple(value for entry in entries for value in (entry.logprob, entry.rank, *entry.top.values()))
+
+
+def assert_same(found: Answer, expected: Answer, name: str) -> None:
+    for ours, theirs in zip(said(found), said(expected), strict=True):
+        assert (ours.token_ids, ours.text, ours.finish) == (theirs.token_ids, theirs.text, theirs.finish), name
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=TOLERANCE), name
+        assert ours.prompt_logprobs == pytest.approx(theirs.prompt_logprobs, abs=TOLERANCE), name
+        assert ours.score == pytest.approx(theirs.score, abs=TOLERANCE), name

@@ -1,0 +1,86 @@
+"""Killing parts of a cluster while requests run, and counters that a killed scheduler does not take along."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+
+import httpx
+
+from quire.client import Client
+from quire.cluster import Cluster
+from quire.cluster.process import ServiceProcess
+from tests.e2e.test_metrics import page
+
+Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none
+GENERATED = "quire_scheduler_generated_tokens_total"
+FLOWING = 50  # tokens from one disturbance to the next
+POLL_S = 0.02
+TIMES = 4  # that all running sequences are preempted
+
+
+class Disturbance:
+    """Of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lost: dict[str, Totals] = {}  # by scheduler: what it had counted when it was killed
+
+    async def preempt(self) -> None:
+        """Again and again all that run, besides those whose blocks others need."""
+        with Client(self._cluster.grpc_address) as client:
+            for _ in range(TIMES):
+                await self._flowing()
+                await asyncio.to_thread(client.reset_prefix_cache, preempt_running=True)
+
+    async def kill_workers(self) -> None:
+        """One after the other, so that nothing that runs is spared."""
+        for name in self._names("worker"):
+            await self._flowing()
+            self._kill(name)
+
+    async def kill_schedulers(self) -> None:
+        for name in self._names("scheduler"):
+            await self._flowing()
+            self._lost[name] = (await self.schedulers())[name]
+            self._kill(name)
+
+    async def schedulers(self) -> dict[str, Totals]:
+        """Of each since the cluster began."""
+        found = {}
+        for process in self._cluster.processes:
+            if process.spec.role == "scheduler":
+                counted = await asyncio.to_thread(_page, process)
+                found[process.spec.id] = counted + self._lost.get(process.spec.id, Counter())
+        return found
+
+    async def frontend(self) -> Totals:
+        return Counter(await asyncio.to_thread(page, self._cluster.http_address))
+
+    async def _flowing(self) -> None:
+        """Until more tokens have come than now."""
+        before = await self._generated()
+        while await self._generated() < before + FLOWING:
+            await asyncio.sleep(POLL_S)
+
+    async def _generated(self) -> float:
+        return sum(counted[GENERATED] for counted in (await self.schedulers()).values())
+
+    def _names(self, role: str) -> list[str]:
+        return [process.spec.id for process in self._cluster.processes if process.spec.role == role]
+
+    def _kill(self, name: str) -> None:
+        """The supervisor starts it again."""
+        pid = self._cluster.process(name).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+def _page(scheduler: ServiceProcess) -> Totals:
+    """Nothing while it is not there."""
+    try:
+        return Counter(page(scheduler.addresses["metrics"]))
+    except httpx.TransportError:
+        return Counter()

@@ -1,0 +1,117 @@
+"""What may be so around a request, or happen to it, without its having asked: none of it may change what is said."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire import bundled
+from quire.requests import Options
+from tests.matrix.asking import PLAIN
+from tests.matrix.disturbance import GENERATED, Disturbance
+
+EAGLE = Path(bundled.FOLDER).parent / "drafters" / "eagle"
+SMALL_STEP = 40  # tokens; prompts are longer
+Happened = Callable[[Disturbance], Awaitable[bool]]
+SPECULATION = {"method": "eagle", "model": str(EAGLE), "num_speculative_tokens": 3, "adaptive_length": False}
+
+
+async def _always(_disturbance: Disturbance) -> bool:
+    """The settings leave no choice."""
+    return True
+
+
+def _counted(name: str) -> Happened:
+    async def happened(disturbance: Disturbance) -> bool:
+        counted = [*(await disturbance.schedulers()).values(), await disturbance.frontend()]
+        return any(totals[name] > 0 for totals in counted)
+
+    return happened
+
+
+async def _all_generated(disturbance: Disturbance) -> bool:
+    return all(totals[GENERATED] > 0 for totals in (await disturbance.schedulers()).values())
+
+
+@dataclass(frozen=True)
+class Surrounding:
+    """Settings of the services, options of request number i, what is done while requests run, and whether the counters
+    show that it was really so."""
+
+    worker: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 1
+    schedulers: int = 1
+    options: Callable[[int], Options] = lambda _number: PLAIN
+    disturb: Callable[[Disturbance], Awaitable[None]] | None = None
+    happened: Happened = _always
+
+
+SURROUNDINGS: dict[str, Surrounding] = {
+    "prefix cache": Surrounding(happened=_counted("vllm:prefix_cache_hits_total")),
+    "chunked prefill": Surrounding(
+        {"max_num_batched_tokens": SMALL_STEP, "max_num_seqs": 24}, {"long_prefill_token_threshold": 10}
+    ),
+    "preemption": Surrounding(
+        {"num_blocks": 40},
+        {"watermark": 0.0},
+        disturb=Disturbance.preempt,
+        happened=_counted("vllm:num_preemptions_total"),
+    ),
+    "migration": Surrounding(
+        workers=2, disturb=Disturbance.kill_workers, happened=_counted("quire_scheduler_sequences_moved_total")
+    ),
+    "resubmission": Surrounding(
+        disturb=Disturbance.kill_schedulers, happened=_counted("quire_frontend_resubmitted_sequences_total")
+    ),
+    "several schedulers": Surrounding(
+        workers=2, schedulers=2, happened=_all_generated
+    ),
+    "speculation": Surrounding(
+        {"speculative_config": json.dumps(SPECULATION)}, happened=_counted("vllm:spec_decode_num_accepted_tokens_total")
+    ),
+    "steps in flight": Surrounding(scheduler={"max_steps_in_flight": 4}),
+    "priorities": Surrounding(
+        scheduler={"scheduling_policy": "priority"}, options=lambda number: Options(priority=-number)
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several at once."""
+
+    parts: Sequence[Surrounding]
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """Arguments of running_cluster."""
+        worker: dict[str, Any] = {"threads": 1, "num_blocks": 1000}
+        scheduler: dict[str, Any] = {"heartbeat_interval_ms": 200}
+        for part in self.parts:
+            worker |= part.worker
+            scheduler |= part.scheduler
+        return {
+            "workers": max(part.workers for part in self.parts),
+            "schedulers": max(part.schedulers for part in self.parts),
+            "worker": worker,
+            "scheduler": scheduler,
+        }
+
+    def options(self, number: int) -> Options:
+        return next((made for part in self.parts if (made := part.options(number)) != PLAIN), PLAIN)
+
+
+def crowds(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """Few groups of `size` in which each pair is together at least once: always the one with most new pairs."""
+    left = set(itertools.combinations(names, 2))
+    found = []
+    while left:
+        best = max(itertools.combinations(names, size), key=lambda some: len(left & {*itertools.combinations(some, 2)}))
+        left -= {*itertools.combinations(best, 2)}
+        found.append(best)
+    return found

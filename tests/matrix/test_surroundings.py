@@ -1,0 +1,104 @@
+"""Whatever is so around a request, it is answered alike: tokens, text, log-probabilities, endings.
+
+In every crowd of surroundings all features are asked for at once: while its disturbances happen, and again with the
+prompts in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+import kernels.cpu
+from quire.client import AsyncClient
+from quire.cluster import Cluster
+from tests.e2e.conftest import running_cluster
+from tests.matrix.asking import Answer, Question, ask_all, ask_now, assert_same, prompts, question
+from tests.matrix.disturbance import Disturbance
+from tests.matrix.features import REQUESTS
+from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Together, crowds
+
+pytestmark = pytest.mark.skipif(
+    kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
+)
+
+CROWDS = crowds(list(SURROUNDINGS), size=6)
+ROUNDS = 8  # at most, until all has happened
+
+EVERYTHING = ("filters", "penalties", "bans", "min_tokens", "bias", "allowed", "stops", "repetition")
+TOLD = ("logprobs", "prompt_logprobs", "n")
+TOGETHER: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in REQUESTS if name != "cold"},
+    "everything": (*EVERYTHING, *TOLD),
+    "everything in a form": ("json_schema", "penalties", "bias", "filters", *TOLD),
+    "everything behind reasoning": ("structural_tag", "thinking", "penalties", *TOLD, "flat_logprobs"),
+    "everything with beams": ("beams", "bias", "allowed", "min_tokens", "logprobs"),
+}
+Names = tuple[str, int]
+
+
+def questions(prompts: list[list[int]], together: Together, *also: str) -> dict[Names, Question]:
+    """Combinations of features, each about one prompt, the larger ones about all."""
+    asked = [(name, i) for name in TOGETHER for i in range(1 if name in REQUESTS else len(prompts))]
+    return {
+        (name, i): question(prompts[i], *TOGETHER[name], *also, options=together.options(number))
+        for number, (name, i) in enumerate(asked)
+    }
+
+
+@pytest.fixture(scope="module")
+def asked(cluster: Cluster) -> list[list[int]]:
+    found = prompts(cluster)
+    assert min(map(len, found)) > SMALL_STEP
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, asked: list[list[int]]) -> dict[Names, Answer]:
+    return ask_now(cluster, questions(asked, Together([]), "cold"))
+
+
+def test_every_pair_is_together_in_a_crowd() -> None:
+    found = {frozenset(pair) for crowd in CROWDS for pair in itertools.combinations(crowd, 2)}
+    assert found == {frozenset(pair) for pair in itertools.combinations(SURROUNDINGS, 2)}
+
+
+def test_every_feature_is_asked_for() -> None:
+    assert {name for names in TOGETHER.values() for name in names} | {"cold"} == set(REQUESTS)
+
+
+@pytest.mark.parametrize("crowd", CROWDS, ids=[" + ".join(crowd) for crowd in CROWDS])
+def test_nothing_around_a_request_changes_its_answer(
+    asked: list[list[int]], undisturbed: dict[Names, Answer], crowd: tuple[str, ...]
+) -> None:
+    together = Together([SURROUNDINGS[name] for name in crowd])
+    with running_cluster(**together.cluster) as cluster:
+        asyncio.run(_live_through(cluster, crowd, questions(asked, together), undisturbed))
+
+
+async def _live_through(
+    cluster: Cluster, crowd: tuple[str, ...], questions: dict[Names, Question], undisturbed: dict[Names, Answer]
+) -> None:
+    disturbance = Disturbance(cluster)
+    client = AsyncClient(cluster.grpc_address)
+    disturbing = asyncio.ensure_future(_disturb(disturbance, crowd))
+    for number in range(ROUNDS):
+        for name, answer in (await ask_all(client, questions)).items():
+            assert_same(answer, undisturbed[name], str(name))
+        if number and disturbing.done():
+            break
+    await client.close()
+    assert disturbing.done()
+    await disturbing
+    assert [name for name in crowd if not await SURROUNDINGS[name].happened(disturbance)] == []
+    counted = await disturbance.schedulers()
+    assert all(totals["quire_scheduler_blocks_unowned"] == 0 for totals in counted.values())
+
+
+async def _disturb(disturbance: Disturbance, crowd: tuple[str, ...]) -> None:
+    for name in crowd:
+        disturb = SURROUNDINGS[name].disturb
+        if disturb is not None:
+            await disturb(disturbance)

@@ -1,0 +1,115 @@
+"""However a request is made, each feature gives the same answer: whole or as a stream, over gRPC or HTTP, echoed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+import pytest
+
+import kernels.cpu
+from quire import SamplingParams
+from quire.client import AsyncClient, Client
+from quire.cluster import Cluster
+from quire.outputs import collect
+from quire.requests import Options
+from shared.errors import QuireError
+from tests.matrix.asking import Answer, Question, ask_now, assert_same, prompts, question, result_of
+from tests.matrix.features import REQUESTS
+
+pytestmark = pytest.mark.skipif(
+    kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
+)
+
+STREAMS = {
+    "each token": Options(),
+    "seven tokens a message": Options(stream_interval=7),
+    "a salted cache": Options(cache_salt="own", tenant="somebody"),
+}
+HTTP: Mapping[str, Mapping[str, Any]] = {"whole": {}, "stream": {"stream": True}, "echo": {"echo": True}}
+NOT_OVER_HTTP = {
+    "whole": {"detokenize", "flat_logprobs"},
+    "stream": {"detokenize", "flat_logprobs", "prompt_logprobs", "named_prompt_logprobs"},
+    "echo": {"detokenize", "flat_logprobs"},
+}
+
+
+@pytest.fixture(scope="module")
+def questions(cluster: Cluster) -> dict[str, Question]:
+    prompt = prompts(cluster)[0]
+    return {name: question(prompt, name) for name in REQUESTS}
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, questions: dict[str, Question]) -> dict[str, Answer]:
+    return ask_now(cluster, questions)
+
+
+@pytest.mark.parametrize("way", STREAMS)
+async def test_a_stream_adds_up_to_the_whole(
+    cluster: Cluster, questions: dict[str, Question], whole: dict[str, Answer], way: str
+) -> None:
+    client = AsyncClient(cluster.grpc_address)
+
+    async def read(asked: Question) -> Answer:
+        try:
+            messages = [message async for message in client.messages(asked.prompt, asked.params, STREAMS[way])]
+        except QuireError as error:
+            return error
+        return collect(messages, asked.prompt)
+
+    answers = await asyncio.gather(*map(read, questions.values()))
+    await client.close()
+    for name, answer in zip(questions, answers, strict=True):
+        assert_same(answer, whole[name], name)
+
+
+@pytest.mark.parametrize("way", HTTP)
+async def test_http_says_what_grpc_says(
+    cluster: Cluster, questions: dict[str, Question], whole: dict[str, Answer], way: str
+) -> None:
+    asked = {name: one for name, one in questions.items() if name not in NOT_OVER_HTTP[way]}
+    async with httpx.AsyncClient(base_url=f"http://{cluster.http_address}", timeout=60) as http:
+        bodies = [body(one.prompt, one.params) | HTTP[way] for one in asked.values()]
+        replies = await asyncio.gather(*(http.post("/v1/completions", json=sent) for sent in bodies))
+    with Client(cluster.grpc_address) as client:
+        echoed = {name: client.detokenize(one.prompt) if way == "echo" else "" for name, one in asked.items()}
+    for name, reply in zip(asked, replies, strict=True):
+        assert reply.status_code == 200, reply.text
+        found = choices(reply.text)
+        for sample in result_of(whole[name]).outputs:
+            stop = "repetition_detected" if sample.finish_reason == "repetition" else sample.stop_reason
+            expected = echoed[name] + sample.text, sample.token_ids, sample.finish_reason, stop
+            assert found[sample.index] == expected, name
+
+
+def body(prompt: list[int], params: SamplingParams) -> dict[str, Any]:
+    """The same request over HTTP."""
+    given = {name: value for name, value in asdict(params).items() if value not in (None, (), {}, False)}
+    given["temperature"] = params.temperature
+    if (search := given.pop("beam_search", None)) is not None:
+        given |= {"use_beam_search": True, "n": search["width"]}
+    if (form := given.pop("structured_output", None)) is not None:
+        given["structured_outputs"] = {name: value for name, value in form.items() if value}
+    if "logprob_token_ids" in given:
+        given["logprobs"] = 1
+    return {"prompt": prompt, "return_token_ids": True, **given}
+
+
+def choices(reply: str) -> dict[int, tuple[str, list[int], str | None, int | str | None]]:
+    """Text, token ids and endings by index, of a whole answer or of a stream's events."""
+    events = [line.removeprefix("data: ") for line in reply.splitlines() if line and line != "data: [DONE]"]
+    found: dict[int, tuple[str, list[int], str | None, int | str | None]] = {}
+    for choice in (choice for event in events for choice in json.loads(event)["choices"]):
+        text, ids, finish, stop = found.get(choice["index"], ("", [], None, None))
+        found[choice["index"]] = (
+            text + choice["text"],
+            ids + choice["token_ids"],
+            choice["finish_reason"] or finish,
+            choice["stop_reason"] or stop,
+        )
+    return found
