@@ -52,7 +52,7 @@ class Generator:
         self._processor.check(request)
         request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
         self._formats.check(request)
-        request = self._formats.constrained(request)
+        request = self._constrained(request)
         lease = self._admission.admit(request.num_samples, self._processor.estimate_tokens(request))
         try:
             limits = await self._client.ready(request.deadline_s)
@@ -75,6 +75,16 @@ class Generator:
             raise
         generation.begin(held)
         return generation
+
+    def _constrained(self, request: Request) -> Request:
+        """A constraint that comes of tools has to go with everything else, too."""
+        constrained = self._formats.constrained(request)
+        if constrained is not request:
+            try:
+                self._processor.check(constrained)
+            except InvalidArgument as error:
+                raise self._formats.blame(error, constrained) from None
+        return constrained
 
     async def _prepare(self, request: Request, limits: Limits) -> list[Prepared]:
         try:

@@ -65,6 +65,9 @@ class AnswerFormats:
             raise InvalidArgument(
                 "tool_choice: a call that is required and a form of the output exclude each other", field="tool_choice"
             )
+        if use.choice != AUTO and request.sampling.beam_search is not None:
+            text = "tool_choice: a call that is required is not offered together with beam search"
+            raise InvalidArgument(text, field="tool_choice")
         if not self._tokenizer.template.shows_tools:
             raise InvalidArgument("tools: this model's chat template does not show tools to the model", field="tools")
         if not request.sampling.detokenize:
