@@ -79,7 +79,8 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
         grammars=grammars,
     )
     runner = ModelRunner(model, sampler, device)
-    graphs = _graph_maker(settings, model, backend, spec, place)
+    num_drafts = drafting.num_speculative_tokens if drafting else 0
+    graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts)
     compiling.wait()
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
     num_blocks = settings.num_blocks or _measure(
@@ -143,15 +144,25 @@ def _load_model(
 
 
 def _graph_maker(
-    settings: WorkerSettings, model: Decoder, backend: AttentionBackend, spec: AttentionSpec, place: Placement
+    settings: WorkerSettings,
+    model: Decoder,
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    place: Placement,
+    *,
+    num_drafts: int,
 ) -> GraphMaker | None:
-    """None where decode steps are launched kernel by kernel."""
+    """None where all steps are launched kernel by kernel."""
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None
     if not backend.records_decodes:
         log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
         return None
-    return GraphMaker(model, backend.rows_per_prefix_tile(spec), place)
+    chunks = settings.cuda_graph_chunks and backend.records_chunks
+    if chunks != settings.cuda_graph_chunks:
+        log.warning("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
+    tile = backend.rows_per_prefix_tile(spec)
+    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts)
 
 
 def _use_tape(

@@ -1,4 +1,4 @@
-"""CUDA graphs of a model's decode steps: which parts they are made of."""
+"""CUDA graphs of a model's steps: which parts they are made of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
 from services.worker.cuda_graph import CudaRecorder
-from services.worker.decode_graphs import DecodeGraphs, DecodeModel, graph_sizes
+from services.worker.decode_graphs import DecodeGraphs, graph_sizes
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
@@ -18,6 +19,7 @@ from services.worker.model_runner import ModelRunner
 from services.worker.models import single_row
 from services.worker.models.decoder import Decoder
 from services.worker.models.single_row import SingleRowDecoder
+from services.worker.recorded_steps import RecordedModel
 from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
 from services.worker.staging import PinnedCopy
@@ -32,8 +34,12 @@ HOPPER = (9, 0)  # has programmatic dependent launch
 class GraphMaker:
     """Made once the model is loaded."""
 
-    def __init__(self, model: Decoder, rows_per_prefix_tile: int, place: Placement) -> None:
+    def __init__(
+        self, model: Decoder, rows_per_prefix_tile: int, place: Placement, *, chunks: bool, samples_per_row: int
+    ) -> None:
+        """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts."""
         self._model = model
+        self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
         reason = single_row.reject_reason(model.config, place)
@@ -44,28 +50,44 @@ class GraphMaker:
     def record(self, runner: ModelRunner, limits: Limits, block_table: npt.NDArray[np.int32], most: int = 0) -> None:
         """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
-        caches, memory = runner.caches, runner.slot_memory
+        model, recorder = self._recorded(runner.caches, limits), CudaRecorder()
         graphs = DecodeGraphs(
-            self._recorded(caches, limits),
-            memory,
+            model,
+            runner.slot_memory,
             graph_sizes(limits.max_num_seqs),
             watch=RowWatch(block_table, limits.block_size, self._rows_per_prefix_tile),
-            recorder=CudaRecorder(),
+            recorder=recorder,
             staging=PinnedCopy(self._place.device),
         )
         graphs.record(most)
         runner.use_graphs(graphs)
         log.info("decode graphs recorded", count=graphs.count, seconds=round(time.perf_counter() - started, 2))
+        if self._chunks:
+            self._record_chunks(runner, limits, model, recorder, most)
 
-    def _recorded(self, caches: list[LayerCache], limits: Limits) -> DecodeModel:
+    def _record_chunks(
+        self, runner: ModelRunner, limits: Limits, model: RecordedModel, recorder: CudaRecorder, most: int
+    ) -> None:
+        started = time.perf_counter()
+        shapes = chunk_shapes(limits, self._samples_per_row)
+        if not shapes:
+            return
+        staging = PinnedCopy(self._place.device)
+        graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=staging)
+        graphs.record(most)
+        runner.use_chunk_graphs(graphs)
+        log.info("chunk graphs recorded", count=graphs.count, seconds=round(time.perf_counter() - started, 2))
+
+    def _recorded(self, caches: list[LayerCache], limits: Limits) -> RecordedModel:
         def logits(batch: ForwardBatch) -> Tensor:
             if self._single_row is not None and batch.token_ids.size(0) == 1:
                 return self._single_row.logits(batch, caches)
             return self._model.logits(self._model.forward(batch, caches))
 
-        return DecodeModel(
+        most_rows = max(limits.max_num_seqs, *ROWS) if self._chunks else limits.max_num_seqs
+        return RecordedModel(
             logits=logits,
-            choice=PlainChoice(self._place.ops, limits.max_num_seqs, self._place.device),
+            choice=PlainChoice(self._place.ops, most_rows, self._place.device),
             edges=TritonEdges(),
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,

@@ -7,68 +7,27 @@ it has beyond those of the step are of a scratch slot behind the last one, of le
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import torch
 
 from services.worker import shared_prefixes
 from services.worker.attention.port import AttentionMetadata, SharedPrefixes
-from services.worker.cuda_graph import Recorder, Recording
+from services.worker.cuda_graph import Recorder
 from services.worker.forward_batch import ForwardBatch
 from services.worker.layers.placement import Tensor
+from services.worker.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from services.worker.row_facts import RowFacts, RowWatch
-from services.worker.sampling.core import BoundCore, PlainChoice
 from services.worker.shared_prefixes import PrefixTiles
 from services.worker.slots import NewBlocks
-from services.worker.staging import WORDS_PER_ARRAY, Array, Staging
-from services.worker.step_edges import FED, DecodeColumns, SlotMemory, StepEdges
+from services.worker.staging import Array, Staging, aligned
+from services.worker.step_edges import FED, DecodeColumns, SlotMemory
 from services.worker.step_inputs import StepInputs
 
 NAMES = [field.name for field in fields(DecodeColumns)]
 NUM_COLUMNS = len(NAMES)
 FOLLOWING = slice(NAMES.index("positions"), NAMES.index("seq_lens") + 1)  # what a step adds one to, slot_mapping too
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeModel:
-    """What is recorded."""
-
-    logits: Callable[[ForwardBatch], Tensor]  # [num_rows, vocab_size], rows of a decode step
-    choice: PlainChoice
-    edges: StepEdges
-    longest_seq: int
-    rows_per_prefix_tile: int  # 0: nothing is shared
-
-
-@dataclass(slots=True)
-class _Graph:
-    """The two parts of a step: the choice may also be made in another way."""
-
-    columns: Tensor  # int32 [NUM_COLUMNS, num_rows and some padding]
-    forward: Recording
-    choose: Recording
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyStep:
-    """A step whose inputs are in place: forward, then choose if that is wanted, before the next step is prepared."""
-
-    _graph: _Graph
-    _choice: PlainChoice
-    _num_rows: int
-
-    def forward(self) -> Tensor:
-        """Logits of all rows."""
-        self._graph.forward.replay()
-        return self._graph.forward.result[: self._num_rows]
-
-    def choose(self, core: BoundCore) -> Tensor:
-        """Token ids of all rows, from the logits as they are; kept as their slots' last."""
-        self._choice.load(core, self._num_rows)
-        self._graph.choose.replay()
-        return self._graph.choose.result[: self._num_rows]
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -92,7 +51,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: DecodeModel,
+        model: RecordedModel,
         memory: SlotMemory,
         sizes: list[int],
         *,
@@ -104,10 +63,10 @@ class DecodeGraphs:
         self._watch = watch
         self._sizes = sizes
         self._shared_sizes = shared_sizes(sizes[-1]) if model.rows_per_prefix_tile else []
-        self._graphs: dict[tuple[int, bool], _Graph] = {}  # by number of rows, and whether prefixes are shared
+        self._graphs: dict[tuple[int, bool], RecordedStep] = {}  # by number of rows, and whether prefixes are shared
         device = memory.last_tokens.device
-        self._filled: tuple[_Graph, StepInputs] | None = None  # what the columns hold
-        self._flat = torch.zeros(NUM_COLUMNS * _padded(sizes[-1]), dtype=torch.int32, device=device)
+        self._filled: tuple[RecordedStep, StepInputs] | None = None  # what the columns hold
+        self._flat = torch.zeros(NUM_COLUMNS * aligned(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
     def record(self, most: int = 0) -> None:
@@ -143,9 +102,9 @@ class DecodeGraphs:
         if facts.prefixes is not None:
             self._prefixes.fill(facts.prefixes, shared_size, self._staging)
         self._filled = graph, inputs
-        return ReadyStep(graph, self._model.choice, inputs.num_rows)
+        return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True)
 
-    def _follows(self, graph: _Graph, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+    def _follows(self, graph: RecordedStep, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """The same rows, a position on, which is a tenth of the work. (Block ids that the columns still hold are
         written to the same places once more.)"""
         if self._filled is None or len(new_blocks.ids):
@@ -156,15 +115,15 @@ class DecodeGraphs:
     def _size(self, num_rows: int) -> int:
         return _fitting(self._sizes, num_rows)
 
-    def _graph(self, size: int, *, shared: bool) -> _Graph:
+    def _graph(self, size: int, *, shared: bool) -> RecordedStep:
         key = size, shared
         if key not in self._graphs:
             self._graphs[key] = self._record(size, shared)
         return self._graphs[key]
 
-    def _record(self, size: int, shared: bool) -> _Graph:
+    def _record(self, size: int, shared: bool) -> RecordedStep:
         self._filled = None
-        stride = _padded(size)
+        stride = aligned(size)
         columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
         self._staging.upload_into(columns, [np.zeros(0, np.int32)] * NUM_COLUMNS, self._padding(0, stride))
         column = DecodeColumns(*columns[:, :size])
@@ -172,7 +131,7 @@ class DecodeGraphs:
         forward, choose = self._recorder.record(
             lambda _: self._logits(column, prefixes), lambda logits: self._choose(logits, column)
         )
-        return _Graph(columns, forward, choose)
+        return RecordedStep(columns, forward, choose)
 
     def _logits(self, column: DecodeColumns, prefixes: SharedPrefixes | None) -> Tensor:
         token_ids = self._model.edges.begin(column, self._memory)
@@ -191,7 +150,7 @@ class DecodeGraphs:
 
     def _choose(self, logits: Tensor, column: DecodeColumns) -> Tensor:
         token_ids = self._model.choice.choose(logits, column.seq_lens)
-        self._model.edges.end(column, self._memory, token_ids)
+        self._model.edges.end(column.slots, self._memory, token_ids)
         return token_ids
 
     def _fill(self, columns: Tensor, inputs: StepInputs, new_blocks: NewBlocks, facts: RowFacts) -> None:
@@ -239,8 +198,3 @@ class _PrefixMemory:
         self._held = tiles, num_rows
         words = np.concatenate([tiles.members.ravel(), tiles.tables, tiles.lens, tiles.starts])
         staging.upload_into(self._flat[: len(words)].view(1, -1), [words], [0])
-
-
-def _padded(num_rows: int) -> int:
-    """Columns start at multiples of 16 bytes."""
-    return -(-num_rows // WORDS_PER_ARRAY) * WORDS_PER_ARRAY

@@ -17,11 +17,13 @@ from services.worker import kv_cache
 from services.worker.attention.port import AttentionMetadata, Tensor
 from services.worker.beam_moves import BeamMoves
 from services.worker.block_copies import BlockCopies
+from services.worker.chunk_graphs import ChunkGraphs
 from services.worker.decode_graphs import DecodeGraphs
 from services.worker.device import Device
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.models.decoder import Decoder
+from services.worker.recorded_steps import StepGraphs
 from services.worker.sampling.component import Positions, upload
 from services.worker.sampling.prompt_logprobs import PromptRows
 from services.worker.sampling.sampler import Sampled, Sampler
@@ -144,13 +146,14 @@ class ModelRunner:
         self.caches: list[LayerCache] = []
         self.slot_memory = SlotMemory(None, None)
         self._graphs: DecodeGraphs | None = None
+        self._chunk_graphs: ChunkGraphs | None = None
         self.keeps_features = False  # somebody wants what goes into the output head, of every token
         self.choose_draft: Choose = choose_coupled
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
         """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
         self.caches = caches
-        self._graphs, self._model = None, self._decoder
+        self._graphs, self._chunk_graphs, self._model = None, None, self._decoder
         num_slots, width = block_table.shape
         device = self._device.torch_device
         tables = torch.from_numpy(block_table)
@@ -162,6 +165,10 @@ class ModelRunner:
     def use_graphs(self, graphs: DecodeGraphs) -> None:
         """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
         self._graphs = graphs
+
+    def use_chunk_graphs(self, graphs: ChunkGraphs) -> None:
+        """The same for small steps of other kinds."""
+        self._chunk_graphs = graphs
 
     def use_model(self, model: Model) -> None:
         """Other steps go through `model`, recorded over `caches`, until the next prepare()."""
@@ -191,6 +198,9 @@ class ModelRunner:
                 self._graphs.forget_rows()
             if asked is None and self._graphs.takes(inputs, new_blocks):
                 return self._launch_graph(self._graphs, inputs, new_blocks)
+        chunks = self._chunk_graphs if asked is None and not self.keeps_features else None
+        if chunks is not None and chunks.takes(inputs, new_blocks):
+            return self._launch_graph(chunks, inputs, new_blocks)
         marks = self._timer.begin(short=False)
         up = self._upload(inputs, new_blocks)
         wanted = self._wanted(inputs, up, asked)
@@ -210,23 +220,25 @@ class ModelRunner:
             sampled = replace(sampled, prompts=told)
         return self._land(marks, sampled, inputs.drafts, features)
 
-    def _launch_graph(self, graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+    def _launch_graph(self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
         self._timer.mark(marks)
         logits = step.forward()
         self._timer.mark(marks)
-        plain = self.sampler.plain(inputs.sampling_slots) if inputs.num_samples == inputs.num_rows else None
+        one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None
+        plain = self.sampler.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
         if plain is not None:
             sampled = Sampled(step.choose(plain), None)
         elif inputs.num_samples:
             slots, positions, rows = self._staging.upload(
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]
             )
-            sampled = self._sample(logits.index_select(0, rows), inputs, slots, positions)
+            wanted = logits.index_select(0, rows) if step.of_rows else logits
+            sampled = self._sample(wanted, inputs, slots, positions)
         else:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
-        return self._land(marks, sampled)
+        return self._land(marks, sampled, inputs.drafts)
 
     def _land(
         self, marks: list[Any] | None, sampled: Sampled, drafts: DraftRows | None = None, features: Tensor = None

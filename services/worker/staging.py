@@ -88,7 +88,7 @@ class PinnedCopy:
         return _Fetched(memory, size, others, self._spare)
 
     def upload(self, arrays: list[Array]) -> list[Any]:
-        sizes = [-(-array.size // WORDS_PER_ARRAY) * WORDS_PER_ARRAY for array in arrays]
+        sizes = [aligned(array.size) for array in arrays]
         total = sum(sizes)
         buffer = self._take(total)
         words = buffer.words
@@ -134,6 +134,11 @@ class _Fetched:
         if len(self.memory) == RESULT_WORDS:
             self.spare.append(self.memory)
         return [first, *(tensor.numpy() for tensor in self.others)]
+
+
+def aligned(num_words: int) -> int:
+    """So many words that what stands behind them may be an array."""
+    return -(-num_words // WORDS_PER_ARRAY) * WORDS_PER_ARRAY
 
 
 def _pinned(num_words: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a decode step does on the device before and after the model: tokens in, tokens kept, block tables brought up."""
+"""What a recorded step does around the model, on the device: tokens in, tokens kept, block tables brought up."""
 
 from __future__ import annotations
 
@@ -41,26 +41,42 @@ class DecodeColumns:
 FED = -1
 
 
+class Feeding(Protocol):
+    """Columns that say what a step begins with: int32, all of one length, on the device."""
+
+    @property
+    def slots(self) -> Tensor: ...
+
+    @property
+    def given(self) -> Tensor: ...
+
+    @property
+    def places(self) -> Tensor: ...
+
+    @property
+    def block_ids(self) -> Tensor: ...
+
+
 class StepEdges(Protocol):
     """Small work."""
 
-    def begin(self, columns: DecodeColumns, memory: SlotMemory) -> Tensor:
-        """Writes the new block ids to the tables; returns the rows' token ids, 0 for slots that have none to feed."""
+    def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
+        """Writes the new block ids to the tables; returns token ids, 0 for slots that have none to feed."""
 
-    def end(self, columns: DecodeColumns, memory: SlotMemory, token_ids: Tensor) -> None:
-        """Keeps `token_ids` as the last of their slots."""
+    def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
+        """Keeps `token_ids` as the last of `slots`."""
 
 
 class PlainEdges:
     """In plain torch, for tests and for devices without Triton."""
 
-    def begin(self, columns: DecodeColumns, memory: SlotMemory) -> Tensor:
+    def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
         memory.block_tables.view(-1).index_copy_(0, columns.places.long(), columns.block_ids)
         last = memory.last_tokens.index_select(0, columns.slots).clamp(min=0)
         return columns.given.where(columns.given >= 0, last)
 
-    def end(self, columns: DecodeColumns, memory: SlotMemory, token_ids: Tensor) -> None:
-        memory.last_tokens.index_copy_(0, columns.slots.long(), token_ids)
+    def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
+        memory.last_tokens.index_copy_(0, slots.long(), token_ids)
 
 
 class TritonEdges:
@@ -71,10 +87,10 @@ class TritonEdges:
 
         self._kernels: Any = step_edges
 
-    def begin(self, columns: DecodeColumns, memory: SlotMemory) -> Tensor:
+    def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
         return self._kernels.begin_step(
             columns.slots, columns.given, columns.places, columns.block_ids, memory.last_tokens, memory.block_tables
         )
 
-    def end(self, columns: DecodeColumns, memory: SlotMemory, token_ids: Tensor) -> None:
-        self._kernels.end_step(columns.slots, token_ids, memory.last_tokens)
+    def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
+        self._kernels.end_step(slots, token_ids, memory.last_tokens)

@@ -50,6 +50,9 @@ class WorkerSettings(Settings):
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     cuda_graphs: bool = Field(True, description="decode steps as CUDA graphs: faster steps for a second of start-up")
+    cuda_graph_chunks: bool = Field(
+        False, description="small steps with chunks of prompts, too: less time between launches for more start-up"
+    )
     max_logprobs: int = Field(
         20, ge=-1, description="most log-probabilities per token that a request may ask for; -1: the whole vocabulary"
     )

@@ -18,6 +18,10 @@ class ByPhase:
     def records_decodes(self) -> bool:
         return self.decode.records_decodes
 
+    @property
+    def records_chunks(self) -> bool:
+        return self.chunk.records_chunks
+
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return self.decode.rows_per_prefix_tile(spec)
 

@@ -12,6 +12,7 @@ class CpuAttention:
     """kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
 
     records_decodes = True
+    records_chunks = False  # a tape takes steps of any size as they are
 
     def __init__(self) -> None:
         self._library, self._reason = kernels.find(PACKAGE)

@@ -21,7 +21,7 @@ LONG_QUERY = 1024  # said of any chunk: for short ones another variant would be 
 class FlashAttention:
     """flash_attn_varlen_func over pages. A page of 128 goes by the copy engine, every other size by slower copies."""
 
-    records_decodes = False  # its host side takes 57 us a call, and compiles on first use
+    records_decodes = records_chunks = False  # its host side takes 57 us a call, and compiles on first use
 
     def __init__(self) -> None:
         self._attend: Any = None

@@ -26,6 +26,7 @@ class FlashAttention2:
     """flash_attn_varlen_func for chunks, flash_attn_with_kvcache, which splits keys, for decodes."""
 
     records_decodes = True
+    records_chunks = False  # splits and grids follow from lengths that the host says
 
     def __init__(self) -> None:
         self._package: Any = None

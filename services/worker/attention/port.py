@@ -59,6 +59,10 @@ class AttentionBackend(Protocol):
         """A decode step may be part of a CUDA graph (or of a tape): no tensor is looked at in Python, and rows cost by
         their lengths, not by the width of the block tables."""
 
+    @property
+    def records_chunks(self) -> bool:
+        """So may any step. Behind its rows there are then others, which have no tokens."""
+
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         """Rows of a tile of shared prefixes; 0: this backend reads every row's keys and values, shared or not."""
 

@@ -9,7 +9,7 @@ from services.worker.attention.port import AttentionMetadata, AttentionSpec, Ten
 class ReferenceAttention:
     """kernels.reference.paged_attention."""
 
-    records_decodes = False
+    records_decodes = records_chunks = False
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0

@@ -13,7 +13,7 @@ PACKAGE = "kernels.triton"
 class TritonAttention:
     """kernels.triton, with what is known of the rows of a decode step beyond the contract of paged_attention."""
 
-    records_decodes = True
+    records_decodes = records_chunks = True
 
     def __init__(self) -> None:
         self._decode: Any = None

@@ -75,6 +75,28 @@ def test_sequences_without_rows_are_passed_over(device):
     assert_close(got, case.exact(rows))
 
 
+@pytest.mark.parametrize("num_padding", [0, 7, 90])
+def test_a_step_in_a_larger_graph(dtype, device, num_padding):
+    """Tokens beyond those of the step are a prompt in the null block, rows beyond that have no tokens."""
+    case = Case([40, 20, 70], (4, 2), 32, 16, dtype, device)
+    case.paged.k_cache[0] = case.paged.v_cache[0] = 0.5
+    rows = [(0, 39, 40), (1, 3, 20), (2, 0, 70)]
+    q, k, v, tables, start, lens = case.step(rows)
+    total, width = q.size(0) + num_padding, 8
+    padded_q = torch.randn(total, *q.shape[1:]).to(q)
+    padded_q[: q.size(0)] = q
+    padded_tables = torch.zeros(9, width, dtype=torch.int32, device=device)
+    padded_tables[:3, : tables.size(1)] = tables
+    padded_start = torch.full((10,), total, dtype=torch.int32, device=device)
+    padded_start[:4] = start
+    padded_lens = torch.zeros(9, dtype=torch.int32, device=device)
+    padded_lens[:3], padded_lens[3] = lens, num_padding
+    got = triton.paged_attention(padded_q, k, v, padded_tables, padded_start, padded_lens, case.scale, 0)
+    assert torch.equal(got[: q.size(0)], triton.paged_attention(q, k, v, tables, start, lens, case.scale, 0))
+    assert_close(got[: q.size(0)], case.exact(rows))
+    assert got.isfinite().all()
+
+
 def test_blocks_before_the_window_may_be_gone(dtype, device):
     """They may have been given to others, and their places in the table may name block 0."""
     case = Case([150], (4, 2), 32, 16, dtype, device)

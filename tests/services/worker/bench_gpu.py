@@ -92,11 +92,27 @@ def prefill(rows: int = 16, length: int = 4096) -> Callable[[PaperScheduler], St
     return make
 
 
+def chunks(rows: int, length: int, steps: int = 60) -> Callable[[PaperScheduler], Steps]:
+    """Sequences that decode, and a prompt in every step, which is over with it."""
+
+    def make(paper: PaperScheduler) -> Steps:
+        plans = list(admit(paper, [prompt(300, i) for i in range(rows)]))
+        before, released = len(plans) + 10, []
+        for i in range(10 + steps):
+            plans.append(paper.plan([New(rows, prompt(length, i), sampling=SAMPLING)], {rows: length}, released))
+            paper.free[:0] = paper.rows[rows].blocks[::-1]
+            released = [rows]
+        return Steps(f"{rows} decodes, a prompt of {length}", plans, before, steps * (rows + length))
+
+    return make
+
+
 CASES: dict[str, list[Callable[[PaperScheduler], Steps]]] = {
     "decode": [decode(rows, length) for rows, length in DECODES],
     "single": [decode(1, 640, 256)],
     "shared": [shared()],
     "prefill": [prefill()],
+    "chunks": [chunks(rows, length) for rows, length in ((1, 30), (8, 110), (50, 200), (50, 450), (200, 800))],
 }
 
 

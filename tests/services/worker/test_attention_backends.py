@@ -27,7 +27,7 @@ class Fake:
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self._reason = name, reason
-        self.records_decodes = name == "triton"
+        self.records_decodes = self.records_chunks = name == "triton"
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         return self._reason
@@ -59,6 +59,7 @@ def test_each_phase_has_the_best_that_can(refusing) -> None:
     assert attended_by(chosen, 1) == "triton"
     assert attended_by(chosen, 2) == "flash_attn"
     assert chosen.records_decodes
+    assert not chosen.records_chunks
     assert chosen.rows_per_prefix_tile(SPEC) == 32
 
 

@@ -14,6 +14,7 @@ from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
+from tests.services.worker.test_beam_moves import Search, check
 from tests.services.worker.test_logits import error, prompt
 
 pytestmark = pytest.mark.gpu
@@ -37,6 +38,7 @@ WAYS = {
     "reference": {"attention_backend": "reference", "cuda_graphs": False},
     "eager": {"attention_backend": "auto", "cuda_graphs": False},
     "graphs": {"attention_backend": "auto"},
+    "chunks in graphs": {"attention_backend": "triton", "cuda_graph_chunks": True},
 }
 
 
@@ -69,6 +71,30 @@ def test_logits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
     for _ in range(6):
         rig.step()
     assert max(error(rig, made, slot) for slot in (0, 1, 2)) < MAX_ERROR
+
+
+@torch.inference_mode()
+def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make) -> None:
+    """Chunks of many sizes among decodes, plain choices recorded, slots used again."""
+    made = checkpoint("llama")
+    rigs = [
+        cuda_rig(made, record_logits=False, max_num_seqs=16, num_blocks=600, **WAYS[way])
+        for way in ("chunks in graphs", "eager")
+    ]
+    assert rigs[0].replica._runner._chunk_graphs is not None
+    for slot in range(12):
+        sampling, count = SAMPLINGS[slot % 2], 7 * slot + 3
+        for rig in rigs:
+            rig.step([New(slot, prompt(count, slot), sampling=sampling)], {slot: min(count, 20)})
+            if count > 20:
+                rig.step(counts={slot: count - 20})
+            rig.step()
+    for rig in rigs:
+        rig.step(released=[3, 4])
+        rig.step([New(3, prompt(40, 99)), New(4, prompt(1, 98))], {3: 40, 4: 1})
+        rig.step()
+    assert [rigs[0].tokens(slot) for slot in range(12)] == [rigs[1].tokens(slot) for slot in range(12)]
+    assert rigs[0].replica._runner._chunk_graphs.count > 0
 
 
 def test_a_single_row_in_its_own_chain(tmp_path: Path) -> None:
@@ -145,6 +171,16 @@ def test_choices_are_those_of_the_cpu(checkpoint: Make, way: dict[str, object]) 
     assert on_cuda.logprobs.ranks == on_cpu.logprobs.ranks
     found, expected = (torch.tensor(columns.f32(r.logprobs.logprobs).tolist()) for r in (on_cuda, on_cpu))
     assert (found - expected).abs().max() < MAX_ERROR
+
+
+@pytest.mark.parametrize("length", [8, 10])
+def test_beams_take_each_others_places(checkpoint: Make, way: dict[str, object], length: int) -> None:
+    """Tables and last tokens of slots move on the device, between steps that graphs read them in."""
+    made = checkpoint("qwen3-tied")
+    search = Search(cuda_rig(made, record_logits=False, **way), prompt(length))
+    for parents in ((0, 0, 2), (1, 1, 2), (0, 1, 2), (2, 2, 2), (0, 0, 0), (0, 1, 1)):
+        search.go_on(list(enumerate(parents)))
+        check(search, made, MAX_ERROR)
 
 
 @torch.inference_mode()

@@ -13,8 +13,9 @@ from services.worker import shared_prefixes
 from services.worker.attention import reference
 from services.worker.attention.port import AttentionMetadata
 from services.worker.cuda_graph import Repeater
-from services.worker.decode_graphs import DecodeGraphs, DecodeModel, graph_sizes
+from services.worker.decode_graphs import DecodeGraphs, graph_sizes
 from services.worker.device import Device
+from services.worker.recorded_steps import RecordedModel
 from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
 from services.worker.staging import SharedMemory
@@ -82,7 +83,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAt
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)
-    model = DecodeModel(
+    model = RecordedModel(
         logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
         choice=PlainChoice(runner.sampler._core.ops, limits.max_num_seqs, torch.device("cpu")),
         edges=PlainEdges(),

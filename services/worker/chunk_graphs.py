@@ -1,0 +1,216 @@
+"""Steps with chunks as CUDA graphs: all kernels of parts of prompts, or of drafts, in one launch.
+
+Launched kernel by kernel, such a step takes 9 to 12 ms of Python whatever it computes (28 layers, an H200's host);
+small ones take the GPU 1 or 2. A graph has fixed numbers of tokens and of rows. Its tokens beyond those of the step are
+a prompt of the scratch slot behind the last one, which stores into the null block; its rows beyond that have no tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from services.worker.attention.port import AttentionMetadata
+from services.worker.cuda_graph import Recorder
+from services.worker.forward_batch import ForwardBatch
+from services.worker.layers.placement import Tensor
+from services.worker.limits import Limits
+from services.worker.recorded_steps import ReadyStep, RecordedModel, RecordedStep
+from services.worker.slots import NewBlocks
+from services.worker.staging import Array, Staging, aligned
+from services.worker.step_edges import FED, SlotMemory
+from services.worker.step_inputs import StepInputs
+from shared.columns import I32
+
+# In the time of the launches an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape. Not tuned.
+TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
+ROWS = (33, 129, 513)  # odd: as many rows as tokens would be a decode step
+NONE: I32 = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChunkShape:
+    """What a graph is recorded for."""
+
+    num_tokens: int
+    num_rows: int  # the padding's row included; as many samples
+
+
+def chunk_shapes(limits: Limits, samples_per_row: int) -> list[ChunkShape]:
+    """Ascending. `samples_per_row`: 1, and a row's drafts.
+
+    No larger than a sequence may be long, because the padding is one.
+    """
+    most_tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
+    most_rows = limits.max_num_seqs * samples_per_row + 1
+    smaller = (0, *ROWS[:-1])
+    return [
+        ChunkShape(tokens, rows)
+        for tokens in TOKENS
+        for rows, less in zip(ROWS, smaller, strict=True)
+        if tokens <= most_tokens and less < min(tokens + 1, most_rows)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkColumns:
+    """Inputs of a step. All int32, on the device."""
+
+    # [num_tokens]
+    slots: Tensor
+    given: Tensor  # token ids; FED: the slot's last one
+    positions: Tensor
+    slot_mapping: Tensor
+    places: Tensor  # in the flat block tables, where block_ids go
+    block_ids: Tensor
+    # [num_rows]
+    row_slots: Tensor
+    seq_lens: Tensor
+    sampling_tokens: Tensor
+    sampling_slots: Tensor
+    sample_positions: Tensor
+    # [num_rows + 1]
+    query_start: Tensor
+
+    @classmethod
+    def of(cls, columns: Tensor, shape: ChunkShape) -> ChunkColumns:
+        sizes = [shape.num_tokens] * 6 + [shape.num_rows] * 5 + [shape.num_rows + 1]
+        return cls(*(column[:size] for column, size in zip(columns, sizes, strict=True)))
+
+
+NUM_COLUMNS = len(fields(ChunkColumns))
+
+
+class ChunkGraphs:
+    """Owns the static inputs and the recordings."""
+
+    def __init__(
+        self,
+        model: RecordedModel,
+        memory: SlotMemory,
+        shapes: list[ChunkShape],
+        *,
+        recorder: Recorder,
+        staging: Staging,
+    ) -> None:
+        """`shapes`: ascending, at least one; model.choice has room for the rows of all."""
+        self._model, self._memory, self._recorder, self._staging = model, memory, recorder, staging
+        self._shapes = shapes
+        self._tokens = sorted({shape.num_tokens for shape in shapes})
+        self._rows = sorted({shape.num_rows for shape in shapes})
+        self._steps: dict[ChunkShape, RecordedStep] = {}
+        most_words = NUM_COLUMNS * max(map(_stride, shapes))
+        self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
+
+    def record(self, most: int = 0) -> None:
+        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs."""
+        for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
+            self._step(shape)
+
+    @property
+    def count(self) -> int:
+        return len(self._steps)
+
+    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+        """Something to compute, in one of the shapes."""
+        return inputs.num_tokens > 0 and self._shape_of(inputs, new_blocks) is not None
+
+    def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
+        """Inputs to the device."""
+        shape = self._shape_of(inputs, new_blocks)
+        assert shape is not None
+        step = self._step(shape)
+        padding = shape.num_tokens - inputs.num_tokens
+        given = inputs.token_ids.copy()
+        given[inputs.fed_tokens] = FED
+        self._upload(
+            step.columns,
+            shape,
+            tokens=[
+                np.repeat(inputs.slots, np.diff(inputs.query_start)),
+                given,
+                inputs.positions,
+                inputs.slot_mapping,
+                new_blocks.slots * self._memory.table_width + new_blocks.columns,
+                new_blocks.ids,
+            ],
+            rows=[inputs.slots, np.append(inputs.seq_lens, padding)],
+            samples=[inputs.sampling_tokens, inputs.sampling_slots, inputs.sample_positions],
+            query_start=inputs.query_start,
+        )
+        return ReadyStep(step, self._model.choice, inputs.num_samples, of_rows=False)
+
+    def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
+        """The smallest one with room for the padding's row, for all samples and all new blocks."""
+        tokens = _fitting(self._tokens, max(inputs.num_tokens, len(new_blocks.ids)))
+        rows = _fitting(self._rows, max(inputs.num_rows + 1, inputs.num_samples))
+        return ChunkShape(tokens, rows) if tokens and rows else None
+
+    def _step(self, shape: ChunkShape) -> RecordedStep:
+        if shape not in self._steps:
+            self._steps[shape] = self._record(shape)
+        return self._steps[shape]
+
+    def _record(self, shape: ChunkShape) -> RecordedStep:
+        stride = _stride(shape)
+        columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
+        only_padding = [NONE, np.array([shape.num_tokens])]
+        self._upload(
+            columns, shape, tokens=[NONE] * 6, rows=only_padding, samples=[NONE] * 3, query_start=np.zeros(1, np.int32)
+        )
+        column = ChunkColumns.of(columns, shape)
+        forward, choose = self._recorder.record(
+            lambda _: self._logits(column, shape), lambda logits: self._choose(logits, column)
+        )
+        return RecordedStep(columns, forward, choose)
+
+    def _upload(
+        self,
+        columns: Tensor,
+        shape: ChunkShape,
+        *,
+        tokens: list[Array],
+        rows: list[Array],
+        samples: list[Array],
+        query_start: Array,
+    ) -> None:
+        scratch = self._memory.scratch_slot
+        behind_tokens: list[Array | int] = [scratch, 0, 0, 0, scratch * self._memory.table_width, 0]
+        behind_rows: list[Array | int] = [scratch, 0]
+        behind_samples: list[Array | int] = [0, scratch, 0]
+        self._staging.upload_into(
+            columns,
+            [*tokens, *rows, *samples, query_start],
+            [*behind_tokens, *behind_rows, *behind_samples, shape.num_tokens],
+        )
+
+    def _logits(self, column: ChunkColumns, shape: ChunkShape) -> Tensor:
+        token_ids = self._model.edges.begin(column, self._memory)
+        attention = AttentionMetadata(
+            self._memory.block_tables.index_select(0, column.row_slots),
+            column.query_start,
+            column.seq_lens,
+            longest_query=shape.num_tokens,
+            longest_seq=self._model.longest_seq,
+        )
+        return self._model.logits(
+            ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)
+        )
+
+    def _choose(self, logits: Tensor, column: ChunkColumns) -> Tensor:
+        token_ids = self._model.choice.choose(logits, column.sample_positions)
+        self._model.edges.end(column.sampling_slots, self._memory, token_ids)
+        return token_ids
+
+
+def _fitting(sizes: list[int], wanted: int) -> int:
+    """The least of `sizes` that is not less; 0 if there is none."""
+    at = bisect_left(sizes, wanted)
+    return sizes[at] if at < len(sizes) else 0
+
+
+def _stride(shape: ChunkShape) -> int:
+    return aligned(max(shape.num_tokens, shape.num_rows + 1))

@@ -1,0 +1,65 @@
+"""What CUDA graphs of steps have in common: inputs in one array, a forward pass, a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.worker.cuda_graph import Recording
+from services.worker.forward_batch import ForwardBatch
+from services.worker.layers.placement import Tensor
+from services.worker.sampling.core import BoundCore, PlainChoice
+from services.worker.slots import NewBlocks
+from services.worker.step_edges import StepEdges
+from services.worker.step_inputs import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedModel:
+    """What is recorded."""
+
+    logits: Callable[[ForwardBatch], Tensor]  # [num_logits, vocab_size] of a step
+    choice: PlainChoice
+    edges: StepEdges
+    longest_seq: int
+    rows_per_prefix_tile: int  # 0: nothing is shared
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """The two parts of a step: the choice may also be made in another way."""
+
+    columns: Tensor  # int32 [num_columns, stride]
+    forward: Recording
+    choose: Recording
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStep:
+    """A step whose inputs are in place: forward, then choose if that is wanted, before the next step is prepared."""
+
+    _step: RecordedStep
+    _choice: PlainChoice
+    _num_logits: int
+    of_rows: bool  # logits are those of the step's rows; else of its samples
+
+    def forward(self) -> Tensor:
+        """[num_logits, vocab_size], until the next step's."""
+        self._step.forward.replay()
+        return self._step.forward.result[: self._num_logits]
+
+    def choose(self, core: BoundCore) -> Tensor:
+        """Token ids for those logits as they are; kept as their slots' last."""
+        self._choice.load(core, self._num_logits)
+        self._step.choose.replay()
+        return self._step.choose.result[: self._num_logits]
+
+
+class StepGraphs(Protocol):
+    """Recordings of one kind of step."""
+
+    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool: ...
+
+    def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
+        """Inputs to the device."""
