@@ -13,6 +13,7 @@ from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Tensor
 
 CACHE_LINE = 64
+HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,15 @@ def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> N
 
 
 def _host_zeros(size: tuple[int, ...], *, dtype: Any, device: Any) -> Tensor:
-    """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB."""
+    """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB.
+
+    Aligned to huge pages where there is room for one: what lies before the first comes in small ones, which made a
+    prompt of 128 tokens on a fresh cache of Qwen3-0.6B wait 30 ms for 3,600 of them.
+    """
     from kernels import cpu
 
     num_bytes = math.prod(size) * dtype.itemsize
-    memory = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
-    start = -memory.ctypes.data % CACHE_LINE
+    alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else CACHE_LINE
+    memory = np.zeros(num_bytes + alignment, dtype=np.uint8)
+    start = -memory.ctypes.data % alignment
     return cpu.prefer_huge_pages(torch.from_numpy(memory[start : start + num_bytes])).view(dtype).view(size)
