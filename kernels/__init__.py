@@ -32,12 +32,19 @@ FUNCTIONS = (
     "silu_mul",
     "sample",
     "mask_logits",
+    "log_softmax",
 )
 
 # By device type, best first. Names are imported only when that device is asked for.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "cpu": ("kernels.cpu", "kernels.reference"),
     "cuda": ("kernels.triton", "kernels.reference"),
+}
+
+# The same where a row must have the same bits in any batch; the reference then serves for what it does row by row.
+BATCH_INVARIANT: dict[str, tuple[str, ...]] = {
+    "cpu": PACKAGES["cpu"],
+    "cuda": ("kernels.triton.batch_invariant", *PACKAGES["cuda"]),
 }
 
 
@@ -57,6 +64,7 @@ class Ops:
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
     mask_logits: Callable[[Tensor, Tensor | None, Tensor], None]
+    log_softmax: Callable[[Tensor], Tensor]
     sources: dict[str, str]  # function -> package it came from
     refused: dict[str, str]  # package -> why it was passed over
 

@@ -5,6 +5,7 @@ from kernels.reference.attention_inputs import qk_norm_rope_store
 from kernels.reference.embedding import embed
 from kernels.reference.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.reference.linear import linear, prepare_linear
+from kernels.reference.log_softmax import log_softmax
 from kernels.reference.noise import gumbel_noise
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
@@ -22,6 +23,7 @@ __all__ = [
     "fp8_linear",
     "gumbel_noise",
     "linear",
+    "log_softmax",
     "mask_logits",
     "paged_attention",
     "prepare_fp8_linear",

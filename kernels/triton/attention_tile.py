@@ -86,6 +86,16 @@ def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
     return new_top, total, out
 
 
+@triton.jit
+def merge(log, found, top, total, out):
+    """The running softmax of `accumulate`, joined by a part that is complete: its output, and the
+    logarithm of its weight."""
+    new_top = tl.maximum(top, log)
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+    keep, weight = tl.exp2(top - anchor), tl.exp2(log - anchor)
+    return new_top, total * keep + weight, out * keep[:, None] + found * weight[:, None]
+
+
 def padded_head_dim(head_dim: int) -> int:
     return max(triton.next_power_of_2(head_dim), MIN_DOT)
 

@@ -77,7 +77,7 @@ def attend_tile(
 
 
 @triton.jit
-def _find_sequence(query_start_ptr, tile, num_seqs, TOKENS: tl.constexpr):
+def find_sequence(query_start_ptr, tile, num_seqs, TOKENS: tl.constexpr):
     """The last sequence whose first tile is not after `tile`; sequence i starts at tile query_start[i] / TOKENS + i."""
     low, high = 0, num_seqs
     while low < high:
@@ -119,7 +119,7 @@ def _chunk_attention(
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
-    seq = _find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
+    seq = find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
     query_start = tl.load(query_start_ptr + seq)
     num_tokens = tl.load(query_start_ptr + seq + 1) - query_start
     token = (tile - (query_start // TOKENS + seq)) * TOKENS

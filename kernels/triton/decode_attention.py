@@ -16,6 +16,7 @@ from kernels.triton.attention_tile import (
     find_blocks,
     load_tile,
     meeting,
+    merge,
     padded_head_dim,
 )
 from kernels.triton.combine import combine
@@ -25,16 +26,6 @@ MOST_OTHER_PARTS = 16
 # Programs that fill the GPU: below, a sequence is split. On an H200 (132 processors, 8 kv heads): 16-32 splits are best
 # for 1 sequence, 8 for 4, 4 for 8, 2 for 16, none from 64 on; ragged batches want twice as many (154 us for 167 at 32).
 ENOUGH_PROGRAMS = 512
-
-
-@triton.jit
-def _merge(log, found, top, total, out):
-    """The running softmax of attention_tile.accumulate, joined by a part that is complete: its output, and the
-    logarithm of its weight."""
-    new_top = tl.maximum(top, log)
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    keep, weight = tl.exp2(top - anchor), tl.exp2(log - anchor)
-    return new_top, total * keep + weight, out * keep[:, None] + found * weight[:, None]
 
 
 @triton.jit(do_not_specialize=["table_width", "window", "num_splits", "part_stride"])
@@ -100,7 +91,7 @@ def _decode_attention(
                 log = tl.load(logs_ptr + part, mask=member < GROUP, other=float("-inf"))
                 wanted = inside & (log > float("-inf"))[:, None]  # parts that found nothing were never written
                 found = tl.load(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], mask=wanted, other=0.0)
-                top, total, out = _merge(log, found, top, total, out)
+                top, total, out = merge(log, found, top, total, out)
     for at_key in tl.range(begin, end, TILE, num_stages=STAGES):
         k = load_tile(k_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
         v = load_tile(v_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)

@@ -48,6 +48,7 @@ class ModelShape:
     dtype: str  # "bfloat16", ...
     kv_dtype: str
     single_row: bool  # the fused chain is used
+    batch_invariant: bool = False  # the kernels of batch_invariant are used
 
 
 class Precompilation:
@@ -100,7 +101,7 @@ def device_capability() -> int | None:
 
 def _marker(shape: ModelShape, capability: int) -> Path:
     digest = hashlib.sha256(repr((shape, capability, triton.__version__, torch.__version__)).encode())
-    for source in sorted(SOURCES.glob("*.py")):
+    for source in sorted(SOURCES.rglob("*.py")):
         digest.update(source.read_bytes())
     folder = Path(triton.knobs.cache.dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,6 +222,37 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             of(8, qkv_size), norm, norm, 1e-6, cos_sin, ints(8), ints(8), *caches, heads, kv_heads
         )
 
+    def invariant_linear(in_features: int, out_features: int) -> None:
+        weight = importlib.import_module("kernels.reference.linear").LinearWeight(of(out_features, in_features), None)
+        module("batch_invariant").linear(of(2, in_features), weight)
+
+    def invariant_decode(rows: int, *, ordered: bool) -> None:
+        module("batch_invariant.attention").decode_attention(
+            of(rows, heads, head_dim), *caches, ints(rows, 4096), ints(rows), scale, 0, ints(rows) if ordered else None
+        )
+
+    def invariant_chunk() -> None:
+        module("batch_invariant").paged_attention(
+            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0
+        )
+
+    def invariant_choice() -> None:
+        module("batch_invariant").sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])
+        module("batch_invariant").log_softmax(torch.empty(2, shape.vocab_size))
+
+    if shape.batch_invariant:
+        yield invariant_choice
+        yield invariant_chunk
+        for few_or_many in (2, many):
+            yield lambda rows=few_or_many: invariant_decode(rows, ordered=True)
+            yield lambda rows=few_or_many: invariant_decode(rows, ordered=False)
+        yield rows
+        yield lambda: invariant_linear(hidden, qkv_size)
+        yield lambda: invariant_linear(q_size, hidden)
+        yield lambda: invariant_linear(hidden, 2 * shape.intermediate_size)
+        yield lambda: invariant_linear(shape.intermediate_size, hidden)
+        yield lambda: invariant_linear(hidden, shape.vocab_size)
+        return
     yield lambda: sample(many, True, filtered=True)
     yield chunk
     if shape.single_row:

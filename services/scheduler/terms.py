@@ -20,6 +20,7 @@ class Terms:
         self.model: model_pb2.ModelIdentity | None = None
         self.layout: model_pb2.BlockLayout | None = None
         self.logprobs_mode = ""
+        self.batch_invariant: bool | None = None
         self._set_by = ""
 
     @property
@@ -60,6 +61,21 @@ class Terms:
                 f"logprobs_mode: the cluster has {self.logprobs_mode}, worker {hello.worker_id} has {mode}",
                 field="logprobs_mode",
             )
+
+    def agree_on_invariance(self, hello: worker_pb2.WorkerHello) -> None:
+        """What holds to the bit must hold wherever a sequence is computed."""
+        if self.batch_invariant is None:
+            self.batch_invariant = hello.batch_invariant
+        if hello.batch_invariant != self.batch_invariant:
+            raise FailedPrecondition(
+                f"batch_invariant: the cluster has {_on(self.batch_invariant)}, worker {hello.worker_id} has "
+                f"{_on(hello.batch_invariant)}",
+                field="batch_invariant",
+            )
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
 
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:

@@ -95,6 +95,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")
         self._cluster.terms.agree_on_layout(hello)
         self._cluster.terms.agree_on_logprobs(hello)
+        self._cluster.terms.agree_on_invariance(hello)
         return hello
 
     async def _supersede(self, worker_id: str) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import kernels
-from services.worker import kv_cache, kv_memory, limits
+from services.worker import batch_invariance, kv_cache, kv_memory, limits
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
@@ -58,11 +58,14 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     compiling = Kernels(settings, config, wanted)
     device = open_device(settings.device, settings.threads)
     dtype = choose_dtype(settings.dtype, config.dtype, device)
-    ops = kernels.load(device.kind)
+    ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
+    if settings.batch_invariant:
+        batch_invariance.check(settings, dtype, ops, drafting)
     if device.is_synchronous:
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
-    place = Placement(ops, dtype, device.torch_device, choose_quantization(settings.quantization, device))
+    quantization = choose_quantization(settings.quantization, device)
+    place = Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, device)
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
@@ -77,6 +80,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
         place.device,
         logprobs_mode=settings.logprobs_mode,
         grammars=grammars,
+        batch_invariant=settings.batch_invariant,
     )
     runner = ModelRunner(model, sampler, device)
     num_drafts = drafting.num_speculative_tokens if drafting else 0

@@ -56,5 +56,6 @@ def _shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> o
         max_num_seqs=wanted.max_num_seqs,
         dtype=str(dtype).removeprefix("torch."),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
+        batch_invariant=settings.batch_invariant,
         single_row=row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes)),
     )

@@ -136,6 +136,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
         device=f"{settings.device} {replica.device_name}",
         max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
         logprobs_mode=settings.logprobs_mode,
+        batch_invariant=settings.batch_invariant,
         num_speculative_tokens=replica.num_speculative_tokens,
         fixed_draft_length=replica.fixed_draft_length,
         drafts_constrained_only=replica.drafts_constrained_only,

@@ -49,6 +49,9 @@ class WorkerSettings(Settings):
     )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
+    batch_invariant: bool = Field(
+        False, description="a request gets the same tokens and log-probabilities, to the bit, alone and in any batch"
+    )
     cuda_graphs: bool = Field(True, description="decode steps as CUDA graphs: faster steps for a second of start-up")
     cuda_graph_chunks: bool = Field(
         False, description="small steps with chunks of prompts, too: less time between launches for more start-up"

@@ -102,7 +102,7 @@ class Pair:
             block_hashes=block_hash.chain(root, tokens, self.core.limits.block_size),
             repetition=repetition,
             grammar_id=self._prepare(constraint),
-            asks_logprobs=params.HasField("logprobs"),
+            asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
             payload=Payload(params, columns.u32_bytes(list(eos)), bad_words),
         )
         self.answers.append(Answer(list(prompt)))

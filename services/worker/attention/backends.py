@@ -6,7 +6,7 @@ import importlib
 
 from services.worker.attention.by_phase import ByPhase
 from services.worker.attention.port import AttentionBackend, AttentionSpec
-from shared.errors import InvalidArgument
+from shared.errors import FailedPrecondition, InvalidArgument
 from shared.logs import logger
 
 log = logger("worker.attention")
@@ -19,6 +19,7 @@ BACKENDS = {
     "flash_attn": "services.worker.attention.flash_attn:FlashAttention",
     "flash_attn_2": "services.worker.attention.flash_attn_2:FlashAttention2",
     "triton": "services.worker.attention.triton:TritonAttention",
+    "batch_invariant": "services.worker.attention.batch_invariant:BatchInvariantAttention",
     "reference": "services.worker.attention.reference:ReferenceAttention",
 }
 
@@ -27,6 +28,7 @@ FOR_DECODES = ("cpu", "triton", "flash_attn_2", "reference")
 FOR_CHUNKS = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
 BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured
 HOPPER = (9, 0)
+BATCH_INVARIANT = ("cpu", "batch_invariant")  # all that there are where a row must have the same bits in any batch
 
 # What block_size 0 stands for where a backend cannot do with the device's default.
 BLOCK_SIZES = {"flash_attn_2": 256}
@@ -41,6 +43,12 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(BACKENDS)}",
             field="attention_backend",
         )
+    if spec.batch_invariant and name not in BATCH_INVARIANT:
+        raise InvalidArgument(
+            f"attention_backend: {name} sums by what is beside a row; with batch_invariant there are {AUTO}, "
+            f"{', '.join(BATCH_INVARIANT)}",
+            field="attention_backend",
+        )
     backend = _load(name)
     reason = backend.reject_reason(spec)
     if reason:
@@ -51,16 +59,24 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
 def _best(spec: AttentionSpec) -> AttentionBackend:
     refusals: dict[str, str] = {}
     usable: dict[str, AttentionBackend] = {}
-    decodes = _first_that_can(FOR_DECODES, spec, usable, refusals)
-    chunks = _first_that_can(BEFORE_HOPPER if spec.capability < HOPPER else FOR_CHUNKS, spec, usable, refusals)
+    for_decodes, for_chunks = _candidates(spec)
+    decodes = _first_that_can(for_decodes, spec, usable, refusals)
+    chunks = _first_that_can(for_chunks, spec, usable, refusals)
     log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
     return usable[decodes] if decodes == chunks else ByPhase(usable[decodes], usable[chunks])
+
+
+def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Best first, for decodes and for chunks."""
+    if spec.batch_invariant:
+        return BATCH_INVARIANT, BATCH_INVARIANT
+    return FOR_DECODES, BEFORE_HOPPER if spec.capability < HOPPER else FOR_CHUNKS
 
 
 def _first_that_can(
     names: tuple[str, ...], spec: AttentionSpec, usable: dict[str, AttentionBackend], refusals: dict[str, str]
 ) -> str:
-    """Takes note of those it asks."""
+    """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""
     for name in names:
         if name not in usable and name not in refusals:
             backend = _load(name)
@@ -71,7 +87,8 @@ def _first_that_can(
                 refusals[name] = reason
         if name in usable:
             return name
-    raise AssertionError("the reference refuses nothing")
+    reasons = "; ".join(f"{name} {refusals[name]}" for name in names)
+    raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
 
 
 def _load(name: str) -> AttentionBackend:

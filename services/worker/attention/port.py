@@ -21,6 +21,7 @@ class AttentionSpec:
     block_size: int
     has_window: bool  # some layer has a sliding window
     capability: tuple[int, int] = (0, 0)  # of the GPU: (9, 0) for a Hopper
+    batch_invariant: bool = False  # a row must have the same bits alone, in any batch and in any chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def attention_spec(
         block_size=block_size,
         has_window=any(config.sliding_windows),
         capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
+        batch_invariant=place.batch_invariant,
     )
 
 

@@ -21,6 +21,7 @@ class Placement:
     dtype: Any
     device: Any
     quantization: str = "none"  # of linear layers but the output head: also "fp8", "fp8_block"
+    batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

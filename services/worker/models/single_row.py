@@ -19,6 +19,8 @@ from services.worker.models.decoder_config import DecoderConfig
 
 def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     """Why this chain cannot run the model here, or None."""
+    if place.batch_invariant:
+        return "sums in an order of its own"
     if place.ops.sources["rms_norm"] != "kernels.triton":
         return "needs kernels.triton"
     from kernels.reference.fp8_linear import GROUP

@@ -123,7 +123,7 @@ class BoundLogprobs:
     def look_at_beams(self, values: Tensor, logits: Tensor) -> None:
         """Puts theirs in place, of the `logits` [num_rows, vocab_size] that their candidates come from."""
         if self._beams is not None:
-            values[self._beams] = logits[self.rows[self._beams]].log_softmax(dim=1)
+            values[self._beams] = self.mode.log_softmax(logits[self.rows[self._beams]])
 
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
         """`values` [num_asked, vocab_size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
@@ -133,8 +133,8 @@ class BoundLogprobs:
     def _others(self, values: Tensor) -> Tensor:
         """int64 [num_asked, most wanted]"""
         if self._names is None:
-            return values.topk(self._most, dim=1).indices
-        return named_or_best(self._names, values.topk(min(self._most, values.size(1)), dim=1).indices)
+            return self.mode.most_likely(values, self._most)
+        return named_or_best(self._names, self.mode.most_likely(values, min(self._most, values.size(1))))
 
 
 def named_or_best(names: Tensor, best: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class PromptLogprobs:
         values = self._settings.mode.values(logits)
         targets = upload(rows.targets[piece], self._device, np.int64).unsqueeze(1)
         most = int(rows.counts.max())
-        others = values.topk(min(most, values.size(1)), dim=1).indices
+        others = self._settings.mode.most_likely(values, min(most, values.size(1)))
         if rows.names is not None:
             others = named_or_best(upload(rows.names[piece], self._device, np.int64), others)
         return entries(values, targets, others, rows.counts[piece])

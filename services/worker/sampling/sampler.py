@@ -84,9 +84,11 @@ class Sampler:
         *,
         logprobs_mode: str = "raw_logprobs",
         grammars: CompilePool | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """`grammars`: None where no output is constrained."""
-        self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, LogprobsMode.of(logprobs_mode))
+        mode = LogprobsMode.of(logprobs_mode, ops.log_softmax, ties_by_id=batch_invariant)
+        self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, mode)
         self.grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
         self._features: list[Component] = [
             AllowedTokenIds(vocab_size, device),

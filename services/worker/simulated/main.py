@@ -86,4 +86,5 @@ def _hello(settings: WorkerSettings, name: str, address: str, limits: worker_lim
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         device="simulated",
+        batch_invariant=settings.batch_invariant,
     )

@@ -291,6 +291,7 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
             worker_pb2.WorkerHello(logprobs_mode="raw_logits"),
             "logprobs_mode: the cluster has raw_logprobs, .*raw_logits",
         ),
+        (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
         (worker_pb2.WorkerHello(max_num_batched_tokens=7), "max_num_batched_tokens: worker w1 has 7, needs at least 8"),
     ],
 )

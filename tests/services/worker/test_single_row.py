@@ -45,11 +45,15 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     class Place:
         ops = SimpleNamespace(sources={"rms_norm": "kernels.triton"})
         quantization = "none"
+        batch_invariant = False
 
     class Config:
         head_dim, hidden_size, num_q_heads, intermediate_size = 128, 1024, 16, 3072
 
     assert single_row.reject_reason(Config(), Place()) is None
+    Place.batch_invariant = True
+    assert "order" in str(single_row.reject_reason(Config(), Place()))
+    Place.batch_invariant = False
     Config.intermediate_size = 3000
     assert "3000" in str(single_row.reject_reason(Config(), Place()))
     Config.head_dim = 96

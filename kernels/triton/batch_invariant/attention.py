@@ -1,0 +1,294 @@
+"""Attention whose sums are cut by position, never by batch.
+
+A row's keys come in tiles that begin at multiples of the tile, tiles in spans that begin at multiples of SPAN. A span
+has a running softmax of its own, and is complete when it joins those before it. Few rows have a program for every span
+and a second kernel that joins them; many rows, and chunks, have one program that does both in turn: the same operations
+on the same numbers in the same order. Keys that a row does not see weigh exactly nothing, so that it does not matter
+which tiles and spans the rows beside it make its program look at.
+
+Products and sums are never fused (enable_fp_fusion): what a compiler would join in one kernel and not in the other.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.attention_tile import (
+    LOG2_E,
+    dot_precision,
+    find_blocks,
+    meeting,
+    merge,
+    padded_head_dim,
+)
+from kernels.triton.chunk_attention import ROWS, attend_tile, chunk_tile, find_sequence, takes_tma, tiles_of
+
+SPAN = 1024  # positions, a multiple of every tile; chosen without a measurement
+ENOUGH_PROGRAMS = 512  # that fill a GPU: with fewer, spans are computed side by side (see decode_attention.py)
+
+
+@triton.jit(do_not_specialize=["table_width", "window", "num_seqs", "num_parts"])
+def _attention(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    k_tiles,
+    v_tiles,
+    tables_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    order_ptr,
+    out_ptr,
+    parts_ptr,
+    logs_ptr,
+    scale,
+    table_width,
+    window,
+    num_seqs,
+    num_parts,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    DECODE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    if DECODE:
+        seq = tl.program_id(1)
+        if order_ptr is not None:
+            seq = tl.load(order_ptr + seq)
+        query_start, num_tokens, token = seq, 1, 0
+    else:
+        tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
+        seq = find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
+        query_start = tl.load(query_start_ptr + seq)
+        num_tokens = tl.load(query_start_ptr + seq + 1) - query_start
+        token = (tile - (query_start // TOKENS + seq)) * TOKENS
+        if token >= num_tokens:
+            return
+    past = tl.load(seq_lens_ptr + seq) - num_tokens  # -1 for a row that no sequence has
+    last_token = tl.minimum(token + TOKENS, num_tokens) - 1
+    end = past + last_token + 1
+    first = tl.where(window > 0, tl.maximum(past + token - window + 1, 0), 0)
+    first_span, last_span = first // SPAN, tl.cdiv(end, SPAN)
+    if SPLIT:
+        first_span = tl.maximum(first_span, tl.program_id(2))
+        last_span = tl.minimum(last_span, tl.program_id(2) + 1)
+
+    row = tl.arange(0, ROWS)
+    row_tokens = token + row // GROUP
+    row_positions = past + row_tokens
+    at = tl.arange(0, WIDTH)
+    heads = (query_start + row_tokens).to(tl.int64) * Q_HEADS + kv_head * GROUP + row % GROUP
+    is_row = (row_tokens <= last_token) & (row < TOKENS * GROUP)
+    inside = is_row[:, None] & (at < HEAD_DIM)[None, :]
+    q = meeting(tl.load(q_ptr + heads[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0), k_cache_ptr)
+    table_ptr = tables_ptr + seq.to(tl.int64) * table_width
+
+    all_top = tl.full([ROWS], float("-inf"), tl.float32)
+    all_total = tl.zeros([ROWS], tl.float32)
+    all_out = tl.zeros([ROWS, WIDTH], tl.float32)
+    log = tl.full([ROWS], float("-inf"), tl.float32)
+    for span in range(first_span, last_span):
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        out = tl.zeros([ROWS, WIDTH], tl.float32)
+        begin = tl.maximum(span * SPAN, first // TILE * TILE)
+        blocks = find_blocks(table_ptr, begin, end, BLOCK_SIZE, TILE)
+        for start in tl.range(begin, tl.minimum(span * SPAN + SPAN, end), TILE, num_stages=STAGES):
+            blocks, top, total, out = attend_tile(
+                q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
+                row_positions, window, scale, top, total, out,
+                KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, True,
+            )  # fmt: skip
+        found = total != 0.0  # NaN is passed on
+        log = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
+        out = out / tl.where(found, total, 1.0)[:, None]
+        if SPLIT:
+            all_out = out
+        else:
+            all_top, all_total, all_out = merge(log, out, all_top, all_total, all_out)
+    if SPLIT:
+        part = heads * num_parts + tl.program_id(2)
+        tl.store(logs_ptr + part, log, mask=is_row)
+        tl.store(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], all_out, mask=inside)
+    else:
+        all_out = all_out / tl.where(all_total == 0.0, 1.0, all_total)[:, None]
+        to = out_ptr + heads[:, None] * HEAD_DIM + at[None, :]
+        tl.store(to, all_out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_parts", "num_queries"])
+def _join(
+    parts_ptr,
+    logs_ptr,
+    out_ptr,
+    num_parts,
+    num_queries,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Spans in their order, as the other kernel joins them."""
+    query = tl.program_id(0).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
+    at = tl.arange(0, WIDTH)
+    inside = (query < num_queries)[:, None] & (at < HEAD_DIM)[None, :]
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    out = tl.zeros([QUERIES, WIDTH], tl.float32)
+    for span in range(num_parts):
+        part = query * num_parts + span
+        log = tl.load(logs_ptr + part, mask=query < num_queries, other=float("-inf"))
+        found = tl.load(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0)
+        top, total, out = merge(log, found, top, total, out)
+    out = out / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = out_ptr + query[:, None] * HEAD_DIM + at[None, :]
+    tl.store(to, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    if q.size(0) == block_tables.size(0):
+        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window)
+    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+    order: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """kernels.triton.decode_attention.decode_attention."""
+    num_seqs, width = block_tables.shape
+    num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
+    splits = num_spans if num_seqs * k_cache.size(2) < ENOUGH_PROGRAMS else 1
+    return _attend(q, k_cache, v_cache, block_tables, None, seq_lens, order, scale, sliding_window, splits)
+
+
+def chunk_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+) -> torch.Tensor:
+    """kernels.triton.chunk_attention.chunk_attention."""
+    return _attend(q, k_cache, v_cache, block_tables, query_start, seq_lens, None, scale, sliding_window, 1)
+
+
+def _attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    order: torch.Tensor | None,
+    scale: float,
+    sliding_window: int,
+    num_splits: int,
+) -> torch.Tensor:
+    """`query_start`: None where every sequence has one row, one of length 0 included: it gives zeros."""
+    (num_tokens, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape
+    num_seqs, group, element_bytes = block_tables.size(0), q_heads // kv_heads, k_cache.element_size()
+    assert q.is_contiguous()
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert block_tables.stride(1) == 1
+    rows = max(ROWS, triton.next_power_of_2(group))
+    tokens = rows // group
+    tile = chunk_tile(head_dim, element_bytes)
+    assert SPAN % tile == 0
+    tma = takes_tma(k_cache, tile)
+    out = torch.empty_like(q)
+    parts = logs = None
+    if num_splits > 1:
+        queries = num_tokens * q_heads
+        parts = torch.empty((queries, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        logs = torch.empty((queries, num_splits), dtype=torch.float32, device=q.device)
+    tiles = num_seqs if query_start is None else num_tokens // tokens + num_seqs
+    _attention[(kv_heads, tiles, num_splits)](
+        q,
+        k_cache,
+        v_cache,
+        tiles_of(k_cache, tile) if tma else None,
+        tiles_of(v_cache, tile) if tma else None,
+        block_tables,
+        query_start,
+        seq_lens,
+        order,
+        out,
+        parts,
+        logs,
+        scale * LOG2_E,
+        block_tables.stride(0),
+        sliding_window,
+        num_seqs,
+        num_splits,
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        WIDTH=padded_head_dim(head_dim),
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        TOKENS=tokens,
+        TILE=tile,
+        SPAN=SPAN,
+        STAGES=3,
+        PRECISION=dot_precision(q.element_size()),
+        TMA=tma,
+        DECODE=query_start is None,
+        SPLIT=parts is not None,
+        num_warps=4,
+        num_stages=3,
+        enable_fp_fusion=False,
+    )
+    if parts is not None:
+        _join_parts(parts, logs, out)
+    return out
+
+
+def _join_parts(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor) -> None:
+    """parts: float32 [num_queries, num_parts, head_dim]; logs: float32 [num_queries, num_parts]"""
+    num_queries, num_parts, head_dim = parts.shape
+    queries = 4
+    _join[(triton.cdiv(num_queries, queries),)](
+        parts,
+        logs,
+        out,
+        num_parts,
+        num_queries,
+        QUERIES=queries,
+        HEAD_DIM=head_dim,
+        WIDTH=padded_head_dim(head_dim),
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

@@ -1,0 +1,38 @@
+"""Logits to log-probabilities, a row a program: torch's kernel sums by where in memory a row begins."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 4096  # logits in registers at a time
+
+
+@triton.jit
+def _log_softmax(logits_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * size
+    at = tl.arange(0, BLOCK)
+    tops = tl.full([BLOCK], float("-inf"), tl.float32)
+    for start in range(0, size, BLOCK):
+        x = tl.load(logits_ptr + row + start + at, mask=start + at < size, other=float("-inf"))
+        tops = tl.maximum(tops, x)
+    top = tl.max(tops, 0)
+    anchor = tl.where(top == float("-inf"), 0.0, top)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, size, BLOCK):
+        x = tl.load(logits_ptr + row + start + at, mask=start + at < size, other=float("-inf"))
+        sums += tl.exp(x - anchor)
+    log = tl.log(tl.sum(sums, 0))
+    for start in range(0, size, BLOCK):
+        x = tl.load(logits_ptr + row + start + at, mask=start + at < size, other=float("-inf"))
+        tl.store(out_ptr + row + start + at, (x - anchor) - log, mask=start + at < size)
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    num_rows, size = logits.shape
+    if num_rows:
+        _log_softmax[(num_rows,)](logits, out, size, BLOCK=BLOCK, num_warps=8)
+    return out

@@ -1,0 +1,36 @@
+"""Choosing tokens by one kernel, a row a program, whatever else the batch asks for.
+
+The faster ways of kernels.triton.sampling find the same token in exact arithmetic; but they are compiled apart, and how
+a compiler joins a product and a sum may differ, which moves a score by a last place.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.filtered_sampling import sample_filtered
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    def column(given: torch.Tensor | None, unused: float, dtype: torch.dtype) -> torch.Tensor:
+        if given is not None:
+            return given
+        return torch.full((logits.size(0),), unused, dtype=dtype, device=logits.device)
+
+    return sample_filtered(
+        logits.float(),
+        column(temperature, 0.0, torch.float32),
+        column(top_k, 0, torch.int32),
+        column(top_p, 1.0, torch.float32),
+        column(min_p, 0.0, torch.float32),
+        seeds,
+        positions,
+    )

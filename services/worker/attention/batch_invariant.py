@@ -1,0 +1,42 @@
+"""Attention whose sums are cut by position alone, on a GPU: for the option batch_invariant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kernels
+from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+
+PACKAGE = "kernels.triton.batch_invariant"
+
+
+class BatchInvariantAttention:
+    """A row has the same bits as a decode, in a prompt, in a chunk, with any rows beside it."""
+
+    records_decodes = records_chunks = True
+
+    def __init__(self) -> None:
+        self._decode: Any = None
+        self._chunk: Any = None
+
+    def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        return 0
+
+    def reject_reason(self, spec: AttentionSpec) -> str | None:
+        if spec.device != "cuda":
+            return f"runs on CUDA, not on {spec.device}"
+        package, reason = kernels.find(PACKAGE)
+        if package is None:
+            return str(reason)
+        from kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
+
+        self._decode, self._chunk = decode_attention, chunk_attention
+        return None
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+    ) -> Tensor:
+        tables, lens = metadata.block_tables, metadata.seq_lens
+        if metadata.is_decode:
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order)
+        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window)

@@ -1,0 +1,56 @@
+"""The option batch_invariant: what a sequence gets does not depend, to the bit, on what is computed beside it.
+
+Every kernel must then give a row the same bits whatever the rows, chunks and steps around it, and nothing that load
+decides may shape a token. Which functions can, and what is refused beside the option, is decided here; attention
+backends speak for themselves (AttentionSpec.batch_invariant).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kernels import Ops
+from services.worker.spec_decode.config import SpeculativeConfig
+from shared.errors import FailedPrecondition, InvalidArgument
+from shared.settings import WorkerSettings
+
+SETTING = "batch_invariant"
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+BY_TORCH = "kernels.reference"
+# Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
+NOT_CALLED = frozenset({"prepare_fp8_linear", "fp8_linear"})
+TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset({"embed"}) | NOT_CALLED}
+PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
+
+
+def check(settings: WorkerSettings, dtype: Any, ops: Ops, drafting: SpeculativeConfig | None) -> None:
+    """Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
+    for reason in _excluded(settings, dtype, drafting):
+        raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
+    by_torch = {name for name, source in ops.sources.items() if source == BY_TORCH} - TAKES_ROWS[settings.device]
+    if by_torch:
+        package = PACKAGE[settings.device]
+        reason = ops.refused.get(package, f"{package} has no {min(by_torch)}")
+        raise FailedPrecondition(
+            f"{SETTING}: plain torch sums by the size of a batch, and the compiled kernels are not there: {reason}",
+            field=SETTING,
+        )
+
+
+def _excluded(settings: WorkerSettings, dtype: Any, drafting: SpeculativeConfig | None) -> Iterator[str]:
+    """Why the settings do not go together with it."""
+    if drafting is not None and drafting.rejection_sample_method == "standard":
+        yield (
+            "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "
+            "take coupled"
+        )
+    if settings.device == "cpu" and dtype not in COMPILED_DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        yield f"dtype {name} is computed by torch on the CPU, which sums by the batch; take bfloat16 or float32"
+    if settings.device == "cuda" and settings.quantization != "none":
+        yield f"quantization {settings.quantization} cuts its products up by the number of rows; take none"
+    if settings.device == "cuda" and settings.logprobs_mode.startswith("processed"):
+        yield f"logprobs_mode {settings.logprobs_mode} is filtered by torch, whose sums on a GPU depend on the batch"

@@ -1,0 +1,108 @@
+"""The kernels for CUDA in a whole model, without a GPU: Triton's interpreter runs them one program after the other."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from services.worker import batch_invariance
+from services.worker.attention.batch_invariant import BatchInvariantAttention
+from services.worker.cuda_graph import Repeater
+from services.worker.decode_graphs import DecodeGraphs
+from services.worker.recorded_steps import RecordedModel
+from services.worker.row_facts import RowWatch
+from services.worker.sampling.core import PlainChoice
+from services.worker.step_edges import PlainEdges
+from shared.pb.common.v1 import sampling_pb2
+from tests.kernels.triton import ordered_dot
+from tests.kernels.triton.conftest import ON_GPU
+from tests.services.worker import checkpoints
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.test_logits import prompt
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="there they are compiled: see test_same_bits")
+
+PACKAGES = ("kernels.triton.batch_invariant", "kernels.triton", "kernels.reference")
+ASKED = sampling_pb2.SamplingParams(temperature=0.8, seed=3, logprobs=4)
+
+
+class Interpreted(BatchInvariantAttention):
+    """Takes a CPU for what it needs."""
+
+    def reject_reason(self, spec: Any) -> str | None:
+        from kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
+
+        self._decode, self._chunk = decode_attention, chunk_attention
+        return None
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Rig]:
+    ordered_dot.use(monkeypatch)
+    monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
+    monkeypatch.setattr("kernels.triton.batch_invariant.unavailable", lambda: None)
+    monkeypatch.setattr("kernels.triton.filtered_sampling.BLOCK", 256)
+    monkeypatch.setattr(importlib.import_module("kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
+    monkeypatch.setattr("kernels.triton.batch_invariant.attention.SPAN", 64)
+    monkeypatch.setattr("services.worker.attention.backends._load", lambda name: Interpreted())
+    monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
+    monkeypatch.setitem(batch_invariance.TAKES_ROWS, "cpu", batch_invariance.TAKES_ROWS["cuda"])
+    folder = checkpoints.make("qwen3-tied", tmp_path, num_hidden_layers=2).folder
+    return lambda: with_graphs(Rig(folder, batch_invariant=True, attention_backend="batch_invariant"))
+
+
+def with_graphs(rig: Rig) -> Rig:
+    """As on a GPU: decode steps from static memory, the last layer for the rows that sample alone."""
+    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
+    runner._device = PretendAsynchronous("cpu", "pretending")
+    runner._staging = Copying()
+    runner.prepare(runner.caches, table.block_table)
+    graphs = DecodeGraphs(
+        RecordedModel(
+            logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
+            choice=PlainChoice(runner.sampler._core.ops, limits.max_num_seqs, torch.device("cpu")),
+            edges=PlainEdges(),
+            longest_seq=limits.max_model_len,
+            rows_per_prefix_tile=0,
+        ),
+        runner.slot_memory,
+        [1, 3, limits.max_num_seqs],
+        watch=RowWatch(table.block_table, limits.block_size, 0),
+        recorder=Repeater(),
+        staging=Copying(),
+    )
+    runner.use_graphs(graphs)
+    return rig
+
+
+@torch.inference_mode()
+def test_logits_are_the_same_bits_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
+    tokens = prompt(70, 1)
+    rig = build()
+    assert set(rig.replica._runner.sampler._core.ops.sources.values()) == set(PACKAGES)
+    rig.step([New(0, tokens, sampling=ASKED)], {0: 70})
+    results = [rig.last_result.logprobs]
+    for _ in range(3):
+        rig.step()
+        results.append(rig.last_result.logprobs)
+    alone, said = torch.stack(rig.logits[0]), rig.tokens(0)
+
+    rig.logits.clear()
+    rig.step([New(0, tokens, sampling=ASKED), New(1, prompt(5, 2))], {0: 33, 1: 5}, released=[0])
+    rig.step([New(4, prompt(66, 3))], {0: 36, 4: 66})
+    rig.step(counts={0: 1})
+    together = [rig.last_result.logprobs]
+    for _ in range(3):
+        rig.step()
+        together.append(rig.last_result.logprobs)
+    assert rig.tokens(0) == said
+    assert torch.equal(torch.stack(rig.logits[0]), alone)
+    assert together == results
