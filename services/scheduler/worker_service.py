@@ -153,6 +153,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             deliver=self._cluster.deliver,
             clock=time.monotonic,
             call_soon=loop.call_soon,
+            call_later=loop.call_later,
             metrics=self._metrics,
             changes=changes,
         )

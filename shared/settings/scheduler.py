@@ -41,7 +41,7 @@ class SchedulerSettings(Settings):
         0.01, ge=0, lt=1, description="share of the blocks kept free at admission, so that running sequences can grow"
     )
     max_steps_in_flight: int = Field(
-        0, ge=0, le=4, description="plans under way at a time on a worker; 0: two, three while steps are short"
+        0, ge=0, le=4, description="plans under way at a time on a worker; 0: by how long steps take"
     )
     step_deadline_s: float = Field(30.0, gt=0, description="a worker that takes longer for a step is given up, seconds")
     heartbeat_interval_ms: int = Field(

@@ -31,6 +31,7 @@ from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
 from services.scheduler.core.siblings import Siblings
 from services.scheduler.core.speculation import DraftCounts, Speculation
 from services.scheduler.core.step import Flight, StepDraft
+from services.scheduler.core.step_times import StepTimes
 from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
@@ -67,6 +68,7 @@ class Core:
         self.forecast = Forecast()
         self.pace = Pace()
         self.depth = Depth(limits.max_steps_in_flight)
+        self.step_times = StepTimes()
         self.speculation = Speculation(
             limits.num_speculative_tokens,
             fixed=limits.fixed_draft_length,
@@ -132,7 +134,7 @@ class Core:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None while there is nothing to do or enough under way. `now`: seconds, any fixed origin."""
         self._expire(now)
-        if len(self.flights) >= self.depth.most:
+        if len(self.flights) >= self.depth.most or now < self.next_at:
             return None
         draft = self._draft(now)
         while draft.num_tokens == 0 and draft.short_of_blocks and not self.flights:
@@ -142,7 +144,8 @@ class Core:
     def apply(self, result: StepResult, now: float) -> None:
         """Takes in the oldest step under way. What came of it is in take_events()."""
         flight = self.flights.popleft()
-        begun = max(flight.planned_at, self._last_applied_at)
+        begun = self._begun(flight)
+        self.step_times.learn(flight.num_tokens, now - begun)
         self.pace.learn(flight.num_tokens, len(flight.slots), now - begun)
         self.depth.learn(now - begun)
         self.speculation.learn(flight, result, now - begun)
@@ -157,6 +160,14 @@ class Core:
         return events
 
     # What it knows.
+
+    @property
+    def next_at(self) -> float:
+        """schedule() plans nothing before."""
+        if len(self.flights) != 1:
+            return -math.inf
+        flight = self.flights[0]
+        return self.depth.next_at(self._begun(flight), self.step_times.expected(flight.num_tokens))
 
     @property
     def has_work(self) -> bool:
@@ -364,6 +375,9 @@ class Core:
             if sequence is not None:
                 failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
                 self.end(sequence, Reason.DEADLINE, failure=failure)
+
+    def _begun(self, oldest: Flight) -> float:
+        return max(oldest.planned_at, self._last_applied_at)
 
     def _commit(self, draft: StepDraft, now: float) -> StepPlan:
         step_id = next(self._step_ids)

@@ -1,6 +1,8 @@
-"""How many steps may be under way on a worker at a time."""
+"""How many steps may be under way on a worker at a time, and from when on."""
 
 from __future__ import annotations
+
+import math
 
 USUAL = 2  # the worker has the next step before it ends one
 MOST = 3
@@ -8,6 +10,11 @@ MOST = 3
 # under way hides it. For longer ones it would only keep newcomers waiting.
 SHORT_STEP_S = 0.0015
 SMOOTHING = 0.2
+# The step behind a long one is planned when that is about to end: whoever comes until then is in it. (All at once,
+# 32 prompts for a CPU: the first one, then the few that had come a moment later, then all others behind both.)
+LONG_STEP_S = 0.02
+LEAD = 0.2  # of the step's expected time: time to plan, to send, to get ready, and for a step that ends early
+LEAST_LEAD_S = 0.006
 
 
 class Depth:
@@ -26,6 +33,12 @@ class Depth:
     def most(self) -> int:
         """Steps that may be under way now."""
         return self._fixed or (MOST if self._step_s < SHORT_STEP_S else USUAL)
+
+    def next_at(self, begun: float, expected_s: float) -> float:
+        """Not to be planned before: the step behind one that began at `begun` and takes about `expected_s`."""
+        if self._fixed or expected_s < LONG_STEP_S:
+            return -math.inf
+        return begun + expected_s - max(LEAST_LEAD_S, LEAD * expected_s)
 
     @staticmethod
     def most_ever(fixed: int) -> int:

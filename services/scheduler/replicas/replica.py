@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -34,6 +35,7 @@ class Replica:
         deliver: Callable[[Events], None],
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
+        call_later: Callable[[float, Callable[[], None]], object],
         metrics: SchedulerMetrics,
         changes: BlockChanges,
     ) -> None:
@@ -49,6 +51,8 @@ class Replica:
         self._deliver = deliver
         self._clock = clock
         self._call_soon = call_soon
+        self._call_later = call_later
+        self._next_at = -math.inf  # will be pumped then
         self._awake = False
         self.paused = False
         self._metrics = metrics
@@ -106,6 +110,18 @@ class Replica:
             self._sent_at.append(self._clock())
             started = perf_counter()
         self.flush()
+        self._wake_in_time()
+
+    def _wake_in_time(self) -> None:
+        """When the next step is due, unless that is now or already seen to."""
+        at, now = self.core.next_at, self._clock()
+        if at > now and at != self._next_at:
+            self._next_at = at
+            self._call_later(at - now, self._next_is_due)
+
+    def _next_is_due(self) -> None:
+        self._next_at = -math.inf
+        self.pump()
 
     def take(self, wire: pb.StepResult) -> None:
         """The result of the oldest step under way."""

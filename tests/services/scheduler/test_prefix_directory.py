@@ -50,6 +50,7 @@ class Worker:
             deliver=lambda _: None,
             clock=time.monotonic,
             call_soon=lambda _: None,
+            call_later=lambda *_: None,
             metrics=SchedulerMetrics(CollectorRegistry()),
             changes=changes,
         )

@@ -1,4 +1,4 @@
-"""As many steps are under way as it takes to keep the worker busy."""
+"""As many steps are under way as it takes to keep the worker busy, and no earlier than that."""
 
 from __future__ import annotations
 
@@ -12,17 +12,31 @@ from services.scheduler.core.plan import StepResult
 from tests.services.scheduler.conftest import make_sequence
 
 
-def steps_under_way(core: Core, step_s: float) -> int:
-    """After some steps of that length; the loop that plans has nothing else to do."""
-    now = 0.0
-    core.add(make_sequence(0, list(range(10)), max_tokens=200))
-    for _ in range(30):
-        while core.schedule(now) is not None:
-            pass
-        now += step_s
-        core.apply(StepResult(core.flights[0].step_id, np.full(len(core.flights[0].slots), 5, np.int32)), now)
+def plan_all(core: Core, now: float) -> None:
     while core.schedule(now) is not None:
         pass
+
+
+def run(core: Core, step_s: float, now: float = 0.0) -> float:
+    """Some steps of that length; the loop that plans has nothing else to do. The time behind them, and nothing new."""
+    for _ in range(30):
+        plan_all(core, now)
+        plan_all(core, now + 0.9 * step_s)
+        now += step_s
+        apply(core, now)
+    return now
+
+
+def apply(core: Core, now: float) -> None:
+    flight = core.flights[0]
+    core.apply(StepResult(flight.step_id, np.full(len(flight.slots), 5, np.int32)), now)
+
+
+def steps_under_way(core: Core, step_s: float) -> int:
+    core.add(make_sequence(0, list(range(10)), max_tokens=200))
+    now = run(core, step_s)
+    plan_all(core, now)
+    plan_all(core, now + 0.9 * step_s)
     return len(core.flights)
 
 
@@ -43,3 +57,42 @@ def test_it_follows_the_steps(core: Callable[..., Core]) -> None:
         for _ in range(30):
             c.depth.learn(seconds)
         assert c.depth.most == most
+
+
+@pytest.mark.parametrize(("step_s", "planned_after"), [(0.1, 0.08), (0.025, 0.019)])
+def test_who_comes_during_a_long_step_is_in_the_next(
+    core: Callable[..., Core], step_s: float, planned_after: float
+) -> None:
+    c = core(max_steps_in_flight=0)
+    c.add(make_sequence(0, list(range(10)), max_tokens=200))
+    now = run(c, step_s)
+    plan_all(c, now)
+    assert len(c.flights) == 1
+    assert c.next_at == pytest.approx(now + planned_after, abs=1e-4)
+    c.add(make_sequence(1, list(range(10)), max_tokens=200))
+    assert c.schedule(c.next_at - 1e-6) is None
+    plan = c.schedule(c.next_at)
+    assert plan is not None
+    assert plan.admitted
+
+
+def test_the_step_behind_a_shorter_one_is_planned_at_once(core: Callable[..., Core]) -> None:
+    c = core(max_steps_in_flight=0)
+    c.add(make_sequence(0, list(range(10)), max_tokens=200))
+    plan_all(c, run(c, 0.015))
+    assert len(c.flights) == 2
+
+
+def test_a_step_of_a_size_not_seen_before_is_not_waited_for(core: Callable[..., Core]) -> None:
+    c = core(max_steps_in_flight=0, max_num_batched_tokens=2000, num_blocks=500)
+    c.add(make_sequence(0, list(range(10)), max_tokens=200))
+    now = run(c, 0.1)
+    plan_all(c, now)
+    plan_all(c, now + 0.09)
+    c.add(make_sequence(1, list(range(1000)), max_tokens=200))
+    apply(c, now + 0.1)
+    plan_all(c, now + 0.1)
+    plan_all(c, now + 0.19)
+    apply(c, now + 0.2)  # the step with the prompt begins
+    plan_all(c, now + 0.2)
+    assert len(c.flights) == 2

@@ -1,0 +1,99 @@
+"""When a worker's steps go out: by hand-turned clock, with the results that a worker would send."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.scheduler.core.core import Core
+from services.scheduler.prefix_directory.changes import BlockChanges
+from services.scheduler.replicas.replica import Replica
+from services.scheduler.submissions import Payload
+from shared.columns import i32_bytes
+from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from tests.services.scheduler.conftest import make_limits, make_sequence
+
+STEP_S = 0.1
+
+
+class Loop:
+    """Time, and a worker that takes `STEP_S` for each step."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.plans: list[tuple[float, pb.StepPlan]] = []
+        self._ends = 0.0  # of the worker's last step
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self.replica = Replica(
+            pb.WorkerHello(worker_id="w0"),
+            1,
+            Core(make_limits(num_blocks=100, max_steps_in_flight=0, max_num_seqs=8)),
+            send=self._send,
+            deliver=lambda _: None,
+            clock=lambda: self.now,
+            call_soon=lambda call: self.later(0, call),
+            call_later=self.later,
+            metrics=SchedulerMetrics(CollectorRegistry()),
+            changes=BlockChanges(),
+        )
+
+    def ask(self, key: int) -> None:
+        payload = Payload(sampling_pb2.SamplingParams(), b"", ())
+        self.replica.add(make_sequence(key, list(range(10)), max_tokens=100, payload=payload))
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + seconds, next(self._numbers), call))
+
+    def run(self, until: float) -> None:
+        while self._due and self._due[0][0] <= until:
+            self.now, _, call = heapq.heappop(self._due)
+            call()
+        self.now = until
+
+    def _send(self, message: pb.AttachResponse) -> None:
+        self.plans.append((self.now, message.plan))
+        self._ends = max(self.now, self._ends) + STEP_S
+        self.later(self._ends - self.now, lambda: self._return(message.plan.step_id))
+
+    def _return(self, step_id: int) -> None:
+        flight = self.replica.core.flights[0]
+        tokens = i32_bytes([5] * len(flight.slots))
+        self.replica.take(pb.StepResult(epoch=1, step_id=step_id, token_ids=tokens))
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+def test_newcomers_are_in_the_step_behind_the_one_under_way(loop: Loop) -> None:
+    loop.ask(0)
+    loop.run(10 * STEP_S + 0.05)
+    loop.ask(1)
+    loop.run(20 * STEP_S)
+    admitted_at = next(at for at, plan in loop.plans if any(each.sequence_key == 1 for each in plan.admitted))
+    assert admitted_at == pytest.approx(10 * STEP_S + 0.08, abs=0.002)
+
+
+def test_the_worker_never_waits_for_a_plan(loop: Loop) -> None:
+    loop.ask(0)
+    loop.run(40 * STEP_S + 0.01)
+    assert 41 <= len(loop.plans) <= 42
+    for number, (sent_at, _) in enumerate(loop.plans):
+        assert sent_at <= number * STEP_S + 1e-9
+
+
+def test_a_worker_that_is_gone_gets_no_more_steps(loop: Loop) -> None:
+    loop.ask(0)
+    loop.run(10 * STEP_S + 0.05)
+    loop.replica.pause()
+    before = len(loop.plans)
+    loop.run(10 * STEP_S + 0.09)
+    assert len(loop.plans) == before
