@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from kernels.reference import log_softmax
 from services.worker.sampling.component import Tensor
-
-LARGEST_ID = (1 << 32) - 1
+from services.worker.sampling.ranking import largest_by_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +30,5 @@ class LogprobsMode:
         return self.log_softmax(logits) if self.is_normalised else logits.clone()
 
     def most_likely(self, values: Tensor, count: int) -> Tensor:
-        """int64 [n, count], of `values` [n, vocab_size], best first.
-
-        Which of equal ones topk takes depends on `count`, the most that any row of the step has asked for.
-        """
-        ranked = _ranks(values) if self.ties_by_id else values
-        return ranked.topk(count, dim=1).indices
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """int64, all different in a row: ordered as the float32 `values`, equal ones by descending id."""
-    bits = values.view(torch.int32).long()
-    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    return (ordered << 32) + (LARGEST_ID - torch.arange(values.size(1), device=values.device))
+        """int64 [n, count], of `values` [n, vocab_size], best first."""
+        return largest_by_id(values, count) if self.ties_by_id else values.topk(count, dim=1).indices

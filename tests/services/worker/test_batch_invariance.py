@@ -12,7 +12,7 @@ import torch
 
 from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
-from services.worker.sampling.logprobs_mode import LogprobsMode
+from services.worker.sampling.ranking import by_candidates, by_ranks
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
@@ -86,17 +86,16 @@ def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], ch
     assert [(ids[:4], values[:4], rank) for ids, values, rank in together] == expected
 
 
-def test_the_most_likely_do_not_depend_on_how_many_others_ask_for() -> None:
+@pytest.mark.parametrize("largest", [by_candidates, by_ranks])
+def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Callable[..., torch.Tensor]) -> None:
     """8 bits of mantissa make ties among logits common."""
     values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).bfloat16().float()
     values[0, :500] = values[0].max()
     values[1] = 0.0
     values[2, ::2] = -float("inf")
-    mode = LogprobsMode(ties_by_id=True)
-    ranked = mode.most_likely(values, 3000)
-    assert torch.equal(ranked, values.sort(dim=1, descending=True, stable=True).indices)
-    for count in (1, 2, 7, 20, 64, 1000):
-        assert torch.equal(mode.most_likely(values, count), ranked[:, :count])
+    ranked = values.sort(dim=1, descending=True, stable=True).indices
+    for count in (0, 1, 2, 7, 20, 64, 1000, 3000):
+        assert torch.equal(largest(values, count), ranked[:, :count])
 
 
 @pytest.mark.parametrize(
