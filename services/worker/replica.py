@@ -229,14 +229,15 @@ class Replica:
         return Occupancy(self._table.num_live, int(np.count_nonzero(owned)), int(np.count_nonzero(cached)))
 
     def _admit(self, admission: pb.Admission) -> None:
-        slot = admission.slot
+        slot, tokens = admission.slot, self._table.given_tokens[admission.slot]
         self._roots[slot] = admission.root_hash
         try:
-            check_token_ids(self._table.given_tokens[slot], self.vocab_size, "token_ids")
+            check_token_ids(tokens, self.vocab_size, "token_ids")
             self._runner.sampler.admit(slot, admission)
         except QuireError as error:
             self._refused[slot] = error
-            self._table.given_tokens[slot] = np.zeros_like(self._table.given_tokens[slot])
+            # It is computed all the same, and the scheduler counts on what its blocks then hold.
+            self._table.given_tokens[slot] = np.where((tokens >= 0) & (tokens < self.vocab_size), tokens, 0)
         if self._speculation is not None:
             self._speculation.begin(slot, self._table.given_tokens[slot])
 

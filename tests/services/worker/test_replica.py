@@ -85,6 +85,15 @@ def test_a_sequence_that_cannot_be_run_is_refused_when_it_would_sample(rig: Rig,
     assert failures(rig) == {}
 
 
+def test_a_refused_sequence_leaves_in_its_blocks_what_the_scheduler_expects_there(rig: Rig) -> None:
+    tokens = [*range(1, 13), VOCAB_SIZE]
+    wrong = sampling_pb2.SamplingParams(logprobs=99)
+    rig.step([New(0, tokens), New(1, [9, *tokens[1:12]], sampling=wrong)], {0: 13, 1: 12})
+    assert failures(rig).keys() == {0, 1}
+    both = expected(tokens, rig.blocks(0), 12) | expected([9, *tokens[1:12]], rig.blocks(1), 12)
+    assert held(rig) == both
+
+
 def test_results_carry_one_token_for_each_sampling_slot_and_where_the_time_went(rig: Rig) -> None:
     rig.step([New(4, [1, 2]), New(2, [3, 4, 5]), New(0, [6, 7])], {0: 1, 2: 3, 4: 2})
     result = rig.last_result
