@@ -44,6 +44,5 @@ def _least_left_to_compute(sequence: Sequence, replicas: Seq[Replica]) -> Replic
 def cost(sequence: Sequence, replica: Replica) -> tuple[int, int]:
     """Tokens still to be computed there, the sequence's own uncached ones included; then sequences there."""
     core = replica.core
-    hits = 0 if sequence.skip_reading_prefix_cache else len(core.kv.match(sequence.block_hashes))
-    uncached = sequence.num_tokens - hits * core.limits.block_size
+    uncached = sequence.num_tokens - core.admitter.start(sequence).num_cached
     return core.num_pending_tokens + uncached, core.num_sequences

@@ -176,6 +176,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             fixed_draft_length=hello.fixed_draft_length,
             drafts_constrained_only=hello.drafts_constrained_only,
             enable_prefix_caching=settings.enable_prefix_caching,
+            prefix_grain=settings.prefix_grain,
             scheduling_policy=settings.scheduling_policy,
             tenant_weights=settings.tenant_weights,
         )

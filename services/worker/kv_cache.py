@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.block_copies import BlockCopies
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Tensor
+from services.worker.sampling.component import upload
 
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20
@@ -34,8 +36,9 @@ def allocate(shape: BlockShape, num_blocks: int, device: Any) -> list[LayerCache
     ]
 
 
-def copy_blocks(caches: list[LayerCache], sources: Tensor, targets: Tensor) -> None:
-    """`sources`, `targets` int64 [num_copies]: block ids."""
+def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
+    device = caches[0].k.device
+    sources, targets = (upload(ids, device, np.int64) for ids in (copies.sources, copies.targets))
     for cache in caches:
         for part in (cache.k, cache.v):
             part.index_copy_(0, targets, part.index_select(0, sources))

@@ -176,10 +176,7 @@ class ModelRunner:
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch, and behind all earlier ones."""
-        sources, targets = (
-            upload(ids, self._device.torch_device, np.int64) for ids in (copies.sources, copies.targets)
-        )
-        kv_cache.copy_blocks(self.caches, sources, targets)
+        kv_cache.copy_blocks(self.caches, copies)
 
     def move_beams(self, moves: BeamMoves) -> None:
         """Before the next launch, which brings the blocks that are new."""

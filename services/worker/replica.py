@@ -147,8 +147,10 @@ class Replica:
         """Raises PlanViolation."""
         speculation, steady = self._speculation, self._steady
         followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
-        inputs, new_blocks, idle = (*followed, NO_SLOTS) if followed else self._apply(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)
+        if copies is not None and speculation is not None:
+            speculation.copy_blocks(copies)
+        inputs, new_blocks, idle = (*followed, NO_SLOTS) if followed else self._apply(plan)
         moves = None if followed else BeamMoves.of(plan)
         self._hand_out(new_blocks, copies)
         if copies is not None:

@@ -32,6 +32,9 @@ class SchedulerSettings(Settings):
         3, ge=1, description="a sequence that was on so many workers when they were lost is ended, not tried again"
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV of equal prefixes")
+    prefix_grain: int = Field(
+        16, ge=0, description="tokens of a block from which on it is copied for an equal prefix; 0: only whole blocks"
+    )
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: the worker's own limit")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time on a worker; 0: the worker's own limit")
     long_prefill_token_threshold: int = Field(

@@ -52,7 +52,9 @@ class Surrounding:
 
 
 SURROUNDINGS: dict[str, Surrounding] = {
-    "prefix cache": Surrounding(happened=_counted("vllm:prefix_cache_hits_total")),
+    "prefix cache": Surrounding(  # of which a few tokens of a block are used, too
+        scheduler={"prefix_grain": 2}, happened=_counted("vllm:prefix_cache_hits_total")
+    ),
     "chunked prefill": Surrounding(
         {"max_num_batched_tokens": SMALL_STEP, "max_num_seqs": 24}, {"long_prefill_token_threshold": 10}
     ),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.plan import Admission, Started
-from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
+from services.scheduler.core.sequence import TOKEN_BYTES, Failure, Reason, Sequence, Status
 from services.scheduler.core.step import StepDraft
+from services.scheduler.kv_cache.part_index import Part
 
 if TYPE_CHECKING:
     from services.scheduler.core.core import Core
@@ -20,7 +21,7 @@ TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come bef
 class Start:
     """What a sequence finds computed."""
 
-    shared: list[int]  # full blocks
+    shared: list[int]  # blocks; all are full but, where it goes on in what an ended sequence left, the last one
     num_cached: int  # tokens
     copied: int | None = None  # the block that holds the rest of them, and of which it needs a copy
 
@@ -32,6 +33,11 @@ class Admitter:
         self._core = core
 
     def admit(self, draft: StepDraft, now: float) -> None:
+        if self._core.waiting:
+            self._admit_all(draft, now)
+            self._core.kv.unpin()  # from here on no block is taken before the copies of this step are made
+
+    def _admit_all(self, draft: StepDraft, now: float) -> None:
         core = self._core
         while core.waiting and draft.budget.left and core.running.num_free_slots > core.beams.num_reserved:
             sequence = core.waiting.peek()
@@ -41,24 +47,55 @@ class Admitter:
                 if not core.beams.admit(draft, sequence, now):
                     return
                 continue
-            start = self._start(sequence)
+            start = self.start(sequence)
             if self._too_late(sequence, start, now):
                 core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
                 continue
-            if not self._fits(sequence, start.shared) or (sequence.suspect and core.suspects):
+            if not self._fits(sequence, start) or (sequence.suspect and core.suspects):
                 return
             core.next_waiting()
             self._enter(draft, sequence, start, now)
 
-    def _start(self, sequence: Sequence) -> Start:
-        """From a sibling that has computed the prompt, else from the prefix cache."""
+    def start(self, sequence: Sequence) -> Start:
+        """From a sibling that has computed the prompt, else from the prefix cache. Changes nothing."""
         core, size = self._core, self._core.limits.block_size
         donor = core.siblings.donor(sequence)
         if donor is not None:
             table, whole = core.kv.table(donor), sequence.num_tokens // size
             return Start(list(table[:whole]), sequence.num_tokens, table[whole] if sequence.num_tokens % size else None)
         hits = self._match(sequence)
-        return Start(hits, len(hits) * size)
+        part = self._match_part(sequence, hits)
+        if part is None:
+            return Start(hits, len(hits) * size)
+        assert part.num_tokens < size, "whole blocks have been found"
+        num_cached = len(hits) * size + part.num_tokens
+        is_free = core.kv.pool.references(part.block) == 0
+        if part.is_all and is_free:
+            return Start([*hits, part.block], num_cached)  # nobody misses it: no copy
+        if is_free and not self._has_room_beside(part.block, sequence, hits):
+            return Start(hits, len(hits) * size)
+        return Start(hits, num_cached, part.block)
+
+    def _match_part(self, sequence: Sequence, hits: list[int]) -> Part | None:
+        """A block of the prefix cache that begins as the one behind `hits` does. None for beams, which come in all or
+        none and count on every block that is free now."""
+        core, size = self._core, self._core.limits.block_size
+        if core.kv.parts is None or sequence.skip_reading_prefix_cache or sequence.is_beam:
+            return None
+        begin = len(hits) * size
+        end = min(begin + size, sequence.num_tokens)
+        if sequence.asks_prompt_logprobs:
+            end = min(end, sequence.prompt_logprobs_from - 1)
+        if end - begin < core.limits.prefix_grain:
+            return None
+        tokens = sequence.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES]
+        return core.kv.match_part(sequence.hash_before(len(hits)) + tokens)
+
+    def _has_room_beside(self, block: int, sequence: Sequence, hits: list[int]) -> bool:
+        """Whether `sequence` fits while the free `block` stays where it is, to be copied."""
+        core = self._core
+        missing = core.kv.blocks_for(sequence.num_tokens) - len(hits) + core.limits.watermark_blocks
+        return missing <= core.kv.num_takeable([*hits, block])
 
     def _match(self, sequence: Sequence) -> list[int]:
         """Blocks of the prefix cache that it may start with: none that the log-probabilities of its prompt need."""
@@ -69,16 +106,17 @@ class Admitter:
             del hits[(sequence.prompt_logprobs_from - 1) // self._core.limits.block_size :]
         return hits
 
-    def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
+    def _fits(self, sequence: Sequence, start: Start) -> bool:
         """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody
         is expected to grow to must fit until they end."""
         core, limits = self._core, self._core.limits
-        missing = core.kv.blocks_for(sequence.num_tokens) - len(hits)
+        missing = core.kv.blocks_for(sequence.num_tokens) - len(start.shared)
+        takeable = core.kv.num_takeable(start.shared if start.copied is None else [*start.shared, start.copied])
         if len(core.running) == 0:
-            return missing <= core.kv.num_takeable(hits)
-        if missing + limits.watermark_blocks > core.kv.num_takeable(hits):
+            return missing <= takeable
+        if missing + limits.watermark_blocks > takeable:
             return False
-        shared = core.kv.pool.num_shared + sum(core.kv.pool.references(block) > 0 for block in hits)
+        shared = core.kv.pool.num_shared + sum(core.kv.pool.references(block) > 0 for block in start.shared)
         usable = limits.usable_blocks - limits.watermark_blocks + shared
         return core.forecast.fits(core.running, sequence, usable, limits.block_size)
 
@@ -95,24 +133,27 @@ class Admitter:
 
     def occupy(self, draft: StepDraft, beam: Sequence) -> None:
         """A slot for a beam of a search that fits."""
-        start = self._start(beam)
+        start = self.start(beam)
         beam.num_cached_tokens = start.num_cached
         self._occupy(draft, beam, start)
 
     def _occupy(self, draft: StepDraft, sequence: Sequence, start: Start) -> None:
-        core, hits, num_cached = self._core, start.shared, start.num_cached
+        core, shared, num_cached = self._core, start.shared, start.num_cached
+        num_whole = num_cached // core.limits.block_size
         num_computed = min(num_cached, sequence.num_tokens - 1)  # the last token's logits are always needed
         num_tokens, token_ids = sequence.num_tokens, bytes(sequence.tokens)
         slot = core.running.enter(sequence, num_computed)
         if sequence.suspect:
             core.suspects.add(slot)
-        core.kv.admit(slot, hits)
-        core.running.num_named[slot] = len(hits)
+        core.kv.admit(slot, shared, num_whole)
+        core.running.num_named[slot] = num_whole
+        if start.copied is not None:
+            core.kv.pin(start.copied)
         chunk = core.grower.chunk_size(draft, num_tokens - num_computed)
         blocks = core.kv.grow(slot, num_computed + chunk)
         assert blocks is not None, "_fits saw to it"
-        core.running.capacity[slot] = (len(hits) + len(blocks)) * core.limits.block_size
-        draft.gain(slot, hits + blocks)
+        core.running.capacity[slot] = (len(shared) + len(blocks)) * core.limits.block_size
+        draft.gain(slot, shared + blocks)
         if start.copied is not None:
             draft.copy(start.copied, blocks[0])
         draft.admit(Admission(slot, sequence, token_ids, num_cached))

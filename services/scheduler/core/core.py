@@ -59,7 +59,12 @@ class Core:
     def __init__(self, limits: Limits, counts: Counts | None = None, observer: Observer | None = None) -> None:
         self.limits = limits
         self.kv = KVCacheManager(
-            limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.enable_prefix_caching, observer
+            limits.num_blocks,
+            limits.block_size,
+            limits.max_num_seqs,
+            limits.enable_prefix_caching,
+            observer=observer,
+            prefix_grain=limits.prefix_grain,
         )
         self.running = Running(limits.max_num_seqs, limits.block_size)
         self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights)
@@ -218,6 +223,8 @@ class Core:
         if sequence.status is Status.RUNNING and sequence.search is not None:
             self.beams.leave(sequence)
         elif sequence.status is Status.RUNNING:
+            if reason is not Reason.ERROR:
+                self.grower.keep_rest(sequence.slot)
             self.take_slot(sequence)
             if reason in ANSWERED:
                 self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
@@ -239,6 +246,7 @@ class Core:
             slots = self.beams.slots_of(sequence)
             sequence.fence = self.beams.leave(sequence)
         else:
+            self.grower.keep_rest(slot)
             sequence.fence = self.take_slot(sequence) or 0
         sequence.status = Status.PREEMPTED
         sequence.num_preemptions += 1
@@ -341,6 +349,8 @@ class Core:
         self.num_waiting_tokens += sequence.num_queued_tokens
 
     def _draft(self, now: float) -> StepDraft:
+        if self.kv.parts is not None:
+            self.kv.parts.publish()
         draft = StepDraft(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
         for_beams = self.beams.num_tokens_wanted if self.beams else 0
         draft.budget.left -= for_beams
@@ -363,7 +373,7 @@ class Core:
 
     def _free_siblings(self, slots: list[int]) -> None:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
-        freed = self.siblings.computed(slots, map(self.running.sequence, slots)) if slots else []
+        freed = self.siblings.computed(slots, map(self.running.sequence, slots))
         for sibling in reversed(freed):
             sibling.status = Status.WAITING
             self.waiting.push_back(sibling)
@@ -386,7 +396,10 @@ class Core:
         self.flights.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
         self.grower.name_filled()
-        self._free_siblings(draft.finishing)
+        finishing = draft.finishing
+        if finishing:
+            self.grower.keep_prompts(finishing)
+            self._free_siblings(finishing)
         self.counts.steps += 1
         self.counts.scheduled_tokens += draft.num_tokens
         return draft.plan(step_id, released, self.speculation.news(draft.num_drafts))

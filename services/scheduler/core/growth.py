@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.running import Slots
+from services.scheduler.core.sequence import TOKEN_BYTES
 from services.scheduler.core.step import StepDraft
+from services.scheduler.kv_cache.part_index import PARENT_BYTES
 
 if TYPE_CHECKING:
     from services.scheduler.core.core import Core
@@ -20,6 +22,7 @@ class Grower:
         self._core = core
         self._running = core.running
         self._kv = core.kv
+        self._num_ordered = np.zeros(self._running.num_slots, dtype=np.int32)  # positions that ordered steps compute
 
     def advance_ready(self, draft: StepDraft) -> None:
         """One token for every sequence that is past its prompt and below its limit."""
@@ -80,7 +83,7 @@ class Grower:
             return
         running = self._running
         certain = running.num_computed - running.num_uncertain  # drafts may turn out wrong, or find no room
-        certain = np.minimum(certain, running.capacity)
+        certain = self._num_ordered = np.minimum(certain, running.capacity)
         filled = np.minimum(running.num_known, certain) // running.block_size
         for slot in np.flatnonzero(running.live & (filled > running.num_named)).tolist():
             self.name(slot, int(filled[slot]))
@@ -88,9 +91,36 @@ class Grower:
     def name(self, slot: int, num_filled: int) -> None:
         """Puts on record what the first `num_filled` blocks of `slot` hold."""
         running = self._running
-        hashes = running.sequence(slot).block_hashes
-        self._kv.name(slot, hashes[running.num_named[slot] : num_filled])
+        first = running.num_named[slot]
+        self._kv.name(slot, running.sequence(slot).block_hashes[first:num_filled])
+        if self._kv.parts is not None:
+            self._kv.note_wholes(slot, [self._content(slot, i) for i in range(first, num_filled)])
         running.num_named[slot] = num_filled
+
+    def keep_prompts(self, slots: list[int]) -> None:
+        """An ordered step completes the prompts of `slots`: another sequence may have the same."""
+        if self._kv.parts is not None:
+            for slot in slots:
+                if not self._running.is_beam[slot]:
+                    self.keep_rest(slot)
+
+    def keep_rest(self, slot: int) -> None:
+        """Puts on record what `slot` holds behind its named blocks, as far as the steps ordered so far compute it."""
+        if self._kv.parts is None:
+            return
+        running = self._running
+        num_held = min(int(running.num_known[slot]), int(self._num_ordered[slot]))
+        num_filled, rest = divmod(num_held, running.block_size)
+        if num_filled > running.num_named[slot]:
+            self.name(slot, num_filled)
+        assert num_filled == running.num_named[slot], "what is on record stays"
+        if rest >= self._core.limits.prefix_grain:
+            known = self._content(slot, num_filled)
+            self._kv.keep_part(slot, known[: PARENT_BYTES + rest * TOKEN_BYTES])
+
+    def _content(self, slot: int, block: int) -> bytes:
+        """What is known of a block of `slot`, as the index of parts takes it."""
+        return self._running.sequence(slot).hash_before(block) + self._running.known_block(slot, block)
 
     def _advance_prefill(self, draft: StepDraft, slot: int) -> None:
         running = self._running

@@ -22,6 +22,7 @@ class Limits:
     num_speculative_tokens: int = 0  # most drafts that the worker makes per sequence and step; 0: it does not draft
     fixed_draft_length: bool = False  # always as many as the budget allows, whether that pays or not
     enable_prefix_caching: bool = True
+    prefix_grain: int = 16  # least tokens of a block that are worth a copy of it; 0: only whole blocks are used again
     scheduling_policy: str = "fcfs"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # under the fair policy; 1 if not named
 

@@ -103,6 +103,15 @@ class Running:
         sequence = self.sequence(slot)
         return bytes(sequence.tokens) + self._tail[slot, : int(self.num_known[slot]) - sequence.num_tokens].tobytes()
 
+    def known_block(self, slot: int, index: int) -> bytes:
+        """i32 column: the known tokens of one of its blocks."""
+        size = self.block_size * TOKEN_BYTES
+        tokens = self.sequence(slot).tokens
+        if index * size < len(tokens):
+            return bytes(tokens[index * size : (index + 1) * size])
+        rest: bytes = self._tail[slot, : int(self.num_known[slot]) - index * self.block_size].tobytes()
+        return rest
+
     def leave(self, slot: int) -> Sequence:
         """Frees the slot; the sequence has all its known tokens again."""
         sequence = self.sequence(slot)

@@ -122,6 +122,10 @@ class Sequence:
     def last_token(self) -> int:
         return int.from_bytes(self.tokens[-TOKEN_BYTES:], "little", signed=True)
 
+    def hash_before(self, block: int) -> bytes:
+        """Of all that comes before the block of that number."""
+        return self.block_hashes[block - 1] if block else self.root_hash
+
     def append(self, token: int) -> None:
         self.tokens += int(token).to_bytes(TOKEN_BYTES, "little", signed=True)
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.scheduler.kv_cache.free_list import FreeList
+from services.scheduler.kv_cache.part_index import PartIndex
 
 NULL_BLOCK = 0
+PARTLY = b""  # in place of a hash: the block holds the beginning of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Observer(Protocol):
 class BlockPool:
     """Owns every block id of a worker. A block is free when nobody refers to it."""
 
-    def __init__(self, num_blocks: int, observer: Observer | None = None) -> None:
+    def __init__(self, num_blocks: int, observer: Observer | None = None, parts: PartIndex | None = None) -> None:
+        """`parts`: None if only whole blocks are found again."""
         assert num_blocks >= 2, "one block beside the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))
@@ -44,6 +47,7 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._observer = observer
+        self._parts = parts
         self._num_cached_free = 0
         self.num_shared = 0  # references beyond the first: blocks that sharing saves
 
@@ -66,6 +70,7 @@ class BlockPool:
         return self._references[block]
 
     def hash_of(self, block: int) -> bytes | None:
+        """PARTLY if it is not filled; None if it holds nothing that could be found."""
         return self._hash_of[block]
 
     def find(self, block_hash: bytes) -> int | None:
@@ -110,6 +115,16 @@ class BlockPool:
         assert self._references[block] > 0, "a free block cannot gain content"
         if block_hash not in self._block_of:
             self._learn(block, block_hash)
+        elif self._hash_of[block] == PARTLY:
+            self._forget(block)
+
+    def keep_part(self, block: int, content: bytes) -> None:
+        """Records what an owned block that is not full holds."""
+        assert self._parts is not None, "parts are to be found again"
+        assert self._references[block] > 0, "a free block cannot gain content"
+        if self._hash_of[block] is None:
+            self._hash_of[block] = PARTLY
+        self._parts.note(block, content)
 
     def adopt(self, block: int, block_hash: bytes) -> None:
         """Records what a free block holds: the content that a worker kept while the scheduler was away."""
@@ -123,11 +138,11 @@ class BlockPool:
     def forget_all(self) -> int:
         """Forgets every cached prefix; only while nothing is owned. Returns how many blocks held one."""
         assert len(self._free) == self.num_blocks - 1, "blocks are in use"
-        count = len(self._block_of)
-        for block in list(self._block_of.values()):
+        held = [block for block, block_hash in enumerate(self._hash_of) if block_hash is not None]
+        for block in held:
             self._forget(block)
         self._num_cached_free = 0
-        return count
+        return len(held)
 
     @property
     def cached_hashes(self) -> Iterable[bytes]:
@@ -144,6 +159,10 @@ class BlockPool:
         block_hash = self._hash_of[block]
         assert block_hash is not None
         self._hash_of[block] = None
+        if self._parts is not None:
+            self._parts.forget(block)
+        if block_hash == PARTLY:
+            return
         del self._block_of[block_hash]
         if self._observer is not None:
             self._observer.remove(block_hash)

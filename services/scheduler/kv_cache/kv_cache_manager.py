@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse, Observer
+from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
 
 
 class KVCacheManager:
@@ -21,11 +22,17 @@ class KVCacheManager:
         block_size: int,
         num_slots: int,
         enable_caching: bool = True,
+        *,
         observer: Observer | None = None,
+        prefix_grain: int = 0,
     ) -> None:
+        """`prefix_grain`: least tokens that are worth a copy of the block that begins with them; 0, or no less than a
+        block: only whole blocks are found again."""
         self.block_size = block_size
         self.enable_caching = enable_caching
-        self.pool = BlockPool(num_blocks, observer)
+        self.parts = PartIndex(block_size, prefix_grain) if enable_caching and 0 < prefix_grain < block_size else None
+        self.pool = BlockPool(num_blocks, observer, self.parts)
+        self._pinned: list[int] = []
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
         self._num_named = [0] * num_slots  # blocks at the head of each table whose content is on record
         self._fenced: deque[tuple[int, list[int]]] = deque()  # (step id, blocks), step ids ascending
@@ -57,16 +64,31 @@ class KVCacheManager:
             blocks.append(block)
         return blocks
 
+    def match_part(self, content: bytes) -> Part | None:
+        """The block that begins with the most of `content`, which is not cached as a whole. Changes nothing."""
+        return None if self.parts is None else self.parts.find(content)
+
     def num_takeable(self, hits: Sequence[int]) -> int:
         """Blocks that could still be taken once `hits` are shared."""
         return self.pool.num_free - sum(self.pool.references(block) == 0 for block in hits)
 
-    def admit(self, slot: int, hits: list[int]) -> None:
-        """Starts the table of a free slot with shared blocks."""
+    def pin(self, block: int) -> None:
+        """Keeps a block that nobody owns from being taken until unpin()."""
+        if self.pool.references(block) == 0:
+            self.pool.share([block])
+            self._pinned.append(block)
+
+    def unpin(self) -> None:
+        if self._pinned:
+            self.pool.release(self._pinned)
+            self._pinned.clear()
+
+    def admit(self, slot: int, hits: list[int], num_whole: int | None = None) -> None:
+        """Starts the table of a free slot with shared blocks; the first `num_whole` of them are full, or all are."""
         assert not self._tables[slot], f"slot {slot} still has blocks"
         self.pool.share(hits)
         self._tables[slot] = list(hits)
-        self._num_named[slot] = len(hits)
+        self._num_named[slot] = len(hits) if num_whole is None else num_whole
 
     def rebase(self, slot: int, blocks: list[int]) -> None:
         """Replaces the slot's table by shared blocks. No step under way may name the slot."""
@@ -107,6 +129,22 @@ class KVCacheManager:
         for offset, block_hash in enumerate(block_hashes, start):
             self.pool.name(table[offset], block_hash)
         self._num_named[slot] = start + len(block_hashes)
+
+    def note_wholes(self, slot: int, contents: Sequence[bytes]) -> None:
+        """What the last of the named blocks hold."""
+        assert self.parts is not None
+        end = self._num_named[slot]
+        for block, content in zip(self._tables[slot][end - len(contents) : end], contents, strict=True):
+            if self.pool.hash_of(block):  # else another block is found in its place
+                self.parts.note(block, content)
+
+    def keep_part(self, slot: int, content: bytes) -> None:
+        """Records what the block behind the named ones holds, if that is worth it and known of no other."""
+        assert self.parts is not None
+        found = self.parts.find(content)
+        block = self._tables[slot][self._num_named[slot]]
+        if found is None or found.block == block or found.num_tokens * TOKEN_BYTES < len(content) - PARENT_BYTES:
+            self.pool.keep_part(block, content)
 
     def release(self, slot: int, fence: int | None) -> None:
         """Gives up the slot's blocks, once the step `fence` has returned (None: at once)."""

@@ -10,6 +10,7 @@ import numpy as np
 from services.worker import kv_cache
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
+from services.worker.block_copies import BlockCopies
 from services.worker.kv_memory import BlockShape
 from services.worker.loader import load_checkpoint
 from services.worker.model_runner import Model, Outcome
@@ -76,6 +77,10 @@ class DraftModelProposer:
 
     def hand_out(self, new: NewBlocks) -> None:
         self._blocks.hand_out(new)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        kv_cache.copy_blocks(self._caches, copies)
+        self._blocks.copy(copies)
 
     def begin(self, slot: int) -> None:
         self._num_seen[slot] = self._blocks.begin(slot)

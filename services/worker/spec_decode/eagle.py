@@ -15,6 +15,7 @@ import torch
 from services.worker import kv_cache
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
+from services.worker.block_copies import BlockCopies
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Tensor
 from services.worker.loader import load_checkpoint
@@ -71,6 +72,10 @@ class EagleProposer:
 
     def hand_out(self, new: NewBlocks) -> None:
         self._blocks.hand_out(new)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        kv_cache.copy_blocks([self._cache], copies)
+        self._blocks.copy(copies)
 
     def begin(self, slot: int) -> None:
         self._num_seen[slot] = self._blocks.begin(slot)

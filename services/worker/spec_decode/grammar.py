@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.worker.block_copies import BlockCopies
 from services.worker.model_runner import Outcome
 from services.worker.slots import NewBlocks
 from services.worker.spec_decode.config import SpeculativeConfig
@@ -60,6 +61,9 @@ class JumpForward:
 
     def hand_out(self, new: NewBlocks) -> None:
         self._other.hand_out(new)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        self._other.copy_blocks(copies)
 
     def begin(self, slot: int) -> None:
         self._other.begin(slot)

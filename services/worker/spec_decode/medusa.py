@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.block_copies import BlockCopies
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.loader import load_checkpoint
 from services.worker.model_runner import Outcome
@@ -87,6 +88,9 @@ class MedusaProposer:
         self._features: Tensor = torch.zeros((num_slots, size), dtype=place.dtype, device=place.device)
 
     def hand_out(self, new: NewBlocks) -> None:
+        """Nothing is kept by block."""
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
         """Nothing is kept by block."""
 
     def begin(self, slot: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.attention.port import AttentionMetadata, Tensor
+from services.worker.block_copies import BlockCopies
 from services.worker.forward_batch import ForwardBatch
 from services.worker.sampling.component import upload
 from services.worker.slots import NewBlocks, Rows, SlotTable
@@ -76,31 +77,43 @@ class Passes:
 
 
 class FilledBlocks:
-    """Which blocks hold a drafter's KV for all their positions."""
+    """How many positions of each block hold a drafter's KV, from the first one on."""
 
     def __init__(self, table: SlotTable, num_blocks: int) -> None:
         self._table = table
-        self._filled = np.zeros(num_blocks, dtype=np.bool_)
-        self._num_marked = np.zeros(len(table.live), dtype=np.int32)  # by slot
+        self._num_filled = np.zeros(num_blocks, dtype=np.int32)
+        self._num_marked = np.zeros(len(table.live), dtype=np.int32)  # full blocks, by slot
 
     def hand_out(self, new: NewBlocks) -> None:
         """Blocks start anew, but for those that came with cached content."""
         if len(new.ids):
             cached = -(-self._table.num_cached_tokens[new.slots] // self._table.block_size)
-            self._filled[new.ids[new.columns >= cached]] = False
+            self._num_filled[new.ids[new.columns >= cached]] = 0
+
+    def copy(self, copies: BlockCopies) -> None:
+        """Before the sequences that get the copies begin."""
+        self._num_filled[copies.targets] = self._num_filled[copies.sources]
 
     def begin(self, slot: int) -> int:
         """How many positions of a new sequence are filled, from the first one on."""
-        size = self._table.block_size
-        row = self._table.block_table[slot, : self._table.num_cached_tokens[slot] // size]
-        holes = np.flatnonzero(~self._filled[row])
-        self._num_marked[slot] = int(holes[0]) if len(holes) else len(row)
-        return int(self._num_marked[slot]) * size
+        size, num_cached = self._table.block_size, int(self._table.num_cached_tokens[slot])
+        row = self._table.block_table[slot, : -(-num_cached // size)]
+        cached = np.minimum(num_cached - size * np.arange(len(row)), size)  # positions of each block
+        held = np.minimum(self._num_filled[row], cached)
+        if num_cached % size:
+            self._num_filled[row[-1]] = held[-1]  # what is behind it was of another sequence
+        holes = np.flatnonzero(held < cached)
+        num_filled = int(holes[0]) * size + int(held[holes[0]]) if len(holes) else num_cached
+        self._num_marked[slot] = num_filled // size
+        return num_filled
 
     def mark(self, slots: Rows, num_filled: I32) -> None:
         """The first so many positions of each of `slots` are filled, with what stays."""
-        full = num_filled // self._table.block_size
+        full, rest = np.divmod(num_filled, self._table.block_size)
         for i in np.flatnonzero(full > self._num_marked[slots]).tolist():
             slot = int(slots[i])
-            self._filled[self._table.block_table[slot, self._num_marked[slot] : full[i]]] = True
+            self._num_filled[self._table.block_table[slot, self._num_marked[slot] : full[i]]] = self._table.block_size
             self._num_marked[slot] = full[i]
+        partly = np.flatnonzero(rest)
+        last = self._table.block_table[slots[partly], full[partly]]
+        self._num_filled[last] = np.maximum(self._num_filled[last], rest[partly])

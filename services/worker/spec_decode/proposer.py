@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.worker.block_copies import BlockCopies
 from services.worker.model_runner import Outcome
 from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.drafts import Drafts
@@ -33,6 +34,9 @@ class Proposer(Protocol):
     def hand_out(self, new: NewBlocks) -> None:
         """Slots get these blocks, before anything is proposed for them."""
 
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """What slots will get, before any of them begins."""
+
     def begin(self, slot: int) -> None:
         """A new sequence has the slot; its tokens are in the history, its cached blocks in the table."""
 
@@ -49,6 +53,9 @@ class HostProposer:
     needs_features = False
 
     def hand_out(self, new: NewBlocks) -> None:
+        """Nothing is kept by block."""
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
         """Nothing is kept by block."""
 
     def begin(self, slot: int) -> None:

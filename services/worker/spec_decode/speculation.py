@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.block_copies import BlockCopies
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.slots import NewBlocks, Order, Rows, Step
@@ -64,6 +65,10 @@ class Speculation:
         self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
         self._num_unsettled = 0  # steps with drafts that are not recorded
         self._found: Found | None = None  # for the step that is being ordered
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Before the step that says so begins anything."""
+        self._proposer.copy_blocks(copies)
 
     def begin(self, slot: int, token_ids: I32) -> None:
         self._lives[slot] += 1

@@ -34,6 +34,7 @@ class New:
     num_prompt: int = 0  # 0: all of them
     cached_blocks: tuple[int, ...] = ()  # full blocks of another sequence that hold its prefix
     copied_block: int = 0  # that holds the rest of it, and is to be copied
+    num_cached: int = 0  # 0: all that these blocks can hold
     sampling: sampling_pb2.SamplingParams = field(default_factory=lambda: GREEDY)
     eos: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -121,11 +122,11 @@ class PaperScheduler:
 
 
 def _num_cached(new: New, block_size: int) -> int:
-    return (
-        (new.num_prompt or len(new.tokens))
-        if new.copied_block
-        else min(len(new.cached_blocks) * block_size, len(new.tokens))
-    )
+    if new.num_cached:
+        return new.num_cached
+    if new.copied_block:
+        return new.num_prompt or len(new.tokens)
+    return min(len(new.cached_blocks) * block_size, len(new.tokens))
 
 
 def _admission(new: New, block_size: int) -> pb.Admission:

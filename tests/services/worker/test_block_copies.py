@@ -59,6 +59,36 @@ def test_what_copies_hold_is_on_record(checkpoint: Make) -> None:
     assert held(rig) == both
 
 
+def test_a_copy_is_used_as_far_as_the_texts_are_the_same(checkpoint: Make) -> None:
+    made, tokens = checkpoint("qwen3-tied"), prompt(11)
+    rig = Rig(made.folder)
+    rig.step([New(0, tokens)], {0: 11})
+    rig.step()
+    blocks, other = rig.blocks(0), [*tokens[:9], 5, 6, 7, 8]
+    rig.step([New(1, other, cached_blocks=blocks[:2], copied_block=blocks[2], num_cached=9)], {1: 4})
+    for _ in range(6):
+        rig.step()
+    assert error(rig, made, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
+    both = expected(rig.tokens(0), rig.blocks(0), 18) | expected(rig.tokens(1), rig.blocks(1), 19)
+    assert held(rig) == both
+
+
+def test_a_sequence_goes_on_in_the_block_that_another_left(checkpoint: Make) -> None:
+    made, tokens = checkpoint("qwen3-tied"), prompt(10)
+    rig = Rig(made.folder)
+    rig.step([New(0, tokens)], {0: 10})
+    blocks, said = rig.blocks(0), rig.tokens(0)
+    rig.step()  # leaves a token behind the ones that are used
+    other = [*said[:10], 5, 6, 7, 8]
+    rig.step([New(1, other, cached_blocks=blocks, num_cached=10)], {1: 4}, released=[0])
+    for _ in range(6):
+        rig.step()
+    assert rig.blocks(1)[:3] == blocks
+    assert error(rig, made, 1) < MAX_ERROR
+    assert held(rig) == expected(rig.tokens(1), rig.blocks(1), 20)
+
+
 @torch.inference_mode()
 def test_steps_with_copies_may_be_launched_before_earlier_ones_are_recorded(checkpoint: Make) -> None:
     tokens = prompt(10)

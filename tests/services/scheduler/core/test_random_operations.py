@@ -48,6 +48,7 @@ class Cluster:
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
         self.now = 0.0
+        self.num_copies = 0
         self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
 
     def add(self) -> None:
@@ -106,6 +107,7 @@ class Cluster:
         self.now += 1
         plan = self.core.schedule(self.now)
         if plan is not None:
+            self.num_copies += len(plan.copies)
             self.results.append(self.worker.execute(plan))
         return plan is not None
 
@@ -142,7 +144,7 @@ class Cluster:
         assert all(core.kv.pool.references(block) >= count for block, count in owners.items())
         assert not set(core.kv.pool.free_order) & set(owners), "free and owned are disjoint"
         for block, count in owners.items():
-            if count > 1 and core.kv.pool.hash_of(block) is None:
+            if count > 1 and not core.kv.pool.hash_of(block):
                 owning = [s for s in core.running.sequences if s is not None and block in core.kv.table(s.slot)]
                 kin = {core.beams.root_of(s.key) or s.family for s in owning}
                 assert len(kin) == 1, "only named blocks are shared, or among siblings and beams"
@@ -202,6 +204,8 @@ CASES = [
         "max_num_batched_tokens": 48,
         "long_prefill_token_threshold": 9,
     },
+    {"num_blocks": 30, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 40, "prefix_grain": 2},
+    {"num_blocks": 12, "block_size": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "watermark_blocks": 1},
 ]
 
 
@@ -246,6 +250,8 @@ def operate_at_random(case: int, in_flight: int, caching: bool, policy: str, dra
     cluster.drain()
     cluster.check()
     cluster.verify()
+    if CASES[case]["block_size"] == 64 and caching:
+        assert cluster.num_copies > 10, "parts of blocks were found"
     assert cluster.core.use.used == 0, "blocks that no live sequence owns"
     assert cluster.core.running.num_free_slots == limits.max_num_seqs
     return cluster

@@ -1,0 +1,97 @@
+"""Beginnings of blocks are found by their tokens, and never where others lie."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.kv_cache import part_index
+from services.scheduler.kv_cache.part_index import Part, PartIndex
+from shared.columns import i32_bytes
+
+SIZE, GRAIN = 8, 2
+
+
+def content(tokens: list[int], parent: bytes = b"root") -> bytes:
+    return parent.ljust(32) + i32_bytes(tokens)
+
+
+def test_the_longest_beginning_is_found_to_the_token() -> None:
+    index = PartIndex(SIZE, GRAIN)
+    index.note(1, content([1, 2, 3, 4, 5]))
+    index.note(2, content([1, 2, 9, 9, 9, 9, 9, 9]))
+    index.publish()
+    assert index.find(content([1, 2, 3, 4, 5, 6])) == Part(1, 5, is_all=True)
+    assert index.find(content([1, 2, 3, 4, 7])) == Part(1, 4, is_all=False)
+    assert index.find(content([1, 2, 7])) == Part(2, 2, is_all=False), "the latest of those that begin alike"
+    assert index.find(content([1, 7, 3])) is None, "less than a grain"
+
+
+def test_the_same_tokens_behind_something_else_are_not_found() -> None:
+    index = PartIndex(SIZE, GRAIN)
+    index.note(1, content([1, 2, 3, 4]))
+    index.publish()
+    assert index.find(content([1, 2, 3, 4], parent=b"another")) is None
+
+
+def test_what_is_only_ordered_is_not_found() -> None:
+    index = PartIndex(SIZE, GRAIN)
+    index.note(1, content([1, 2, 3, 4]))
+    assert index.find(content([1, 2, 3, 4])) is None
+    index.publish()
+    index.note(1, content([1, 2, 3, 4, 5, 6]))
+    assert index.find(content([1, 2, 3, 4])) == Part(1, 4, is_all=False), "more is on its way into that block"
+
+
+def test_equal_keys_of_different_content_cost_a_hit_only(monkeypatch: object) -> None:
+    monkeypatch.setattr(part_index, "hash", lambda _: 0, raising=False)  # type: ignore[attr-defined]
+    index = PartIndex(SIZE, GRAIN)
+    index.note(1, content([1, 2, 3, 4]))
+    index.note(2, content([5, 6, 7, 8]))
+    index.publish()
+    assert index.find(content([1, 2, 3, 4])) is None
+    assert index.find(content([5, 6, 7, 8])) == Part(2, 4, is_all=True)
+    assert index.find(content([5, 6, 7, 8], parent=b"another")) is None
+    index.forget(2)
+    assert index.find(content([5, 6, 7, 8])) is None
+
+
+tokens = st.lists(st.integers(0, 2), min_size=GRAIN, max_size=SIZE)
+parents = st.sampled_from([b"a", b"b"])
+blocks = st.integers(1, 6)
+History = list[tuple[int, bytes, list[int], str]]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.tuples(blocks, parents, tokens, st.sampled_from(["fill", "go on", "forget"])), max_size=30),
+    parents,
+    tokens,
+)
+def test_what_is_found_is_there(history: History, parent: bytes, wanted: list[int]) -> None:
+    index = PartIndex(SIZE, GRAIN)
+    held: dict[int, tuple[bytes, list[int]]] = {}
+    forgot = False
+    for block, before, listed, change in history:
+        if change == "go on" and block in held:
+            held[block] = held[block][0], (held[block][1] + listed)[:SIZE]
+        else:
+            index.forget(block)
+            forgot |= held.pop(block, None) is not None
+            if change == "forget":
+                continue
+            held[block] = before, listed
+        index.note(block, content(held[block][1], held[block][0]))
+        index.publish()
+    found = index.find(content(wanted, parent))
+    common = {block: num_common(listed, wanted) for block, (before, listed) in held.items() if before == parent}
+    if found is not None:
+        assert found.num_tokens == common[found.block] >= GRAIN
+        assert found.is_all == (found.num_tokens == len(held[found.block][1]))
+    if not forgot:
+        longest = min(max(common.values(), default=0), SIZE - 1) // GRAIN * GRAIN
+        assert (found.num_tokens if found else 0) >= longest
+
+
+def num_common(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,81 @@
+"""Which positions of cached blocks hold a drafter's KV, when blocks change hands, whole or in part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.worker.block_copies import BlockCopies
+from services.worker.limits import Limits
+from services.worker.slots import NewBlocks, SlotTable
+from services.worker.spec_decode.paged import FilledBlocks
+
+LIMITS = Limits(block_size=8, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=40, num_blocks=20)
+
+
+class Drafter:
+    """What a drafter does about blocks."""
+
+    def __init__(self) -> None:
+        self.table = SlotTable(LIMITS)
+        self.blocks = FilledBlocks(self.table, LIMITS.num_blocks)
+
+    def begin(self, slot: int, blocks: list[int], num_cached: int = 0, copied: int = 0) -> int:
+        """With `blocks`, the one that `num_cached` ends in being a copy of `copied`. How much is filled already."""
+        self.table.block_table[slot, : len(blocks)] = blocks
+        self.table.num_cached_tokens[slot] = num_cached
+        if copied:
+            target = blocks[num_cached // LIMITS.block_size]
+            self.blocks.copy(BlockCopies(np.array([copied], np.uint32), np.array([target], np.uint32)))
+        filled = self.blocks.begin(slot)
+        count = len(blocks)
+        self.blocks.hand_out(NewBlocks(np.full(count, slot), np.arange(count), np.array(blocks, dtype=np.int32)))
+        return filled
+
+    def fill(self, slot: int, num_positions: int) -> None:
+        self.blocks.mark(np.array([slot]), np.array([num_positions], dtype=np.int32))
+
+
+@pytest.fixture
+def drafter() -> Drafter:
+    made = Drafter()
+    assert made.begin(0, [5, 6, 7]) == 0
+    made.fill(0, 21)
+    return made
+
+
+@pytest.mark.parametrize("num_cached", [8, 16])
+def test_whole_blocks_are_filled_for_whoever_shares_them(drafter: Drafter, num_cached: int) -> None:
+    assert drafter.begin(1, [5, 6, 8], num_cached) == num_cached
+
+
+@pytest.mark.parametrize("num_cached", [17, 20, 21])
+def test_a_copy_is_filled_as_far_as_it_is_used(drafter: Drafter, num_cached: int) -> None:
+    assert drafter.begin(1, [5, 6, 8], num_cached, copied=7) == num_cached
+    drafter.fill(1, 24)
+    assert drafter.begin(2, [5, 6, 8], 24) == 24
+
+
+def test_what_the_source_lacks_the_copy_lacks(drafter: Drafter) -> None:
+    assert drafter.begin(1, [5, 6, 8], 23, copied=7) == 21
+
+
+def test_what_was_behind_the_used_part_of_a_copy_is_filled_no_more(drafter: Drafter) -> None:
+    drafter.fill(0, 24)
+    assert drafter.begin(1, [5, 6, 8], 18, copied=7) == 18
+    assert drafter.begin(2, [5, 6, 8], 24) == 18, "nobody has filled the rest since"
+
+
+def test_a_block_that_is_written_on_stays_filled_up_to_there(drafter: Drafter) -> None:
+    assert drafter.begin(1, [5, 6, 7], 21) == 21
+
+
+def test_a_block_that_starts_anew_is_filled_no_more(drafter: Drafter) -> None:
+    drafter.begin(1, [6])
+    assert drafter.begin(2, [5, 6, 7], 21) == 8
+
+
+def test_behind_a_hole_nothing_counts(drafter: Drafter) -> None:
+    drafter.begin(1, [9, 10])
+    drafter.fill(1, 4)
+    assert drafter.begin(2, [5, 9, 6], 24) == 12
