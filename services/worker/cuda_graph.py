@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,15 +54,19 @@ class CudaRecorder:
             result: Tensor = None
             for step in steps:
                 result = step(result)
-            recordings: list[Recording] = []
-            results: list[Tensor] = [None]
-            for step in steps:
-                graph = torch.cuda.CUDAGraph()
-                # thread_local: the landing thread may ask for events meanwhile
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                results.append(step(results[-1]))
-                graph.capture_end()
-                recordings.append(_CudaRecording(graph, _borrowed(results[-1])))
+            with _garbage_left_alone():
+                return self._captured(steps)
+
+    def _captured(self, steps: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
+        recordings: list[Recording] = []
+        results: list[Tensor] = [None]
+        for step in steps:
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: the landing thread may ask for events meanwhile
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            results.append(step(results[-1]))
+            graph.capture_end()
+            recordings.append(_CudaRecording(graph, _borrowed(results[-1])))
         return recordings
 
     @contextlib.contextmanager
@@ -72,6 +77,18 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             yield
         current.wait_stream(self._stream)
+
+
+@contextlib.contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Graphs of an earlier epoch that were freed during a capture would make it fail."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Memory:
