@@ -164,7 +164,7 @@ def _graph_maker(
         return None
     chunks = settings.cuda_graph_chunks and backend.records_chunks
     if chunks != settings.cuda_graph_chunks:
-        log.warning("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
+        log.info("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
     return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts)
 

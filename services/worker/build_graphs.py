@@ -76,7 +76,8 @@ class GraphMaker:
         graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=staging)
         graphs.record(most)
         runner.use_chunk_graphs(graphs)
-        log.info("chunk graphs recorded", count=graphs.count, seconds=round(time.perf_counter() - started, 2))
+        seconds = round(time.perf_counter() - started, 2)
+        log.info("chunk graphs recorded", count=graphs.count, most_tokens=graphs.most_tokens, seconds=seconds)
 
     def _recorded(self, caches: list[LayerCache], limits: Limits) -> RecordedModel:
         def logits(batch: ForwardBatch) -> Tensor:

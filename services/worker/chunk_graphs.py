@@ -1,7 +1,8 @@
 """Steps with chunks as CUDA graphs: all kernels of parts of prompts, or of drafts, in one launch.
 
-Launched kernel by kernel, such a step takes 9 to 12 ms of Python whatever it computes (28 layers, an H200's host);
-small ones take the GPU 1 or 2. A graph has fixed numbers of tokens and of rows. Its tokens beyond those of the step are
+Launched kernel by kernel, such a step takes 9 to 15 ms of Python whatever it computes (28 layers, an H200's host);
+small ones take the GPU 1 or 2. Where the GPU takes longer than the launches, none is recorded: that would only cost
+what the padding computes. A graph has fixed numbers of tokens and of rows. Its tokens beyond those of the step are
 a prompt of the scratch slot behind the last one, which stores into the null block; its rows beyond that have no tokens.
 """
 
@@ -25,8 +26,8 @@ from services.worker.step_edges import FED, SlotMemory
 from services.worker.step_inputs import StepInputs
 from shared.columns import I32
 
-# In the time of the launches an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape. Not tuned.
-TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
+# In the time of the launches an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape.
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072)
 ROWS = (33, 129, 513)  # odd: as many rows as tokens would be a decode step
 NONE: I32 = np.zeros(0, np.int32)
 
@@ -106,13 +107,20 @@ class ChunkGraphs:
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs."""
+        """The `most` largest that pay (0: all), largest first: the memory of the rest fits into theirs."""
+        self._tokens = self._tokens[: bisect_left(self._tokens, True, key=self._is_compute_bound)]
+        self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
         for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
             self._step(shape)
 
     @property
     def count(self) -> int:
         return len(self._steps)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a step that goes through a graph."""
+        return self._tokens[-1] if self._tokens else 0
 
     def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """Something to compute, in one of the shapes."""
@@ -154,18 +162,27 @@ class ChunkGraphs:
             self._steps[shape] = self._record(shape)
         return self._steps[shape]
 
+    def _is_compute_bound(self, num_tokens: int) -> bool:
+        shape = max(shape for shape in self._shapes if shape.num_tokens == num_tokens)
+        _, column = self._of_padding(shape)
+        return not self._recorder.is_launch_bound(lambda: self._logits(column, shape))
+
     def _record(self, shape: ChunkShape) -> RecordedStep:
+        columns, column = self._of_padding(shape)
+        forward, choose = self._recorder.record(
+            lambda _: self._logits(column, shape), lambda logits: self._choose(logits, column)
+        )
+        return RecordedStep(columns, forward, choose)
+
+    def _of_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
+        """Inputs that are padding alone, and what they are made of."""
         stride = _stride(shape)
         columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
         only_padding = [NONE, np.array([shape.num_tokens])]
         self._upload(
             columns, shape, tokens=[NONE] * 6, rows=only_padding, samples=[NONE] * 3, query_start=np.zeros(1, np.int32)
         )
-        column = ChunkColumns.of(columns, shape)
-        forward, choose = self._recorder.record(
-            lambda _: self._logits(column, shape), lambda logits: self._choose(logits, column)
-        )
-        return RecordedStep(columns, forward, choose)
+        return columns, ChunkColumns.of(columns, shape)
 
     def _upload(
         self,
@@ -195,6 +212,7 @@ class ChunkGraphs:
             column.seq_lens,
             longest_query=shape.num_tokens,
             longest_seq=self._model.longest_seq,
+            is_recorded=True,
         )
         return self._model.logits(
             ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)

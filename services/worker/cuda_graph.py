@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,9 @@ class Recorder(Protocol):
     def record(self, *steps: Callable[[Tensor], Tensor]) -> list[Recording]:
         """Steps that are replayed one after the other: each gets the result of the one before it (None at first)."""
 
+    def is_launch_bound(self, work: Work) -> bool:
+        """Whether launching `work` kernel by kernel takes longer than computing it, so that a recording is faster."""
+
 
 @dataclass
 class _CudaRecording:
@@ -39,6 +43,9 @@ class _CudaRecording:
 
     def replay(self) -> None:
         self.graph.replay()
+
+
+COMPUTING_LONGER = 1.2  # than launching: the device has fallen behind, and would not be idle without a recording
 
 
 class CudaRecorder:
@@ -56,6 +63,19 @@ class CudaRecorder:
                 result = step(result)
             with _garbage_left_alone():
                 return self._captured(steps)
+
+    def is_launch_bound(self, work: Work) -> bool:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with self._aside():
+            work()
+            torch.cuda.current_stream().synchronize()
+            started = time.perf_counter()
+            begin.record()
+            work()
+            launch_ms = 1e3 * (time.perf_counter() - started)
+            end.record()
+            end.synchronize()
+        return bool(begin.elapsed_time(end) < COMPUTING_LONGER * launch_ms)
 
     def _captured(self, steps: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
         recordings: list[Recording] = []
@@ -131,3 +151,6 @@ class Repeater:
         for step in steps:
             recordings.append(_Repeated(step, recordings[-1] if recordings else None))
         return list(recordings)
+
+    def is_launch_bound(self, _work: Work) -> bool:
+        return True

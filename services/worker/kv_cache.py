@@ -24,27 +24,35 @@ class LayerCache:
 
     k: Tensor
     v: Tensor
+    all_layers: Tensor = (
+        None  # int64 [2 * num_layers, num_blocks, words of a block], where they are one piece of memory
+    )
 
 
 def allocate(shape: BlockShape, num_blocks: int, device: Any) -> list[LayerCache]:
     """By layer, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    zeros = _host_zeros if device.type == "cpu" else torch.zeros
-    return [
-        LayerCache(zeros(size, dtype=shape.dtype, device=device), zeros(size, dtype=shape.dtype, device=device))
-        for _ in range(shape.num_layers)
-    ]
+    if device.type == "cpu":
+        parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(2 * shape.num_layers)]
+        return [LayerCache(k, v) for k, v in zip(parts[::2], parts[1::2], strict=True)]
+    whole = torch.zeros((2 * shape.num_layers, *size), dtype=shape.dtype, device=device)
+    words = whole.flatten(2).view(torch.int64)
+    return [LayerCache(whole[i], whole[i + 1], words) for i in range(0, 2 * shape.num_layers, 2)]
 
 
 def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
     device = caches[0].k.device
     sources, targets = (upload(ids, device, np.int64) for ids in (copies.sources, copies.targets))
+    whole = caches[0].all_layers
+    if whole is not None:  # two launches instead of four for each layer
+        whole.index_copy_(1, targets, whole.index_select(1, sources))
+        return
     for cache in caches:
         for part in (cache.k, cache.v):
             part.index_copy_(0, targets, part.index_select(0, sources))
 
 
-def _host_zeros(size: tuple[int, ...], *, dtype: Any, device: Any) -> Tensor:
+def _host_zeros(size: tuple[int, ...], *, dtype: Any) -> Tensor:
     """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB.
 
     Aligned to huge pages where there is room for one: what lies before the first comes in small ones, which made a

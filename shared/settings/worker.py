@@ -54,7 +54,7 @@ class WorkerSettings(Settings):
     )
     cuda_graphs: bool = Field(True, description="decode steps as CUDA graphs: faster steps for a second of start-up")
     cuda_graph_chunks: bool = Field(
-        False, description="small steps with chunks of prompts, too: less time between launches for more start-up"
+        True, description="steps with chunks of prompts, too, where launching their kernels takes longer than computing"
     )
     max_logprobs: int = Field(
         20, ge=-1, description="most log-probabilities per token that a request may ask for; -1: the whole vocabulary"

@@ -1,4 +1,4 @@
-"""One backend for steps in which every row has one token, another for all others."""
+"""One backend for steps in which every row has one token, another for all others, one of them for those in graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ class ByPhase:
 
     @property
     def records_chunks(self) -> bool:
-        return self.chunk.records_chunks
+        return self._recorded_chunk.records_chunks
+
+    @property
+    def _recorded_chunk(self) -> AttentionBackend:
+        """In small steps, which are those in graphs, launches count for more than what the other one would save."""
+        return self.chunk if self.chunk.records_chunks else self.decode
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return self.decode.rows_per_prefix_tile(spec)
@@ -31,5 +36,6 @@ class ByPhase:
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
     ) -> Tensor:
-        backend = self.decode if metadata.is_decode else self.chunk
+        chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
+        backend = self.decode if metadata.is_decode else chunk
         return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window)

@@ -45,6 +45,7 @@ class AttentionMetadata:
     longest_seq: int  # the largest of seq_lens, or more
     order: Tensor | None = None  # [num_rows] rows, longest first; None: nobody has sorted them
     prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
+    is_recorded: bool = False  # part of a CUDA graph of steps with chunks
 
     @property
     def is_decode(self) -> bool:

@@ -91,7 +91,7 @@ async def test_refusals_name_the_field(frontend: Running, body: dict[str, Any], 
         ({"priority": 3}, "priority"),
     ],
 )
-async def test_what_is_not_offered_yet_is_501(frontend: Running, body: dict[str, Any], field: str) -> None:
+async def test_what_this_server_cannot_do_is_501(frontend: Running, body: dict[str, Any], field: str) -> None:
     status, reply = await complete(frontend, **body)
     assert (status, reply["error"]["param"], reply["error"]["type"]) == (501, field, "NotImplementedError")
 

@@ -47,8 +47,8 @@ def refusing(monkeypatch: pytest.MonkeyPatch):
     return use
 
 
-def attended_by(chosen, longest_query: int) -> str:
-    metadata = AttentionMetadata(None, None, None, longest_query=longest_query, longest_seq=9)
+def attended_by(chosen, longest_query: int, *, is_recorded: bool = False) -> str:
+    metadata = AttentionMetadata(None, None, None, longest_query=longest_query, longest_seq=9, is_recorded=is_recorded)
     return chosen.attend(None, None, None, metadata, scale=1.0, window=0)
 
 
@@ -58,8 +58,9 @@ def test_each_phase_has_the_best_that_can(refusing) -> None:
     assert isinstance(chosen, ByPhase)
     assert attended_by(chosen, 1) == "triton"
     assert attended_by(chosen, 2) == "flash_attn"
+    assert attended_by(chosen, 2, is_recorded=True) == "triton"
     assert chosen.records_decodes
-    assert not chosen.records_chunks
+    assert chosen.records_chunks
     assert chosen.rows_per_prefix_tile(SPEC) == 32
 
 

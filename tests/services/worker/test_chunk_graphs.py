@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.worker.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
-from services.worker.cuda_graph import Repeater
+from services.worker.cuda_graph import Repeater, Work
 from services.worker.forward_batch import ForwardBatch
 from services.worker.limits import Limits
 from services.worker.recorded_steps import RecordedModel
@@ -40,8 +40,19 @@ class Seen:
     num_forwards = 0
 
 
-def use_chunk_graphs(replica: Replica, shapes: list[ChunkShape]) -> Seen:
-    """As on a GPU: memory of its own, and every step that fits in a graph's."""
+class SlowToLaunch(Repeater):
+    """Computing takes longer than launching from more than so many tokens on."""
+
+    def __init__(self, seen: Seen, most_tokens: int) -> None:
+        self._seen, self._most_tokens = seen, most_tokens
+
+    def is_launch_bound(self, work: Work) -> bool:
+        work()
+        return len(self._seen.batch.token_ids) <= self._most_tokens
+
+
+def use_chunk_graphs(replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0) -> Seen:
+    """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay."""
     runner, limits, seen = replica._runner, replica.limits, Seen()
     decoder = runner._decoder
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
@@ -58,9 +69,10 @@ def use_chunk_graphs(replica: Replica, shapes: list[ChunkShape]) -> Seen:
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=0,
     )
-    graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=Repeater(), staging=Copying())
+    recorder = SlowToLaunch(seen, most_tokens) if most_tokens else Repeater()
+    graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=Copying())
     graphs.record()
-    assert graphs.count == len(shapes)
+    assert graphs.count == sum(shape.num_tokens <= most_tokens or not most_tokens for shape in shapes)
     runner.use_chunk_graphs(graphs)
     return seen
 
@@ -140,6 +152,18 @@ def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> Non
         assert seen.num_forwards == before + (num_tokens is not None)
         assert num_tokens in (None, len(seen.batch.token_ids))
         run_both(rigs)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("most_tokens", [4, 8, 3])
+def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
+    made = checkpoint("llama")
+    rigs = [Rig(made.folder, record_logits=False), Rig(made.folder)]
+    seen = use_chunk_graphs(rigs[0].replica, SHAPES, most_tokens)
+    for slot, num_tokens in enumerate((3, 7, 13)):
+        before = seen.num_forwards
+        run_both(rigs, [New(slot, prompt(num_tokens, slot))], {slot: num_tokens, **dict.fromkeys(range(slot), 0)})
+        assert seen.num_forwards == before + (num_tokens <= most_tokens // 4 * 4)
 
 
 @torch.inference_mode()
@@ -233,8 +257,8 @@ def test_shapes_lie_close_and_none_is_for_nothing() -> None:
     limits = Limits(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=40960)
     shapes = chunk_shapes(limits, 1)
     assert shapes == sorted(set(shapes))
-    assert (shapes[0], shapes[-1]) == (ChunkShape(16, 33), ChunkShape(1024, 513))
-    assert len(shapes) == 21
+    assert (shapes[0], shapes[-1]) == (ChunkShape(16, 33), ChunkShape(3072, 513))
+    assert len(shapes) == 56
     for tokens, rows, samples in ((1, 1, 1), (100, 64, 64), (300, 300, 300), (1024, 512, 512), (64, 16, 64)):
         entries = max(rows + 1, samples)
         assert any(shape.num_tokens >= tokens and shape.num_rows >= entries for shape in shapes)
