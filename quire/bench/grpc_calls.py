@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -10,7 +11,7 @@ import grpc.aio
 
 from quire.bench.timing import Received, Timing
 from quire.bench.workloads import Item
-from quire.params import SamplingParams
+from quire.params import SamplingParams, StructuredOutput
 from quire.requests import Options, generate_request
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.rpc.channel import connect
@@ -29,6 +30,8 @@ class GrpcCaller:
 
     def body(self, item: Item) -> bytes:
         params = SamplingParams(temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True)
+        if item.json_schema:
+            params = replace(params, structured_output=StructuredOutput(json=item.json_schema))
         request = generate_request(item.prompt, params, Options(final_only=self._final_only))
         return bytes(request.SerializeToString())
 

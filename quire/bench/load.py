@@ -28,7 +28,9 @@ from quire.bench.workloads import Workload
 from quire.cli.flags import human_int
 from shared.errors import InvalidArgument, Unavailable
 
-TURN_PAUSE_S = 2.0  # vLLM's worker goes on polling for a second after its last step, at the cost of whoever is next
+TURN_PAUSE_S = (
+    2.0  # beside others: vLLM's worker polls for a second after its last step, at the cost of whoever is next
+)
 CONNECTIONS_PER_FRONTEND = 4  # of all clients together; the kernel spreads connections by chance
 
 
@@ -50,9 +52,10 @@ class Effort:
 
 
 def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> None:
-    """Flags of every mode that sends requests."""
-    names = ", ".join(workloads.WORKLOADS)
-    parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names}; gpu and cpu: sets (default: {work})")
+    """Flags of every mode that sends requests. `work`: what is sent by default; empty: there is no choice."""
+    if work:
+        names = f"{', '.join(workloads.WORKLOADS)}; gpu and cpu: sets"
+        parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names} (default: {work})")
     parser.add_argument("--runs", type=human_int, default=3, help="measured runs; medians are shown")
     parser.add_argument("--warmup", type=human_int, default=1, help="runs before those")
     parser.add_argument("--requests", type=human_int, default=0, help="only the first so many of a workload; 0: all")
@@ -115,6 +118,7 @@ class Side:
     target: Target  # whom to watch
     new_players: Callable[[int], AbstractContextManager[Players]]  # at most so many processes
     forget: Callable[[], None]  # cached prefixes
+    asks: Callable[[Workload], Workload] = lambda work: work  # for what is measured here
 
 
 def clients_side(target: Target, new_caller: Callable[[], Caller]) -> Side:
@@ -134,15 +138,16 @@ def measure(
     Sides take turns run by run, so that what else goes on in the machine meets all of them alike.
     """
     comes = arrivals.parse(arrival)
+    has_others = any(not side.target.grpc_address for side in sides[1:])
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
     def run(side: Side, players: Players, title: str) -> Mapping[str, float]:
         if effort.reset:
             side.forget()
-        if len(sides) > 1:
+        if has_others:
             time.sleep(TURN_PAUSE_S)
         watch = Watch(side.target, effort.steps)
-        outcome = players.run(work, comes, _bar(title))
+        outcome = players.run(side.asks(work), comes, _bar(title))
         _tell(title, outcome)
         return {**read(outcome), **watch.stop(outcome.num_tokens)}
 

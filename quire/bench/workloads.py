@@ -23,6 +23,7 @@ class Item:
 
     prompt: tuple[int, ...]
     num_output: int
+    json_schema: str = ""  # that the answer must have; empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,14 @@ class Workload:
         """The same for a small vocabulary: ids wrap around."""
         if vocab_size > LARGEST_ID:
             return self
-        return replace(
-            self, items=tuple(Item(tuple(i % vocab_size for i in item.prompt), item.num_output) for item in self.items)
-        )
+        wrapped = (replace(item, prompt=tuple(i % vocab_size for i in item.prompt)) for item in self.items)
+        return replace(self, items=tuple(wrapped))
 
     def sampled_at(self, temperature: float) -> Workload:
         return replace(self, temperature=temperature)
+
+    def without_schemas(self) -> Workload:
+        return replace(self, items=tuple(replace(item, json_schema="") for item in self.items))
 
     def first(self, count: int) -> Workload:
         """Only so many of its requests; 0: all."""

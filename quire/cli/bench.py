@@ -19,6 +19,7 @@ MODES = {
         "where conversations go: hit rate and latency by placement, simulated workers",
     ),
     "speculation": ("quire.bench.speculation", "the same questions with every way of drafting, and without"),
+    "structured": ("quire.bench.structured", "answers under a schema each, and the same requests without"),
     "kernels": ("quire.bench.kernels", "the benches beside the kernels"),
 }
 

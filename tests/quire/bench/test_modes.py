@@ -57,6 +57,17 @@ def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]
     assert off["errors"] == medusa["errors"] == 0
 
 
+def test_structured_measures_the_same_requests_with_schemas_and_without(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--address", cluster.grpc_address, "--tokens", "40", "--warmup", "0")
+    free, bound = bench(capsys, "structured", *words, *SMALL)
+    assert [row["constraint"] for row in (free, bound)] == ["free", "own schema"]
+    assert free["of_free"] == 1
+    assert bound["of_free"] > 0
+    assert free["errors"] == bound["errors"] == 0
+
+
 def test_serve_drives_a_cluster_that_is_there_both_ways(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     there = ("--address", cluster.grpc_address, "--http", cluster.http_address)
     rows = bench(capsys, "serve", *there, "--work", "cpu_stream8", "--load", "2,100/s", "--warmup", "0", *SMALL)

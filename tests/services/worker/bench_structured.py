@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from quire.bench.structured import schema
 from services.worker.build import build_replica, open_grammars
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.pb.common.v1 import sampling_pb2
@@ -28,21 +28,6 @@ TINY = Path(__file__).parents[3] / "quire/tiny/model"
 PROMPT = list(range(40, 72))
 ROUNDS = 5
 WARM = 10  # steps
-
-
-def schema(number: int) -> dict[str, Any]:
-    """Records without end, of a form that no other number has."""
-    words = [f"word{number}{letter}" for letter in "abcde"]
-    fields = {
-        f"title{number}": {"type": "string", "maxLength": 40},
-        f"count{number}": {"type": "integer", "minimum": -1000, "maximum": 1000},
-        f"kind{number}": {"enum": words},
-        f"ratio{number}": {"type": "number"},
-        f"tags{number}": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]+$"}, "maxItems": 4},
-        f"done{number}": {"type": "boolean"},
-    }
-    record = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    return {"type": "array", "items": record, "minItems": 1000}
 
 
 class Bench:
