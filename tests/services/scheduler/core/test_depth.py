@@ -59,7 +59,7 @@ def test_it_follows_the_steps(core: Callable[..., Core]) -> None:
         assert c.depth.most == most
 
 
-@pytest.mark.parametrize(("step_s", "planned_after"), [(0.1, 0.08), (0.025, 0.019)])
+@pytest.mark.parametrize(("step_s", "planned_after"), [(0.1, 0.08), (0.025, 0.005)])
 def test_who_comes_during_a_long_step_is_in_the_next(
     core: Callable[..., Core], step_s: float, planned_after: float
 ) -> None:
