@@ -5,15 +5,17 @@ many sequences run, and on who drafts; none of that is known beforehand. So leng
 then another one than the present, and whichever gives more tokens per second stays. Tries become rarer while they
 change nothing. Each power of two of running sequences has a length of its own.
 
-The time of a step is measured in those few: a median, because steps that wait for something else are no measure. Its
-tokens are counted there too, and where few sequences run, so that few are counted, mostly estimated from how often
-drafts were right over many steps, position by position.
+The time of a step is measured in those few: a median, because steps that wait for something else are no measure; one
+for steps in which somebody drafted and one for those in which nobody found anything to draft, because on a GPU these
+are ten times shorter. Its tokens are counted there too, and where few sequences run, so that few are counted, they are
+mostly estimated from how often drafts were right over many steps, position by position.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,10 +27,13 @@ HOPELESS = 3  # steps after which a try is given up that could not win even if e
 UNSETTLED = 3  # steps after a change that say nothing: others were under way
 FIRST_TRY = 8  # steps at a length before another one is tried
 RAREST_TRY = 2048  # steps; a try takes about 11, a hopeless one 6
+FIRST_REST, LONGEST_REST = 8, 128  # times what a try lost: where steps with drafts are dear, few steps lose much
 BETTER = 1.03  # by so much another length must be better
 SMOOTHING = 0.02  # of how often drafts are right, for each step
 COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
 HOPE = 0.7  # how often a position is right of which nothing is known, if the one before is
+
+StepTime = tuple[float, bool]  # seconds; whether anybody drafted
 
 
 @dataclass(slots=True)
@@ -39,7 +44,9 @@ class Regime:
     patience: int = FIRST_TRY  # steps until the next try
     next_try: int = 0  # 0: no drafts at all, then a shorter one and a longer one in turn
     waited: int = 0
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=4 * SAMPLES))  # of steps at `length`
+    rest: int = FIRST_REST  # times what a try lost that changed nothing
+    rest_s: float = 0.0  # until the next try
+    times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=4 * SAMPLES))  # of steps at `length`
 
 
 @dataclass(slots=True)
@@ -47,7 +54,8 @@ class Try:
     """Another length for a few steps."""
 
     length: int
-    times: list[float] = field(default_factory=list)
+    times: list[StepTime] = field(default_factory=list)
+    seconds: float = 0.0  # that it has taken, with what says nothing
     num_counted: int = 0  # sequences and steps
     num_right: int = 0  # drafts in them
 
@@ -76,14 +84,17 @@ class DraftLength:
             self._enter(size_class)
         return self._length
 
-    def learn(self, num_sequences: int, length: int, seconds: float, *, alone: bool) -> None:
-        """A step with drafts of `length` took so long. `alone`: it did nothing else, and began when it could."""
+    def learn(self, num_sequences: int, length: int, seconds: float, *, alone: bool, drafted: bool) -> None:
+        """A step with drafts of `length` took so long. `alone`: it did nothing else, and began when it could;
+        `drafted`: somebody found something to draft."""
         if self._fixed or num_sequences.bit_length() != self._size_class or length != self._length:
             return
+        if self._try is not None:
+            self._try.seconds += seconds
         if self._unsettled > 0:
             self._unsettled -= 1
         elif alone and seconds > 0:
-            self._take_time(seconds)
+            self._take_time((seconds, drafted))
 
     def learn_right(self, accepted: npt.NDArray[np.int64], length: int) -> None:
         """Of a step with drafts of `length`: how many were right, for each sequence."""
@@ -122,18 +133,19 @@ class DraftLength:
         self._length, self._try = length, attempt
         self._unsettled = UNSETTLED if changed else self._unsettled
 
-    def _take_time(self, seconds: float) -> None:
+    def _take_time(self, time: StepTime) -> None:
         regime = self._regimes[self._size_class]
         if self._try is not None:
-            self._try.times.append(seconds)
+            self._try.times.append(time)
             if len(self._try.times) == SAMPLES:
                 self._judge(regime, self._try)
             elif len(self._try.times) == HOPELESS and self._is_hopeless(regime, self._try):
-                self._give_up(regime, 4)
+                self._give_up(regime, self._try, 4)
             return
-        regime.times.append(seconds)
+        regime.times.append(time)
         regime.waited += 1
-        if regime.waited >= regime.patience and len(regime.times) >= SAMPLES:
+        regime.rest_s -= time[0]
+        if regime.waited >= regime.patience and regime.rest_s <= 0 and len(regime.times) >= SAMPLES:
             self._attempt(regime)
 
     def _attempt(self, regime: Regime) -> None:
@@ -152,24 +164,31 @@ class DraftLength:
         return neighbours[turn % len(neighbours)]
 
     def _judge(self, regime: Regime, attempt: Try) -> None:
-        if self._tokens_of(attempt) / statistics.median(attempt.times) < BETTER * self._present_speed(regime):
-            self._give_up(regime, 2)
+        if self._speed_of(attempt) < BETTER * self._present_speed(regime):
+            self._give_up(regime, attempt, 2)
             return
         regime.length, regime.patience = attempt.length, max(FIRST_TRY, regime.patience // 4)
+        regime.rest, regime.rest_s = max(FIRST_REST, regime.rest // 4), 0.0
         regime.times = deque(attempt.times, maxlen=regime.times.maxlen)
         self._begin(regime.length, None)
 
     def _is_hopeless(self, regime: Regime, attempt: Try) -> bool:
-        return (1 + attempt.length) / statistics.median(attempt.times) < BETTER * self._present_speed(regime)
+        return (1 + attempt.length) / typical(attempt.times) < BETTER * self._present_speed(regime)
 
-    def _give_up(self, regime: Regime, factor: int) -> None:
+    def _give_up(self, regime: Regime, attempt: Try, factor: int) -> None:
         """Back to where it was, for longer."""
         regime.patience = min(factor * regime.patience, RAREST_TRY)
+        regime.rest = min(factor * regime.rest, LONGEST_REST)
+        lost = 1 - self._speed_of(attempt) / self._present_speed(regime)
+        regime.rest_s = regime.rest * attempt.seconds * max(lost, 0.0)
         self._begin(regime.length, None)
 
     def _present_speed(self, regime: Regime) -> float:
         """Tokens per second and sequence."""
-        return self.expected_tokens(regime.length) / statistics.median(regime.times)
+        return self.expected_tokens(regime.length) / typical(regime.times)
+
+    def _speed_of(self, attempt: Try) -> float:
+        return self._tokens_of(attempt) / typical(attempt.times)
 
     def _tokens_of(self, attempt: Try) -> float:
         """Of a sequence in a step."""
@@ -179,3 +198,9 @@ class DraftLength:
         counted = 1.0 + attempt.num_right / attempt.num_counted
         weight = attempt.num_counted / (attempt.num_counted + COUNTED)
         return weight * counted + (1 - weight) * expected
+
+
+def typical(times: Collection[StepTime]) -> float:
+    """Seconds of a step: the mean of the medians of both kinds."""
+    kinds = [[seconds for seconds, drafted in times if drafted is kind] for kind in (False, True)]
+    return sum(len(kind) * statistics.median(kind) for kind in kinds if kind) / len(times)

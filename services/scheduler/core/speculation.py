@@ -72,7 +72,8 @@ class Speculation:
         elif length:
             self.lengths.learn_nothing_drafted(len(flight.slots), length)
         alone = flight.num_tokens == len(flight.slots) * (1 + length)
-        self.lengths.learn(len(flight.slots), length, seconds, alone=alone)
+        drafted = result.draft_counts is not None
+        self.lengths.learn(len(flight.slots), length, seconds, alone=alone, drafted=drafted)
 
     def news(self, length: int) -> int | None:
         """What a plan has to say of it: nothing if it stays as it was."""
