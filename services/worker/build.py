@@ -84,7 +84,8 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     )
     runner = ModelRunner(model, sampler, device)
     num_drafts = drafting.num_speculative_tokens if drafting else 0
-    graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts)
+    keeps_features = drafter is not None and drafter.needs_features
+    graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts, keeps_features=keeps_features)
     compiling.wait()
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
     num_blocks = settings.num_blocks or _measure(
@@ -114,7 +115,7 @@ def _speculation(
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
     runner.choose_draft = CHOICES[config.rejection_sample_method]
-    runner.keeps_features = proposer.needs_features
+    runner.wants_features = lambda: drafter.needs_features and table.num_draft_tokens > 0
     forced_only = config.method == "grammar"
     adaptive = config.adaptive_length and not forced_only
     return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
@@ -155,6 +156,7 @@ def _graph_maker(
     place: Placement,
     *,
     num_drafts: int,
+    keeps_features: bool,
 ) -> GraphMaker | None:
     """None where all steps are launched kernel by kernel."""
     if spec.device == "cpu" or not settings.cuda_graphs:
@@ -166,7 +168,7 @@ def _graph_maker(
     if chunks != settings.cuda_graph_chunks:
         log.info("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
-    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts)
+    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts, keeps_features=keeps_features)
 
 
 def _use_tape(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from services.worker.model_runner import ModelRunner
 from services.worker.models import single_row
 from services.worker.models.decoder import Decoder
 from services.worker.models.single_row import SingleRowDecoder
-from services.worker.recorded_steps import RecordedModel
+from services.worker.recorded_steps import Features, RecordedModel
 from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
 from services.worker.staging import PinnedCopy
@@ -35,10 +36,19 @@ class GraphMaker:
     """Made once the model is loaded."""
 
     def __init__(
-        self, model: Decoder, rows_per_prefix_tile: int, place: Placement, *, chunks: bool, samples_per_row: int
+        self,
+        model: Decoder,
+        rows_per_prefix_tile: int,
+        place: Placement,
+        *,
+        chunks: bool,
+        samples_per_row: int,
+        keeps_features: bool,
     ) -> None:
-        """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts."""
+        """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_features`: for
+        somebody who may want them."""
         self._model = model
+        self._keeps_features = keeps_features
         self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
@@ -73,11 +83,18 @@ class GraphMaker:
         if not shapes:
             return
         staging = PinnedCopy(self._place.device)
+        if self._keeps_features:
+            model = replace(model, features=self._features(runner.caches, max(shape.num_tokens for shape in shapes)))
         graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=staging)
         graphs.record(most)
         runner.use_chunk_graphs(graphs)
         seconds = round(time.perf_counter() - started, 2)
         log.info("chunk graphs recorded", count=graphs.count, most_tokens=graphs.most_tokens, seconds=seconds)
+
+    def _features(self, caches: list[LayerCache], most_tokens: int) -> Features:
+        size = most_tokens, self._model.config.hidden_size
+        memory = torch.zeros(size, dtype=self._place.dtype, device=self._place.device)
+        return Features(lambda batch: self._model.forward(batch, caches), self._model.logits, memory)
 
     def _recorded(self, caches: list[LayerCache], limits: Limits) -> RecordedModel:
         def logits(batch: ForwardBatch) -> Tensor:

@@ -9,7 +9,7 @@ a prompt of the scratch slot behind the last one, which stores into the null blo
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -149,7 +149,9 @@ class ChunkGraphs:
             samples=[inputs.sampling_tokens, inputs.sampling_slots, inputs.sample_positions],
             query_start=inputs.query_start,
         )
-        return ReadyStep(step, self._model.choice, inputs.num_samples, of_rows=False)
+        kept = self._model.features
+        features: Tensor = None if kept is None else kept.memory[: inputs.num_tokens]
+        return ReadyStep(step, self._model.choice, inputs.num_samples, of_rows=False, features=features)
 
     def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
         """The smallest one with room for the padding's row, for all samples and all new blocks."""
@@ -214,9 +216,13 @@ class ChunkGraphs:
             longest_seq=self._model.longest_seq,
             is_recorded=True,
         )
-        return self._model.logits(
-            ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)
-        )
+        batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)
+        kept = self._model.features
+        if kept is None:
+            return self._model.logits(batch)
+        hidden = kept.forward(replace(batch, logit_tokens=None))
+        kept.memory[: shape.num_tokens].copy_(hidden)
+        return kept.head(hidden.index_select(0, column.sampling_tokens))
 
     def _choose(self, logits: Tensor, column: ChunkColumns) -> Tensor:
         token_ids = self._model.choice.choose(logits, column.sample_positions)

@@ -6,6 +6,7 @@ looked at this one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -147,7 +148,8 @@ class ModelRunner:
         self.slot_memory = SlotMemory(None, None)
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
-        self.keeps_features = False  # somebody wants what goes into the output head, of every token
+        # Whether somebody wants, of this step, what goes into the output head, of every token.
+        self.wants_features: Callable[[], bool] = lambda: False
         self.choose_draft: Choose = choose_coupled
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
@@ -190,23 +192,24 @@ class ModelRunner:
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         asked = self.sampler.prompts.rows(inputs)
+        keeps_features = self.wants_features()
         if self._graphs is not None:
             if inputs.rows_changed:
                 self._graphs.forget_rows()
-            if asked is None and self._graphs.takes(inputs, new_blocks):
-                return self._launch_graph(self._graphs, inputs, new_blocks)
-        chunks = self._chunk_graphs if asked is None and not self.keeps_features else None
+            if asked is None and not keeps_features and self._graphs.takes(inputs, new_blocks):
+                return self._launch_graph(self._graphs, inputs, new_blocks, keeps_features=False)
+        chunks = self._chunk_graphs if asked is None else None
         if chunks is not None and chunks.takes(inputs, new_blocks):
-            return self._launch_graph(chunks, inputs, new_blocks)
+            return self._launch_graph(chunks, inputs, new_blocks, keeps_features=keeps_features)
         marks = self._timer.begin(short=False)
         up = self._upload(inputs, new_blocks)
         wanted = self._wanted(inputs, up, asked)
-        batch = self._batch(inputs, up, wanted)
+        batch = self._batch(inputs, up, wanted, keeps_features=keeps_features)
         self._timer.mark(marks)
         hidden: Tensor = self._model.forward(batch, self.caches) if inputs.num_tokens else None
         self._timer.mark(marks)
         sampled = Sampled(self.slot_memory.last_tokens[:0], None)
-        features: Tensor = hidden if self.keeps_features else None
+        features: Tensor = hidden if keeps_features else None
         if features is not None and wanted is not None:
             hidden = features.index_select(0, wanted)
         if inputs.num_samples:
@@ -217,7 +220,9 @@ class ModelRunner:
             sampled = replace(sampled, prompts=told)
         return self._land(marks, sampled, inputs.drafts, features)
 
-    def _launch_graph(self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+    def _launch_graph(
+        self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, *, keeps_features: bool
+    ) -> Launch:
         marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
         self._timer.mark(marks)
@@ -235,7 +240,8 @@ class ModelRunner:
             sampled = self._sample(wanted, inputs, slots, positions)
         else:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
-        return self._land(marks, sampled, inputs.drafts)
+        features: Tensor = step.features.clone() if keeps_features else None  # the next step leaves its own there
+        return self._land(marks, sampled, inputs.drafts, features)
 
     def _land(
         self, marks: list[Any] | None, sampled: Sampled, drafts: DraftRows | None = None, features: Tensor = None
@@ -274,7 +280,7 @@ class ModelRunner:
         (tokens,) = self._staging.upload([np.concatenate((inputs.sampling_tokens, asked.tokens))])
         return tokens
 
-    def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor) -> ForwardBatch:
+    def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor, *, keeps_features: bool) -> ForwardBatch:
         tables = self._tables_of(inputs, up)
         return ForwardBatch(
             token_ids=self._feed(inputs, up),
@@ -287,14 +293,13 @@ class ModelRunner:
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
-            logit_tokens=None if self.keeps_features else wanted,
-            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
+            logit_tokens=None if keeps_features else wanted,
+            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens and not keeps_features else None,
         )
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
         """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved."""
-        several = inputs.drafts is not None or self.keeps_features
-        if several or self._device.is_synchronous or inputs.num_tokens == inputs.num_rows:
+        if inputs.drafts is not None or self._device.is_synchronous or inputs.num_tokens == inputs.num_rows:
             return None
         return AttentionMetadata(
             tables.index_select(0, up.sampling_rows),

@@ -16,6 +16,15 @@ from services.worker.step_inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """What the model's output head gets, kept for somebody else."""
+
+    forward: Callable[[ForwardBatch], Tensor]  # [num_tokens, hidden_size] of a step
+    head: Callable[[Tensor], Tensor]  # [num_logits, vocab_size] of some of them
+    memory: Tensor  # [most_tokens, hidden_size] where steps leave them
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedModel:
     """What is recorded."""
 
@@ -24,6 +33,7 @@ class RecordedModel:
     edges: StepEdges
     longest_seq: int
     rows_per_prefix_tile: int  # 0: nothing is shared
+    features: Features | None = None  # None: nobody wants them
 
 
 @dataclass(slots=True)
@@ -43,6 +53,7 @@ class ReadyStep:
     _choice: PlainChoice
     _num_logits: int
     of_rows: bool  # logits are those of the step's rows; else of its samples
+    features: Tensor = None  # [num_tokens, hidden_size] after forward(), until the next step's; None: not kept
 
     def forward(self) -> Tensor:
         """[num_logits, vocab_size], until the next step's."""

@@ -35,6 +35,8 @@ from shared.model_identity import read_config
 class DraftModel:
     """The weights."""
 
+    needs_features = False
+
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
         config = read_model_config(read_config(folder))
@@ -61,8 +63,6 @@ class DraftModel:
 class DraftModelProposer:
     """Its KV lags behind: before it drafts it computes whatever it has not seen of a sequence, be that the last token
     or a whole prompt."""
-
-    needs_features = False
 
     def __init__(self, draft: DraftModel, worker: Worker) -> None:
         self._worker = worker

@@ -40,5 +40,6 @@ class Drafter(Protocol):
     """Weights, where there are some."""
 
     block_bytes: int  # of KV, for each block of the model's
+    needs_features: bool  # of every token of a step with drafts: what the model's output head gets
 
     def start(self, worker: Worker) -> Proposer: ...

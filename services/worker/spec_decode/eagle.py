@@ -39,6 +39,8 @@ LEAST_SEEN = 0.5  # of a sequence's positions: a head that has seen less would o
 class Eagle:
     """The weights."""
 
+    needs_features = True
+
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
         limits, self.place, self.model = target.limits, target.place, target.model
@@ -56,8 +58,6 @@ class Eagle:
 class EagleProposer:
     """Sees every step's features once, when they are there; what it missed (steps without drafts, prefixes that were
     computed in those) it never sees."""
-
-    needs_features = True
 
     def __init__(self, eagle: Eagle, worker: Worker) -> None:
         self._worker, self._eagle = worker, eagle

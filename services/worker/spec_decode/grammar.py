@@ -23,6 +23,7 @@ class Grammar:
     """Nothing to load."""
 
     block_bytes = 0
+    needs_features = False
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         """Nothing to set."""
@@ -44,7 +45,6 @@ class JumpForward:
     def __init__(self, masks: GrammarMasks, other: Proposer) -> None:
         self._masks = masks
         self._other = other
-        self.needs_features = other.needs_features
         masks.finds_forced = True
 
     def propose(self, wanted: Wanted) -> Drafts | None:

@@ -56,6 +56,7 @@ class Medusa:
     """The weights. No KV: the last feature is all that the heads look at."""
 
     block_bytes = 0
+    needs_features = True
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
@@ -77,8 +78,6 @@ class Medusa:
 
 class MedusaProposer:
     """Keeps of every slot the feature that its last token came from."""
-
-    needs_features = True
 
     def __init__(self, medusa: Medusa, worker: Worker) -> None:
         self._worker, self._medusa = worker, medusa

@@ -15,6 +15,7 @@ class Ngram:
     """Nothing to load."""
 
     block_bytes = 0
+    needs_features = False
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         self._config = config

@@ -26,8 +26,6 @@ class Wanted:
 class Proposer(Protocol):
     """Guesses next tokens. A wrong guess costs time and nothing else, so nothing here needs to be exact."""
 
-    needs_features: bool  # of every token of a step: what the model's output head gets
-
     def propose(self, wanted: Wanted) -> Drafts | None:
         """Drafts of some of the slots; None: of nobody."""
 
@@ -49,8 +47,6 @@ class Proposer(Protocol):
 
 class HostProposer:
     """Of those that look at nothing but tokens."""
-
-    needs_features = False
 
     def hand_out(self, new: NewBlocks) -> None:
         """Nothing is kept by block."""

@@ -44,6 +44,7 @@ class Suffix:
     """Nothing to load."""
 
     block_bytes = 0
+    needs_features = False
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         self._num_past_outputs = config.suffix_decoding_max_cached_requests

@@ -177,15 +177,22 @@ class GrammarMasks:
         for sequence, place in zip(sequences, places, strict=True):
             sequence.permit_end(masks[place])
 
-    def upload(self, masks: I32) -> Tensor:
-        """To the device. Steps before this one are done with the pinned memory: their tokens have been seen."""
+    def gather(self, slots: Rows) -> I32:
+        """The masks of these slots, to be changed and uploaded. Steps before this one are done with the pinned memory:
+        their tokens have been seen."""
         if self._pinned is None:
-            return torch.from_numpy(masks)
-        if len(self._pinned) < len(masks):  # rows behind drafts have masks of their own
-            self._pinned = torch.empty((2 * len(masks), masks.shape[1]), dtype=torch.int32, pin_memory=True)
-        staged = self._pinned[: len(masks)]
-        staged.copy_(torch.from_numpy(masks))
-        return staged.to(self.device, non_blocking=True)
+            return self.masks[slots]
+        if len(self._pinned) < len(slots):  # rows behind drafts have masks of their own
+            self._pinned = torch.empty((2 * len(slots), self.masks.shape[1]), dtype=torch.int32, pin_memory=True)
+        staged: I32 = self._pinned[: len(slots)].numpy()
+        # No torch here: threads of its pool that had copied would go on spinning, at the cost of those that fill masks.
+        return np.take(self.masks, slots, axis=0, out=staged, mode="clip")
+
+    def upload(self, gathered: I32) -> Tensor:
+        """To the device."""
+        if self._pinned is None:
+            return torch.from_numpy(gathered)
+        return self._pinned[: len(gathered)].to(self.device, non_blocking=True)
 
     def _make_room(self) -> None:
         if not len(self.masks):
@@ -251,7 +258,7 @@ class BoundGrammarMasks:
     def apply(self, logits: Tensor, positions: Positions) -> None:
         owner = self._owner
         owner.settle(self._sequences)
-        masks = owner.masks[self._slots]
+        masks = owner.gather(self._slots)
         must_end = [sequence.must_end for sequence in self._sequences]
         if positions.drafts is not None:
             self._look_ahead(masks, positions.drafts[self._rows].tolist(), must_end)

@@ -13,7 +13,7 @@ from services.worker.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
 from services.worker.cuda_graph import Repeater, Work
 from services.worker.forward_batch import ForwardBatch
 from services.worker.limits import Limits
-from services.worker.recorded_steps import RecordedModel
+from services.worker.recorded_steps import Features, RecordedModel
 from services.worker.replica import Replica
 from services.worker.sampling.core import PlainChoice
 from services.worker.slots import NO_BLOCKS, NewBlocks
@@ -26,6 +26,7 @@ from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
 from tests.services.worker.test_logits import MAX_ERROR, prompt
+from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 
@@ -51,19 +52,24 @@ class SlowToLaunch(Repeater):
         return len(self._seen.batch.token_ids) <= self._most_tokens
 
 
-def use_chunk_graphs(replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0) -> Seen:
-    """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay."""
+def use_chunk_graphs(
+    replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False
+) -> Seen:
+    """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
+    `features`: somebody may want them."""
     runner, limits, seen = replica._runner, replica.limits, Seen()
     decoder = runner._decoder
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
     runner.prepare(runner.caches, replica._table.block_table)
 
-    def logits(batch: ForwardBatch) -> torch.Tensor:
+    def forward(batch: ForwardBatch) -> torch.Tensor:
         seen.batch, seen.num_forwards = batch, seen.num_forwards + 1
-        return decoder.logits(decoder.forward(batch, runner.caches))
+        return decoder.forward(batch, runner.caches)
 
+    memory = torch.full((shapes[-1].num_tokens, decoder.config.hidden_size), torch.nan)
     model = RecordedModel(
-        logits=logits,
+        logits=lambda batch: decoder.logits(forward(batch)),
+        features=Features(forward, decoder.logits, memory) if features else None,
         choice=PlainChoice(runner.sampler._core.ops, shapes[-1].num_rows, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
@@ -194,20 +200,24 @@ def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None
     assert rigs[0].last_result.prompt_logprobs == rigs[1].last_result.prompt_logprobs
 
 
+@pytest.mark.parametrize("method", METHODS)
 @torch.inference_mode()
-def test_drafts_are_verified_in_graphs() -> None:
-    """Slots have several samples in a step, of which some are refused."""
-    config = {"method": "ngram", "num_speculative_tokens": 3}
-    replicas = [build(config), build()]
-    seen = use_chunk_graphs(replicas[0], [ChunkShape(tokens, rows) for tokens in (16, 32) for rows in (9, 33)])
+def test_drafts_are_verified_in_graphs(method: str) -> None:
+    """Slots have several samples in a step, of which some are refused; some methods look at the model's features."""
+    replicas = [build(METHODS[method]), build(METHODS[method]), build()]
+    shapes = [ChunkShape(tokens, rows) for tokens in (16, 32) for rows in (9, 33)]
+    seen = use_chunk_graphs(replicas[0], shapes, features=method in ("eagle", "medusa"))
+    pairs = [Pair(replica) for replica in replicas]
     texts = []
-    for replica in replicas:
-        pair = Pair(replica)
+    for pair in pairs:
         answers = [pair.ask(asked, 24, temperature=0.7, seed=3) for asked in questions()[:6]]
         pair.run()
         texts.append([answer.tokens for answer in answers])
-    assert texts[0] == texts[1]
-    assert seen.num_forwards > 10
+    assert texts[0] == texts[1] == texts[2]
+    assert seen.num_forwards >= 4
+    recorded, launched = (pair.core.speculation.counts for pair in pairs[:2])
+    assert recorded.draft_tokens == launched.draft_tokens
+    assert recorded.accepted_tokens == launched.accepted_tokens > 10
 
 
 def step(num_rows: int, num_tokens: int, num_samples: int) -> StepInputs:
