@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import torch
+
 import kernels
 from services.worker import batch_invariance, kv_cache, kv_memory, limits
 from services.worker.attention.backends import choose_attention
@@ -72,6 +74,10 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     backend = choose_attention(settings.attention_backend, spec)
     model = _load_model(settings, config, wanted, backend, place)
     drafter = open_drafter(drafting, Target(model, place, wanted, settings.attention_backend)) if drafting else None
+    if (
+        not device.is_synchronous
+    ):  # loaded: threads that copy would go on spinning, at the cost of those that fill masks
+        torch.set_num_threads(1)
     sampler = Sampler(
         wanted.max_num_seqs,
         config.vocab_size,

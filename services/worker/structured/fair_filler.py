@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from services.worker.structured.port import MaskFiller, Matcher
@@ -19,7 +20,7 @@ class Filled(Protocol):
     """A sequence that needs masks."""
 
     matcher: Matcher
-    watched: bool  # its masks are made, and timed, alone
+    watched: bool  # its tokens are taken and its masks are made, and timed, alone
     num_slow: int  # in a row
 
     def fail(self, text: str) -> None: ...
@@ -53,6 +54,11 @@ class FairFiller:
     def __init__(self, filler: MaskFiller) -> None:
         self._filler = filler
 
+    def accept(self, sequences: Sequence[Filled], token_ids: Sequence[int]) -> list[bool]:
+        """Of sequences that are not watched: who is slow is found where masks are made."""
+        with self._timed(sequences):
+            return self._filler.accept([sequence.matcher for sequence in sequences], token_ids)
+
     def fill(self, sequences: Sequence[Filled], places: Sequence[int], masks: I32) -> None:
         together: list[Row] = []
         alone: list[Row] = []
@@ -68,10 +74,15 @@ class FairFiller:
             _judge(sequence, time.thread_time() - began)
 
     def _fill_together(self, rows: Sequence[Row], masks: I32) -> None:
+        with self._timed([sequence for sequence, _ in rows]):
+            self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
+
+    @contextmanager
+    def _timed(self, sequences: Sequence[Filled]) -> Iterator[None]:
         began = time.perf_counter()
-        self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
+        yield
         if time.perf_counter() - began > SLOW_S:
-            for sequence, _ in rows:
+            for sequence in sequences:
                 sequence.watched = True  # once: whoever is not slow is not watched after that
 
 

@@ -72,6 +72,10 @@ class LLGuidanceFiller:
         self._ends = ends
         self._executor = LLExecutor()
 
+    def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
+        pairs = [(matcher.inner, token_id) for matcher, token_id in zip(matchers, token_ids, strict=True)]
+        return list(self._executor.consume_token_par(pairs))
+
     def fill(self, matchers: Sequence[Any], places: Sequence[int], masks: I32) -> None:
         assert masks.flags.c_contiguous
         num_bytes = masks.strides[0]

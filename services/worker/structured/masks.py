@@ -54,14 +54,22 @@ class Constrained:
 
     def take(self, token_id: int) -> None:
         """A token that was sampled; negative: none was."""
-        if token_id < 0 or not self.live:
+        if not self.moves_by(token_id):
             return
-        if token_id in self.eos_ids:
-            self.ended = True
-        elif not self._accepts(token_id):
-            self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+        if not self._accepts(token_id):
+            self.refuse(token_id)
         elif self._pace.is_slow:
             self.fail(f"the grammar is too slow: {self._pace}")
+
+    def moves_by(self, token_id: int) -> bool:
+        """Whether its matcher has to take the token: it is no end, and the sequence has not ended."""
+        if token_id < 0 or not self.live:
+            return False
+        self.ended = token_id in self.eos_ids
+        return not self.ended
+
+    def refuse(self, token_id: int) -> None:
+        self.fail(f"the grammar does not allow token {token_id}, which the output holds")
 
     def _accepts(self, token_id: int) -> bool:
         began = time.thread_time()
@@ -238,11 +246,28 @@ class GrammarMasks:
 
     def _advance(self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained]) -> None:
         """On the masks' thread."""
-        for sequence, token_id in zip(takers, tokens(), strict=True):
+        taken = [*zip(takers, tokens(), strict=True)]
+        together: list[tuple[Constrained, int]] = []
+        if len(taken) == len(sequences) > 1:  # a token each
+            together = [each for each in taken if not each[0].watched]
+            taken = [each for each in taken if each[0].watched]
+        self._take_together(together)
+        for sequence, token_id in taken:
             sequence.take(token_id)
         if self.finds_forced:
             for sequence in sequences:
                 sequence.forced = sequence.matcher.forced() if sequence.live else []
+
+    def _take_together(self, taken: Sequence[tuple[Constrained, int]]) -> None:
+        moving = [(sequence, token_id) for sequence, token_id in taken if sequence.moves_by(token_id)]
+        if not moving:
+            return
+        accepted = self._open_filler().accept(
+            [sequence for sequence, _ in moving], [token_id for _, token_id in moving]
+        )
+        for (sequence, token_id), is_right in zip(moving, accepted, strict=True):
+            if not is_right:
+                sequence.refuse(token_id)
 
 
 class BoundGrammarMasks:

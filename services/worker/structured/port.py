@@ -40,6 +40,10 @@ class Grammar(Protocol):
 class MaskFiller(Protocol):
     """Makes masks, in threads of its own or in the caller's."""
 
+    def accept(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
+        """Each goes on by its token, which is no end of sequence; False: the grammar does not allow it, and the matcher
+        is of no more use."""
+
     def fill(self, matchers: Sequence[Matcher], places: Sequence[int], masks: I32) -> None:
         """masks[places[i]] = the tokens that matchers[i] allows next, ends of sequence left out; a single one in the
         caller's thread. `masks` int32 [num_masks, ceil(vocab_size / 32)], a bit for each token, lowest bits first.
