@@ -85,6 +85,18 @@ def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokeniz
     )
 
 
+def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Rig, tokenizer: Tokenizer) -> None:
+    letters, digits = prepare(tiny, regex="a+"), prepare(tiny, regex=r"\d+")
+    step(tiny, [admit(tokenizer, 0, letters), admit(tokenizer, 1, digits), admit(tokenizer, 2, letters)])
+    masks = tiny.replica._runner.sampler.grammar_masks
+    sequences = [masks.slots[slot] for slot in range(3)]
+    masks.settle(sequences)
+    masks.follow(sequences, torch.tensor([tokenizer.token_to_id(letter) for letter in "aba"]))
+    masks.settle(sequences)
+    assert [sequence.live for sequence in sequences] == [True, False, True]
+    assert list(masks.take_faults()) == [1]
+
+
 def test_the_grammar_ends_the_sequence_though_eos_is_ignored(tiny: Rig, tokenizer: Tokenizer) -> None:
     exact = prepare(tiny, regex=r"[ab]{5}")
     said = run(tiny, [admit(tokenizer, 0, exact, sampling=hot(ignore_eos=True))])

@@ -37,7 +37,11 @@ class Sequence_:
 
 
 class Busy:
-    """Takes its time with every mask."""
+    """Takes its time with every mask, and every token."""
+
+    def accept(self, matchers: Sequence[float], token_ids: Sequence[int]) -> list[bool]:
+        self.fill(matchers, [], None)
+        return [True] * len(matchers)
 
     def fill(self, matchers: Sequence[float], places: Sequence[int], masks: Any) -> None:
         for seconds in matchers:
@@ -54,6 +58,15 @@ def test_only_the_slow_one_of_many_ends() -> None:
     assert [bool(s.failed) for s in sequences] == [False, True, False]
     assert sequences[1].failed.startswith("the grammar is too slow: its last mask took 6")
     assert not sequences[0].watched
+
+
+def test_who_takes_long_over_a_token_is_looked_at_alone() -> None:
+    sequences = [Sequence_(0), Sequence_(0.06)]
+    filler = FairFiller(Busy())  # type: ignore[arg-type]
+    filler.accept(sequences[:1], [7])  # type: ignore[arg-type]
+    assert not sequences[0].watched
+    assert filler.accept(sequences, [7, 7]) == [True, True]  # type: ignore[arg-type]
+    assert all(sequence.watched for sequence in sequences)
 
 
 @pytest.mark.parametrize("num_tokens", [500, 700])
