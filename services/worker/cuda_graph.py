@@ -45,8 +45,8 @@ class _CudaRecording:
         self.graph.replay()
 
 
-# Than launching: the device has fallen behind, and would not be idle without a recording. (9 ms of launches took 14 where
-# other threads had work to do, too.)
+# Than launching: the device has fallen behind, and would not be idle without a recording. (9 ms of launches took 14
+# where other threads had work to do, too.)
 COMPUTING_LONGER = 1.6
 
 
