@@ -14,8 +14,8 @@ SMOOTHING = 0.2
 # 32 prompts for a CPU: the first one, then the few that had come a moment later, then all others behind both.)
 LONG_STEP_S = 0.02
 LEAD = 0.2  # of the step's expected time: time to plan, to send, to get ready, and for a step that ends early
-# With 6 ms, 256 prompts behind a shared prefix of 2,048 took a fifth longer where steps take 24 ms (a simulated worker with
-# an H200's times); a GPU's worker also launches such steps kernel by kernel, for 9 to 15 ms.
+# With 6 ms, 256 prompts behind a shared prefix of 2,048 took a fifth longer where steps take 24 ms (a simulated worker
+# with an H200's times); a GPU's worker also launches such steps kernel by kernel, for 9 to 15 ms.
 LEAST_LEAD_S = 0.02
 
 
