@@ -37,8 +37,8 @@ SAMPLINGS = [
 WAYS = {
     "reference": {"attention_backend": "reference", "cuda_graphs": False},
     "eager": {"attention_backend": "auto", "cuda_graphs": False},
-    "graphs": {"attention_backend": "auto"},
-    "chunks in graphs": {"attention_backend": "triton", "cuda_graph_chunks": True},
+    "graphs": {"attention_backend": "auto", "cuda_graph_chunks": False},
+    "chunks in graphs": {"attention_backend": "triton"},
 }
 
 
