@@ -115,7 +115,7 @@ class Core:
             self._queue(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
-        refusal = self.limits.refusal(sequence.num_tokens) or self._too_wide(sequence)
+        refusal = self.limits.refusal(sequence.num_tokens, sequence.width)
         if refusal is not None:
             self.end(sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal))
 
@@ -364,12 +364,6 @@ class Core:
         if self.beams:
             self.beams.hold(draft)
         return draft
-
-    def _too_wide(self, sequence: Sequence) -> str | None:
-        width = 0 if sequence.search is None else sequence.search.rules.width
-        if width <= self.limits.max_num_seqs:
-            return None
-        return f"beam_search.width: {width} beams are more than the {self.limits.max_num_seqs} slots of the worker"
 
     def _free_siblings(self, slots: list[int]) -> None:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""

@@ -30,8 +30,10 @@ class Limits:
     def usable_blocks(self) -> int:
         return self.num_blocks - 1
 
-    def refusal(self, num_tokens: int) -> str | None:
-        """Why a sequence of `num_tokens` can never run here; None if it can."""
+    def refusal(self, num_tokens: int, width: int = 1) -> str | None:
+        """Why a sequence of `num_tokens`, or a search with `width` beams, can never run here; None if it can."""
+        if width > self.max_num_seqs:
+            return f"beam_search.width: {width} beams are more than the {self.max_num_seqs} slots of the worker"
         if num_tokens >= self.max_model_len:
             return (
                 f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens (at least 1) is "

@@ -100,6 +100,11 @@ class Sequence:
     started: bool = False
 
     @property
+    def width(self) -> int:
+        """Slots that it takes."""
+        return 1 if self.search is None else self.search.rules.width
+
+    @property
     def suspect(self) -> bool:
         """It may be what kills workers: let it show that alone."""
         return self.num_losses > 1
