@@ -28,9 +28,7 @@ from quire.bench.workloads import Workload
 from quire.cli.flags import human_int
 from shared.errors import InvalidArgument, Unavailable
 
-TURN_PAUSE_S = (
-    2.0  # beside others: vLLM's worker polls for a second after its last step, at the cost of whoever is next
-)
+TURN_PAUSE_S = 2.0  # beside others: vLLM's worker polls for a second after its last step, which costs who is next
 CONNECTIONS_PER_FRONTEND = 4  # of all clients together; the kernel spreads connections by chance
 
 

@@ -15,7 +15,7 @@ from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_graphs import GraphMaker
 from services.worker.build_kernels import Kernels
-from services.worker.device import choose_dtype, choose_kv_dtype, choose_quantization, open_device
+from services.worker.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
@@ -59,30 +59,22 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     wanted = limits.from_settings(settings, config.max_positions)
     compiling = Kernels(settings, config, wanted)
     device = open_device(settings.device, settings.threads)
-    dtype = choose_dtype(settings.dtype, config.dtype, device)
-    ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
+    place = _place(settings, config, device)
     if settings.batch_invariant:
-        batch_invariance.check(settings, dtype, ops, drafting)
-    if device.is_synchronous:
-        kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
-    log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
-    quantization = choose_quantization(settings.quantization, device)
-    place = Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant)
-    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, device)
+        batch_invariance.check(settings, place.dtype, place.ops, drafting)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     model = _load_model(settings, config, wanted, backend, place)
     drafter = open_drafter(drafting, Target(model, place, wanted, settings.attention_backend)) if drafting else None
-    if (
-        not device.is_synchronous
-    ):  # loaded: threads that copy would go on spinning, at the cost of those that fill masks
-        torch.set_num_threads(1)
+    if not device.is_synchronous:
+        torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     sampler = Sampler(
         wanted.max_num_seqs,
         config.vocab_size,
         settings.max_logprobs,
-        ops,
+        place.ops,
         place.device,
         logprobs_mode=settings.logprobs_mode,
         grammars=grammars,
@@ -112,6 +104,16 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     if drafting and drafter and isinstance(table, DraftingSlotTable):
         speculation = _speculation(drafting, drafter, runner, table, fitting)
     return Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
+
+
+def _place(settings: WorkerSettings, config: DecoderConfig, device: Device) -> Placement:
+    dtype = choose_dtype(settings.dtype, config.dtype, device)
+    ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
+    if device.is_synchronous:
+        kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
+    log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
+    quantization = choose_quantization(settings.quantization, device)
+    return Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant)
 
 
 def _speculation(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
 
 from services.worker.structured.port import MaskFiller, Matcher
@@ -12,7 +11,8 @@ from shared.columns import I32
 
 SLOW_S = 0.05  # a mask over 150,000 tokens takes 0.1 ms, the slowest of what people write 2 ms
 MOST_SLOW = 3  # in a row
-SLOW_TOKEN_S = 0.001  # on average; 2 to 7 µs are usual
+SLOW_TOKEN_S = 0.001  # on average
+USUAL_TOKEN_S = 20e-6  # at most
 NOTICED_S = 0.5
 
 
@@ -20,7 +20,8 @@ class Filled(Protocol):
     """A sequence that needs masks."""
 
     matcher: Matcher
-    watched: bool  # its tokens are taken and its masks are made, and timed, alone
+    takes_long: bool  # its tokens are taken, and timed, alone
+    watched: bool  # its masks are made, and timed, alone
     num_slow: int  # in a row
 
     def fail(self, text: str) -> None: ...
@@ -55,9 +56,13 @@ class FairFiller:
         self._filler = filler
 
     def accept(self, sequences: Sequence[Filled], token_ids: Sequence[int]) -> list[bool]:
-        """Of sequences that are not watched: who is slow is found where masks are made."""
-        with self._timed(sequences):
-            return self._filler.accept([sequence.matcher for sequence in sequences], token_ids)
+        """A token each. Where all together take as long as a slow one, each takes its next by itself."""
+        began = time.perf_counter()
+        accepted = self._filler.accept([sequence.matcher for sequence in sequences], token_ids)
+        if time.perf_counter() - began > SLOW_TOKEN_S + USUAL_TOKEN_S * len(sequences):
+            for sequence in sequences:
+                sequence.takes_long = True  # once: whoever is not slow does not after that
+        return accepted
 
     def fill(self, sequences: Sequence[Filled], places: Sequence[int], masks: I32) -> None:
         together: list[Row] = []
@@ -74,15 +79,10 @@ class FairFiller:
             _judge(sequence, time.thread_time() - began)
 
     def _fill_together(self, rows: Sequence[Row], masks: I32) -> None:
-        with self._timed([sequence for sequence, _ in rows]):
-            self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
-
-    @contextmanager
-    def _timed(self, sequences: Sequence[Filled]) -> Iterator[None]:
         began = time.perf_counter()
-        yield
+        self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
         if time.perf_counter() - began > SLOW_S:
-            for sequence in sequences:
+            for sequence, _ in rows:
                 sequence.watched = True  # once: whoever is not slow is not watched after that
 
 

@@ -19,7 +19,7 @@ from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool, MaskObserver
-from services.worker.structured.fair_filler import FairFiller, Pace
+from services.worker.structured.fair_filler import SLOW_TOKEN_S, FairFiller, Pace
 from services.worker.structured.port import Matcher
 from shared import columns
 from shared.columns import I32
@@ -45,6 +45,7 @@ class Constrained:
         self.error: QuireError | None = None
         self._pace = Pace()
         self.forced: list[int] = []  # tokens that must come next
+        self.takes_long = False
         self.watched = False
         self.num_slow = 0
 
@@ -74,7 +75,9 @@ class Constrained:
     def _accepts(self, token_id: int) -> bool:
         began = time.thread_time()
         accepted = self.matcher.accept([token_id])
-        self._pace.add(time.thread_time() - began)
+        seconds = time.thread_time() - began
+        self.takes_long = seconds > SLOW_TOKEN_S
+        self._pace.add(seconds)
         return accepted == 1
 
     def goes_on_by(self, token_ids: Sequence[int]) -> bool:
@@ -249,8 +252,8 @@ class GrammarMasks:
         taken = [*zip(takers, tokens(), strict=True)]
         together: list[tuple[Constrained, int]] = []
         if len(taken) == len(sequences) > 1:  # a token each
-            together = [each for each in taken if not each[0].watched]
-            taken = [each for each in taken if each[0].watched]
+            together = [each for each in taken if not each[0].takes_long]
+            taken = [each for each in taken if each[0].takes_long]
         self._take_together(together)
         for sequence, token_id in taken:
             sequence.take(token_id)

@@ -210,11 +210,11 @@ def test_drafts_are_verified_in_graphs(method: str) -> None:
     pairs = [Pair(replica) for replica in replicas]
     texts = []
     for pair in pairs:
-        answers = [pair.ask(asked, 24, temperature=0.7, seed=3) for asked in questions()[:6]]
+        answers = [pair.ask(asked, 80, eos=(), temperature=0.7, seed=3) for asked in questions()[:6]]
         pair.run()
         texts.append([answer.tokens for answer in answers])
     assert texts[0] == texts[1] == texts[2]
-    assert seen.num_forwards >= 4
+    assert seen.num_forwards > 10
     recorded, launched = (pair.core.speculation.counts for pair in pairs[:2])
     assert recorded.draft_tokens == launched.draft_tokens
     assert recorded.accepted_tokens == launched.accepted_tokens > 10

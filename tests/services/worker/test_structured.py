@@ -97,6 +97,19 @@ def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Ri
     assert list(masks.take_faults()) == [1]
 
 
+def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, tokenizer: Tokenizer) -> None:
+    letters = prepare(tiny, regex="a+")
+    step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
+    masks = tiny.replica._runner.sampler.grammar_masks
+    sequences = [masks.slots[slot] for slot in range(3)]
+    masks.settle(sequences)
+    for sequence in sequences:
+        sequence.takes_long = True
+    step(tiny)
+    masks.settle(sequences)
+    assert all(sequence.live and not sequence.takes_long for sequence in sequences)
+
+
 def test_the_grammar_ends_the_sequence_though_eos_is_ignored(tiny: Rig, tokenizer: Tokenizer) -> None:
     exact = prepare(tiny, regex=r"[ab]{5}")
     said = run(tiny, [admit(tokenizer, 0, exact, sampling=hot(ignore_eos=True))])

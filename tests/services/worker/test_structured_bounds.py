@@ -28,6 +28,7 @@ class Sequence_:
 
     def __init__(self, seconds: float) -> None:
         self.matcher = seconds
+        self.takes_long = False
         self.watched = False
         self.num_slow = 0
         self.failed = ""
@@ -60,13 +61,18 @@ def test_only_the_slow_one_of_many_ends() -> None:
     assert not sequences[0].watched
 
 
-def test_who_takes_long_over_a_token_is_looked_at_alone() -> None:
-    sequences = [Sequence_(0), Sequence_(0.06)]
-    filler = FairFiller(Busy())  # type: ignore[arg-type]
-    filler.accept(sequences[:1], [7])  # type: ignore[arg-type]
-    assert not sequences[0].watched
+def test_who_takes_long_over_a_token_takes_the_next_alone() -> None:
+    sequences, filler = [Sequence_(0), Sequence_(0.005)], FairFiller(Busy())  # type: ignore[arg-type]
+
+    def is_quick() -> bool:
+        alone = Sequence_(0)
+        filler.accept([alone], [7])  # type: ignore[arg-type]
+        return not alone.takes_long
+
+    assert any(is_quick() for _ in range(20))  # something else may have the processor
     assert filler.accept(sequences, [7, 7]) == [True, True]  # type: ignore[arg-type]
-    assert all(sequence.watched for sequence in sequences)
+    assert all(sequence.takes_long for sequence in sequences)
+    assert not any(sequence.watched for sequence in sequences)
 
 
 @pytest.mark.parametrize("num_tokens", [500, 700])

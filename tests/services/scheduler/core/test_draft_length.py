@@ -86,13 +86,14 @@ def test_it_settles_near_the_best_length(device: str, num_sequences: int) -> Non
     assert reached > 0.93 * costs.speed(num_sequences, costs.best(num_sequences))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_under_full_load_it_costs_less_than_two_percent(device: str) -> None:
+@pytest.mark.parametrize(("device", "steps"), [(name, 10_000 if name == "dear launches" else 3000) for name in DEVICES])
+def test_under_full_load_it_costs_less_than_two_percent(device: str, steps: int) -> None:
+    """A single try of drafts that cost twenty steps is 2 % of a few thousand."""
     costs = DEVICES[device]
     costs = replace(costs, per_token=max(costs.per_token, costs.floor / 256), right=0.3, noise=0.0)
     assert costs.best(256) == 0
-    off = costs.run(DraftLength(0), 256, 10_000)
-    on = costs.run(DraftLength(MOST), 256, 10_000)
+    off = costs.run(DraftLength(0), 256, steps)
+    on = costs.run(DraftLength(MOST), 256, steps)
     assert on > 0.98 * off
 
 
