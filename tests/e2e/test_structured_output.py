@@ -206,6 +206,8 @@ def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster
     worker = {"num_blocks": 90, "max_num_batched_tokens": 48, "max_num_seqs": 16}
     with running_cluster(frontends=2, worker=worker, scheduler={"watermark": 0.0}) as tight:
         frontends = [process.addresses["grpc"] for process in tight.processes if process.spec.role == "frontend"]
+        with Client(frontends[0]) as client:  # who has seen short answers only lets in more than can stay
+            client.generate(["x"] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
         crowded = ask_all(frontends)
         scheduler = page(next(p for p in tight.processes if p.spec.role == "scheduler").addresses["metrics"])
     assert crowded == ask_all([cluster.grpc_address])
