@@ -63,7 +63,7 @@ class Ops:
     paged_attention: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
-    mask_logits: Callable[[Tensor, Tensor | None, Tensor], None]
+    mask_logits: Callable[..., None]
     log_softmax: Callable[[Tensor], Tensor]
     sources: dict[str, str]  # function -> package it came from
     refused: dict[str, str]  # package -> why it was passed over

@@ -233,12 +233,20 @@ def sample(
     return out
 
 
-def mask_logits(logits: Tensor, rows: Tensor | None, masks: Tensor) -> None:
+def mask_logits(logits: Tensor, rows: Tensor | None, masks: Tensor, places: Tensor | None = None) -> None:
     vocab_size = logits.size(1)
     assert logits.dtype is torch.float32
     assert masks.dtype is torch.int32
     assert masks.size(1) == -(-vocab_size // 32)
     assert dense(logits, masks)
-    assert rows is None or (rows.dtype is torch.int64 and rows.is_contiguous() and len(rows) == len(masks))
-    pointer = None if rows is None else rows.data_ptr()
-    calls.mask_logits(len(masks), vocab_size, logits.data_ptr(), pointer, masks.data_ptr())
+    count = len(masks if places is None else places)
+    for indices in (rows, places):
+        assert indices is None or (indices.dtype is torch.int64 and indices.is_contiguous() and len(indices) == count)
+    calls.mask_logits(
+        count,
+        vocab_size,
+        logits.data_ptr(),
+        None if rows is None else rows.data_ptr(),
+        masks.data_ptr(),
+        None if places is None else places.data_ptr(),
+    )

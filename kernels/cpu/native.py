@@ -14,7 +14,7 @@ from kernels.cpu import built, processor
 SIGNATURES = {
     "embed": "nippp",
     "linear": "iniipppp",
-    "mask_logits": "nippp",
+    "mask_logits": "nipppp",
     "paged_attention": "iniiiiiifppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "rms_norm": "inifpppp",

@@ -31,14 +31,14 @@ void mask_row(float* row, int64_t size, const uint32_t* words) {
 
 using namespace quire;
 
-// logits [.., vocab_size]; rows [count] or null: 0, 1, ...; masks [count, words]
+// logits [.., vocab_size]; rows [count] or null: 0, 1, ...; masks [.., words]; places [count] or null: 0, 1, ...
 QUIRE_API void quire_mask_logits(int64_t count, int64_t vocab_size, float* logits, const int64_t* rows,
-                                 const uint32_t* masks) {
+                                 const uint32_t* masks, const int64_t* places) {
   const int64_t words = (vocab_size + BITS - 1) / BITS;
   const double nanoseconds = TOKEN_NS * count * vocab_size;
   parallel_for(count, grain_for(count, nanoseconds), nanoseconds, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
-      mask_row(logits + (rows ? rows[i] : i) * vocab_size, vocab_size, masks + i * words);
+      mask_row(logits + (rows ? rows[i] : i) * vocab_size, vocab_size, masks + (places ? places[i] : i) * words);
   });
 }
 

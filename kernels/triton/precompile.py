@@ -216,8 +216,10 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         edges.begin_step(*(ints(8) for _ in range(5)), ints(8, width))
         edges.end_step(ints(8), ints(8), ints(8))
         masks = ints(8, -(-shape.vocab_size // 32))
-        for chosen in (None, keys[0][:8]):
-            module("token_mask").mask_logits(torch.empty(8, shape.vocab_size), chosen, masks)
+        full, half, ids = torch.empty(8, shape.vocab_size), of(8, shape.vocab_size), keys[0][:8]
+        for chosen in (None, ids):
+            for masked, places in ((full, None), (full, ids), (half, ids)):
+                module("token_mask").mask_logits(masked, chosen, masks, places)
         module("attention_inputs").qk_norm_rope_store(
             of(8, qkv_size), norm, norm, 1e-6, cos_sin, ints(8), ints(8), *caches, heads, kv_heads
         )

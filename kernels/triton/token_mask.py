@@ -1,4 +1,7 @@
-"""Banning what a grammar does not allow: only what is banned is written, and no logit is read."""
+"""Banning what a grammar does not allow: only what is banned is written, and no logit is read.
+
+Masks may lie in pinned memory of the host, which then is read once, word by word: no copy has to come first.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,44 @@ import torch
 import triton
 import triton.language as tl
 
-PART = 4096  # tokens a program
+PART = 128  # words a program
 BITS = 32
 
 
 @triton.jit(do_not_specialize=["num_words"])
-def _mask_logits(logits_ptr, rows_ptr, masks_ptr, vocab_size, row_stride, num_words, PART: tl.constexpr):
+def _mask_logits(
+    logits_ptr,
+    rows_ptr,
+    masks_ptr,
+    places_ptr,
+    vocab_size,
+    row_stride,
+    num_words,
+    PART: tl.constexpr,
+    BITS: tl.constexpr,
+):
     part, index = tl.program_id(0), tl.program_id(1)
-    tokens = part * PART + tl.arange(0, PART)
-    inside = tokens < vocab_size
     row = index.to(tl.int64)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
-    words = tl.load(masks_ptr + index.to(tl.int64) * num_words + tokens // 32, mask=inside, other=-1)
-    banned = ((words >> (tokens % 32)) & 1) == 0
-    target = logits_ptr + row * row_stride + tokens
-    tl.store(target, tl.full([PART], float("-inf"), tl.float32), mask=inside & banned)
+    place = index.to(tl.int64)
+    if places_ptr is not None:
+        place = tl.load(places_ptr + index)
+    at = part * PART + tl.arange(0, PART)
+    words = tl.load(masks_ptr + place * num_words + at, mask=at < num_words, other=-1)
+    bits = tl.arange(0, BITS)
+    banned = ((words[:, None] >> bits[None, :]) & 1) == 0
+    tokens = at[:, None] * BITS + bits[None, :]
+    banned_logits = tl.full([PART, BITS], float("-inf"), logits_ptr.dtype.element_ty)
+    tl.store(logits_ptr + row * row_stride + tokens, banned_logits, mask=banned & (tokens < vocab_size))
 
 
-def mask_logits(logits: torch.Tensor, rows: torch.Tensor | None, masks: torch.Tensor) -> None:
+def mask_logits(
+    logits: torch.Tensor, rows: torch.Tensor | None, masks: torch.Tensor, places: torch.Tensor | None = None
+) -> None:
     vocab_size, num_words = logits.size(1), masks.size(1)
-    assert logits.dtype is torch.float32
     assert logits.stride(1) == 1
     assert masks.is_contiguous()
     assert num_words == -(-vocab_size // BITS)
-    grid = (triton.cdiv(vocab_size, PART), masks.size(0))
-    _mask_logits[grid](logits, rows, masks, vocab_size, logits.stride(0), num_words, PART=PART)
+    grid = (triton.cdiv(num_words, PART), masks.size(0) if places is None else places.size(0))
+    _mask_logits[grid](logits, rows, masks, places, vocab_size, logits.stride(0), num_words, PART=PART, BITS=BITS)

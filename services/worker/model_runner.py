@@ -231,7 +231,9 @@ class ModelRunner:
         one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None
         plain = self.sampler.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
         if plain is not None:
-            sampled = Sampled(step.choose(plain), None)
+            plain.mask(logits)
+            sampled = Sampled(step.choose(plain.core), None)
+            plain.sampled(sampled.token_ids)
         elif inputs.num_samples:
             slots, positions, rows = self._staging.upload(
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]

@@ -21,6 +21,14 @@ def packed(allowed: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
 
 
+def scattered(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same masks in other places among more, and those places."""
+    places = torch.arange(len(masks)).flip(0) * 2 + 1
+    among = torch.full((2 * len(masks) + 1, masks.size(1)), 0x5555, dtype=torch.int32)
+    among[places] = masks
+    return among, places
+
+
 @pytest.mark.parametrize("mask_logits", VERSIONS)
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 1000, 4096, 32003])
 @pytest.mark.parametrize("rows", [None, [0], [4, 1], [5, 3, 2, 0, 1, 4]])
@@ -34,5 +42,9 @@ def test_what_has_no_bit_is_banned_and_nothing_else_changes(mask_logits, vocab_s
     want = logits.clone()
     for row, mask in zip(masked, allowed, strict=True):
         want[row, torch.from_numpy(~mask)] = float("-inf")
-    mask_logits(logits, None if rows is None else torch.tensor(rows), packed(allowed))
+    masks, chosen = packed(allowed), None if rows is None else torch.tensor(rows)
+    kept = logits.clone()
+    mask_logits(logits, chosen, masks)
     assert torch.equal(logits, want)
+    mask_logits(kept, chosen, *scattered(masks))
+    assert torch.equal(kept, want)

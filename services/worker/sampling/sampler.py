@@ -21,7 +21,7 @@ from services.worker.sampling.prompt_logprobs import PromptLogprobs, ToldPrompts
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
-from services.worker.structured.masks import GrammarMasks
+from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from shared.errors import QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -43,6 +43,22 @@ class _Bindings:
     logprobs: BoundLogprobs | None
     features: list[Bound]
     core: BoundCore
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
+
+    core: BoundCore
+    _masks: list[BoundGrammarMasks]  # one or none
+
+    def mask(self, logits: Tensor) -> None:
+        for masks in self._masks:
+            masks.ban(logits)
+
+    def sampled(self, token_ids: Tensor) -> None:
+        for masks in self._masks:
+            masks.sampled(token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +170,13 @@ class Sampler:
         """Temperature, filters and seeds of `slots` alone."""
         return self._core.bind(slots)
 
-    def plain(self, slots: Rows) -> BoundCore | None:
-        """What `slots` [num_rows] ask for, if that is nothing but temperature and seed."""
+    def plain(self, slots: Rows) -> Plain | None:
+        """What `slots` [num_rows] ask for, if that is nothing but temperature, seed and a grammar."""
         bindings = self._bind(slots)
-        is_plain = not bindings.features and not bindings.logprobs and bindings.core.is_plain
-        return bindings.core if is_plain else None
+        if bindings.logprobs or not bindings.core.is_plain:
+            return None
+        masks = [feature for feature in bindings.features if isinstance(feature, BoundGrammarMasks)]
+        return Plain(bindings.core, masks) if len(masks) == len(bindings.features) else None
 
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""

@@ -117,8 +117,9 @@ class GrammarMasks:
         self.device = device
         self.vocab_size = vocab_size
         self.slots: dict[int, Constrained] = {}
-        self.masks: I32 = np.zeros((0, 0), dtype=np.int32)  # [num_slots, num_words] once there is any
-        self._pinned: Tensor | None = None  # where masks are put together for CUDA
+        self._is_cuda = torch.device(device).type == "cuda"
+        self.memory: Tensor = torch.zeros((0, 0), dtype=torch.int32)  # [num_slots, num_words] once there is any
+        self._staged: Tensor | None = None  # for CUDA: where masks of drafted rows are put together
         self._faults: dict[int, QuireError] = {}  # by slot: found out since they were last asked for
         self._thread: Background | None = None
         self._filler: FairFiller | None = None
@@ -188,28 +189,23 @@ class GrammarMasks:
         for sequence, place in zip(sequences, places, strict=True):
             sequence.permit_end(masks[place])
 
-    def gather(self, slots: Rows) -> I32:
-        """The masks of these slots, to be changed and uploaded. Steps before this one are done with the pinned memory:
-        their tokens have been seen."""
-        if self._pinned is None:
-            return self.masks[slots]
-        if len(self._pinned) < len(slots):  # rows behind drafts have masks of their own
-            self._pinned = torch.empty((2 * len(slots), self.masks.shape[1]), dtype=torch.int32, pin_memory=True)
-        staged: I32 = self._pinned[: len(slots)].numpy()
+    def gather(self, slots: Rows) -> Tensor:
+        """The masks of these slots, to be changed. Steps before this one are done with the pinned memory: their tokens
+        have been seen."""
+        if self._staged is None or len(self._staged) < len(slots):  # rows behind drafts have masks of their own
+            self._staged = self._room(2 * len(slots))
+        staged = self._staged[: len(slots)]
         # No torch here: threads of its pool that had copied would go on spinning, at the cost of those that fill masks.
-        return np.take(self.masks, slots, axis=0, out=staged, mode="clip")
+        np.take(self.memory.numpy(), slots, axis=0, out=staged.numpy(), mode="clip")
+        return staged
 
-    def upload(self, gathered: I32) -> Tensor:
-        """To the device."""
-        if self._pinned is None:
-            return torch.from_numpy(gathered)
-        return self._pinned[: len(gathered)].to(self.device, non_blocking=True)
+    def _room(self, num_masks: int) -> Tensor:
+        """Where a device reads from the host: what no grammar has filled allows nothing."""
+        return torch.zeros((num_masks, self._shape[1]), dtype=torch.int32, pin_memory=self._is_cuda)
 
     def _make_room(self) -> None:
-        if not len(self.masks):
-            self.masks = np.zeros(self._shape, dtype=np.int32)
-            if torch.device(self.device).type == "cuda":
-                self._pinned = torch.empty(self._shape, dtype=torch.int32, pin_memory=True)
+        if not len(self.memory):
+            self.memory = self._room(self._shape[0])
 
     def _fill_next(self, sequences: Sequence[Constrained], masks: I32) -> None:
         """On the masks' thread."""
@@ -238,12 +234,12 @@ class GrammarMasks:
             masks.result(timeout=PATIENCE_S)
         except TimeoutError:
             self._thread = self._filler = self._followed = self._last = None
-            self.masks = np.zeros_like(self.masks)
+            self.memory = self._room(self._shape[0])
             raise Internal(f"masks were not made within {PATIENCE_S:.0f} s") from None
 
     def _follow(self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained]) -> None:
         """`takers` take the tokens, one each; `sequences` are those among them, each once."""
-        masks = self.masks
+        masks: I32 = self.memory.numpy()
         self._followed = self._post(lambda: self._advance(takers, tokens, sequences))
         self._last = self._post(lambda: self._fill_next(sequences, masks))
 
@@ -282,15 +278,23 @@ class BoundGrammarMasks:
         self._slots = slots[rows]
         self._sequences = [owner.slots[slot] for slot in self._slots.tolist()]
         self._device_rows = None if len(rows) == len(slots) else upload(rows, owner.device)
+        self._device_slots = upload(self._slots, owner.device)
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        self.ban(logits, positions.drafts)
+
+    def ban(self, logits: Tensor, drafts: Tensor | None = None) -> None:
+        """In logits of 16 bits, too, where the choice is made from such."""
         owner = self._owner
         owner.settle(self._sequences)
-        masks = owner.gather(self._slots)
         must_end = [sequence.must_end for sequence in self._sequences]
-        if positions.drafts is not None:
-            self._look_ahead(masks, positions.drafts[self._rows].tolist(), must_end)
-        owner.ops.mask_logits(logits, self._device_rows, owner.upload(masks))
+        if drafts is None:
+            # Read where the thread fills them, which will not go on before it has seen this step's tokens.
+            owner.ops.mask_logits(logits, self._device_rows, owner.memory, self._device_slots)
+        else:
+            masks = owner.gather(self._slots)
+            self._look_ahead(masks.numpy(), drafts[self._rows].tolist(), must_end)
+            owner.ops.mask_logits(logits, self._device_rows, masks)
         each = zip(self._rows.tolist(), self._sequences, must_end, strict=True)
         ends = [(row, sequence.eos_ids[0]) for row, sequence, must in each if must]
         if ends:  # whatever min_tokens says
