@@ -6,8 +6,8 @@ looked at this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from services.worker.step_edges import SlotMemory
 from services.worker.step_inputs import StepInputs
 from services.worker.step_timer import StepTimer, Timings
 from shared.columns import I32
+from shared.errors import QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
@@ -47,6 +48,7 @@ class Outcome:
     token_counts: I32  # [num_slots]
     logprobs: pb.LogprobColumns | None
     timings: Timings
+    faults: Mapping[int, QuireError] = field(default_factory=dict)  # sequences that cannot go on, by slot
     refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
     features: Tensor = None  # [num_tokens, hidden_size] on the device, where somebody wants them
     prompt_logprobs: pb.PromptLogprobColumns | None = None
@@ -111,6 +113,7 @@ class Launch:
         self._drafts, self._features = drafts, features
 
     def wait(self) -> Outcome:
+        faults = self._sampled.faults()  # first: the device may be waiting for masks that never come
         timings = self._timer.wait(self._marks)
         token_ids, *rest = self._downloads.arrays()
         sampled = self._sampled
@@ -119,6 +122,7 @@ class Launch:
             np.ones(len(token_ids), dtype=np.int32),
             sampled.logprobs.to_proto(*rest[:3]) if sampled.logprobs else None,
             timings,
+            faults=faults,
             features=self._features,
             prompt_logprobs=sampled.prompts.to_proto(*rest[-3:]) if sampled.prompts else None,
         )
@@ -232,8 +236,7 @@ class ModelRunner:
         plain = self.sampler.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
         if plain is not None:
             plain.mask(logits)
-            sampled = Sampled(step.choose(plain.core), None)
-            plain.sampled(sampled.token_ids)
+            sampled = plain.settle(step.choose(plain.core))
         elif inputs.num_samples:
             slots, positions, rows = self._staging.upload(
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]
@@ -344,7 +347,7 @@ class ModelRunner:
         memory = self.slot_memory
         token_ids = accept(self.choose_draft(ready, drafts), drafts, memory.last_tokens, memory.scratch_slot)
         settled = ready.settle(token_ids.clamp(min=NO_TOKEN))
-        return Sampled(token_ids, settled.logprobs)
+        return replace(settled, token_ids=token_ids)
 
 
 def _tensors(sampled: Sampled) -> list[Tensor]:

@@ -40,9 +40,6 @@ class SamplingState(Protocol):
 
     def release(self, slot: int) -> None: ...
 
-    def take_faults(self) -> dict[int, QuireError]:
-        """By slot: sequences of the last step that cannot go on."""
-
 
 class Runner(Protocol):
     """The device's side of a step."""
@@ -105,7 +102,7 @@ class Flight:
         lost = np.repeat(self.inputs.sampled_slots, outcome.token_counts)[outcome.token_ids < 0].tolist()
         text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
         failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
-        return list((failures | self.refused).items())
+        return list((failures | dict(outcome.faults) | self.refused).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,6 @@ class Replica:
         if moves is not None:
             self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
-        self._refused.update(self._runner.sampler.take_faults())
         ticket = self._speculation.ticket(inputs) if self._speculation else None
         return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket, copies, moves)
 

@@ -21,6 +21,7 @@ from services.worker.sampling.prompt_logprobs import PromptLogprobs, ToldPrompts
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.mask_maker import MaskedStep
 from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from shared.errors import QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -33,6 +34,11 @@ class Sampled:
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
     prompts: ToldPrompts | None = None
+    masked: MaskedStep | None = None  # where rows have a grammar
+
+    def faults(self) -> dict[int, QuireError]:
+        """Sequences that cannot go on, by slot; waits until that is known. Any thread may ask."""
+        return {} if self.masked is None else self.masked.faults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,16 @@ class _Bindings:
     slots: Rows
     logprobs: BoundLogprobs | None
     features: list[Bound]
+    masks: BoundGrammarMasks | None  # the last of the features
     core: BoundCore
+
+    @property
+    def masks_alone(self) -> bool:
+        return self.masks is not None and len(self.features) == 1
+
+    @property
+    def masked(self) -> MaskedStep | None:
+        return None if self.masks is None else self.masks.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +65,18 @@ class Plain:
     """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
 
     core: BoundCore
-    _masks: list[BoundGrammarMasks]  # one or none
+    _masks: BoundGrammarMasks | None
 
     def mask(self, logits: Tensor) -> None:
-        for masks in self._masks:
-            masks.ban(logits)
+        if self._masks is not None:
+            self._masks.apply_alone(logits)
 
-    def sampled(self, token_ids: Tensor) -> None:
-        for masks in self._masks:
-            masks.sampled(token_ids)
+    def settle(self, token_ids: Tensor) -> Sampled:
+        """These are the rows' tokens."""
+        if self._masks is None:
+            return Sampled(token_ids, None)
+        self._masks.sampled(token_ids)
+        return Sampled(token_ids, None, masked=self._masks.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,8 @@ class Ready:
         for feature in self._bindings.features:
             feature.sampled(token_ids)
         asked = self._bindings.logprobs
-        return Sampled(token_ids, asked.collect(self._looked, token_ids) if asked else None)
+        told = asked.collect(self._looked, token_ids) if asked else None
+        return Sampled(token_ids, told, masked=self._bindings.masked)
 
 
 class Sampler:
@@ -136,10 +155,6 @@ class Sampler:
         for part in self._parts:
             part.release(slot)
 
-    def take_faults(self) -> dict[int, QuireError]:
-        """By slot: sequences that cannot go on, found out since the last time."""
-        return self.grammar_masks.take_faults()
-
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> Sampled:
         """`logits` [num_rows, vocab_size] of `slots` [num_rows]; may overwrite them."""
         ready = self.process(logits, slots, positions)
@@ -154,8 +169,11 @@ class Sampler:
         looked = None
         if asked and not asked.mode.is_processed:
             looked = asked.mode.values(logits[asked.rows])
-        for feature in bindings.features:
-            feature.apply(logits, positions)
+        if bindings.masks is not None and bindings.masks_alone and positions.drafts is None:
+            bindings.masks.apply_alone(logits)
+        else:
+            for feature in bindings.features:
+                feature.apply(logits, positions)
         if asked and asked.mode.is_processed:
             looked = asked.mode.values(bindings.core.filtered(logits, asked.rows))
         if asked:
@@ -175,8 +193,7 @@ class Sampler:
         bindings = self._bind(slots)
         if bindings.logprobs or not bindings.core.is_plain:
             return None
-        masks = [feature for feature in bindings.features if isinstance(feature, BoundGrammarMasks)]
-        return Plain(bindings.core, masks) if len(masks) == len(bindings.features) else None
+        return Plain(bindings.core, bindings.masks) if not bindings.features or bindings.masks_alone else None
 
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""
@@ -184,6 +201,7 @@ class Sampler:
         if last is None or not (slots is last.slots or np.array_equal(slots, last.slots)):
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
-            last = _Bindings(slots, self._logprobs.bind(slots), features, self._core.bind(slots))
+            masks = features[-1] if features and isinstance(features[-1], BoundGrammarMasks) else None
+            last = _Bindings(slots, self._logprobs.bind(slots), features, masks, self._core.bind(slots))
             self._bindings = last
         return last

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import queue
 import re
-from collections import deque
 from dataclasses import replace
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.replica import Flight
 from services.worker.structured.compile_pool import Prepared
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
-from tests.services.worker.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
+from tests.services.worker.constrained import EOS, PERSON, admit, hot, prepare, run, step, text
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -90,11 +88,15 @@ def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Ri
     step(tiny, [admit(tokenizer, 0, letters), admit(tokenizer, 1, digits), admit(tokenizer, 2, letters)])
     masks = tiny.replica._runner.sampler.grammar_masks
     sequences = [masks.slots[slot] for slot in range(3)]
-    masks.settle(sequences)
+    masks.maker.wait()
+    before = masks.maker.step_of(sequences)
     masks.follow(sequences, torch.tensor([tokenizer.token_to_id(letter) for letter in "aba"]))
-    masks.settle(sequences)
+    step_with_it = masks.maker.step_of(sequences)
+    assert before
+    assert step_with_it
+    assert list(step_with_it.faults()) == [1]
+    assert not before.faults()  # which was over by then
     assert [sequence.live for sequence in sequences] == [True, False, True]
-    assert list(masks.take_faults()) == [1]
 
 
 def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, tokenizer: Tokenizer) -> None:
@@ -102,11 +104,11 @@ def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, to
     step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
     masks = tiny.replica._runner.sampler.grammar_masks
     sequences = [masks.slots[slot] for slot in range(3)]
-    masks.settle(sequences)
+    masks.maker.wait()
     for sequence in sequences:
         sequence.takes_long = True
     step(tiny)
-    masks.settle(sequences)
+    masks.maker.wait()
     assert all(sequence.live and not sequence.takes_long for sequence in sequences)
 
 
@@ -199,44 +201,3 @@ def test_a_thinking_budget_ends_reasoning_where_the_form_has_any(tiny: Rig, toke
         assert json.loads(text(tokenizer, said[0][6:])).keys() == {"name", "age"}
         assert json.loads(text(tokenizer, said[1])).keys() == {"name", "age"}
         tiny.step(released=[0, 1])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("graphs", [True, False])
-def test_on_a_gpu_with_two_steps_under_way(tokenizer: Tokenizer, graphs: bool) -> None:
-    """A step is launched before anybody has waited for the one before; its masks need that one's tokens."""
-    rig = Rig(
-        TINY,
-        device="cuda",
-        dtype="bfloat16",
-        cuda_graphs=graphs,
-        attention_backend="auto",
-        block_size=16,
-        num_blocks=512,
-        record_logits=False,
-    )
-    forms = [prepare(rig, json_schema=json.dumps({**PERSON, "title": str(i)})) for i in range(6)]
-    new = [admit(tokenizer, slot, form) for slot, form in enumerate(forms)]
-    new += [admit(tokenizer, slot, b"") for slot in (6, 7)]
-    said: dict[int, list[int]] = {sequence.slot: [] for sequence in new}
-    under_way: deque[Flight] = deque()
-
-    def land() -> None:
-        flight = under_way.popleft()
-        outcome = flight.launch.wait()
-        rig.replica.record(flight, outcome)
-        result = flight.result(outcome, wait_us=0)
-        assert not [failure for failure in result.failures if EOS not in said[failure.slot]]
-        for slot, token in rig.scheduler.take(result).items():
-            if EOS not in said[slot]:
-                said[slot].append(token)
-
-    with torch.inference_mode():
-        for number in range(80):
-            counts = {sequence.slot: len(sequence.tokens) for sequence in new} if number == 0 else None
-            under_way.append(rig.replica.launch(rig.scheduler.plan(new if number == 0 else None, counts)))
-            if len(under_way) == 2:
-                land()
-        land()
-    for slot in range(6):
-        assert json.loads(text(tokenizer, said[slot])).keys() == {"name", "age"}

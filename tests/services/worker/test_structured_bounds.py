@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from services.worker.structured import compile_pool, masks
+from services.worker.structured import compile_pool, mask_maker
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from services.worker.structured.fair_filler import FairFiller
 from services.worker.structured.llguidance_backend import LLGuidanceBackend
@@ -96,12 +96,12 @@ def test_an_ambiguous_grammar_ends_before_it_stalls_anybody(tiny: Rig, tokenizer
 def test_masks_that_never_come_end_the_step_and_not_the_worker(
     tiny: Rig, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(mask_maker, "PATIENCE_S", 0.2)
     digits = prepare(tiny, regex=r"\d{3}")
     run(tiny, [admit(tokenizer, 0, digits)])
     tiny.step(released=[0])
     hanging = threading.Event()
-    filler = tiny.replica._runner.sampler.grammar_masks._filler
+    filler = tiny.replica._runner.sampler.grammar_masks.maker._filler
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(20))
     with pytest.raises(Internal, match="masks were not made within"):
         step(tiny, [admit(tokenizer, 0, digits)])

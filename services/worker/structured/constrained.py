@@ -1,0 +1,98 @@
+"""A sequence under a grammar: where it is, whether it may end, why it cannot go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.worker.structured.fair_filler import SLOW_TOKEN_S, Pace
+from services.worker.structured.port import Matcher
+from shared import columns
+from shared.columns import I32
+from shared.errors import InvalidArgument, QuireError
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+MASK_BITS = 32
+
+
+class Constrained:
+    """A sequence under a grammar."""
+
+    def __init__(self, slot: int, matcher: Matcher, admission: pb.Admission, vocab_size: int) -> None:
+        self.slot = slot
+        self.matcher = matcher
+        self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
+        self.may_end_early = not admission.sampling.ignore_eos
+        self.ended = False
+        self.must_end = False  # the grammar allows nothing more
+        self.error: QuireError | None = None
+        self.failed_at: int | None = None  # the number of the masks among which its own could not be made
+        self._pace = Pace()
+        self.forced: list[int] = []  # tokens that must come next
+        self.takes_long = False
+        self.watched = False
+        self.num_slow = 0
+
+    @property
+    def live(self) -> bool:
+        return not self.ended and self.error is None
+
+    def take(self, token_id: int) -> None:
+        """A token that was sampled; negative: none was."""
+        if not self.moves_by(token_id):
+            return
+        if not self._accepts(token_id):
+            self.refuse(token_id)
+        elif self._pace.is_slow:
+            self.fail(f"the grammar is too slow: {self._pace}")
+
+    def moves_by(self, token_id: int) -> bool:
+        """Whether its matcher has to take the token: it is no end, and the sequence has not ended."""
+        if token_id < 0 or not self.live:
+            return False
+        self.ended = token_id in self.eos_ids
+        return not self.ended
+
+    def refuse(self, token_id: int) -> None:
+        self.fail(f"the grammar does not allow token {token_id}, which the output holds")
+
+    def _accepts(self, token_id: int) -> bool:
+        began = time.thread_time()
+        accepted = self.matcher.accept([token_id])
+        seconds = time.thread_time() - began
+        self.takes_long = seconds > SLOW_TOKEN_S
+        self._pace.add(seconds)
+        return accepted == 1
+
+    def goes_on_by(self, token_ids: Sequence[int]) -> bool:
+        """Takes all of these tokens, or none where the grammar does not allow them all."""
+        if any(token_id in self.eos_ids for token_id in token_ids):
+            return False
+        taken = self.matcher.accept(token_ids)
+        if taken < len(token_ids):
+            self.matcher.rollback(taken)
+        return taken == len(token_ids)
+
+    def permit_end(self, mask: I32) -> None:
+        """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
+        fault = self.matcher.fault if self.live else ""
+        if fault:
+            self.fail(f"the grammar became too complex: {' '.join(fault.split())[:200]}")
+        if not self.live:
+            mask[:] = 0
+        elif not self.matcher.can_end:
+            return
+        self.must_end = not mask.any()
+        if self.must_end or self.may_end_early:
+            for token_id in self.eos_ids:
+                mask[token_id // MASK_BITS] |= bit(token_id)
+
+    def fail(self, text: str) -> None:
+        self.error = InvalidArgument(f"structured_output: {text}", field="structured_output")
+
+
+def bit(token_id: int) -> np.int32:
+    """Of a token in its word."""
+    return np.uint32(1 << token_id % MASK_BITS).view(np.int32)

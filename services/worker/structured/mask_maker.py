@@ -1,0 +1,171 @@
+"""Masks are made by a thread of its own, from the moment the tokens that they follow are on the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.worker.sampling.component import Tensor
+from services.worker.slots import Rows
+from services.worker.structured.background import Background
+from services.worker.structured.compile_pool import CompilePool
+from services.worker.structured.constrained import MASK_BITS, Constrained
+from services.worker.structured.fair_filler import FairFiller
+from services.worker.structured.stream_gate import StreamGate
+from shared.columns import I32
+from shared.errors import Internal, QuireError
+
+PATIENCE_S = 5.0  # with masks that the library has been given, each of which is bounded far below that
+Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
+
+
+class MaskMaker:
+    """Owns the thread, the masks by slot, and the library's own threads. One that hangs is left behind as a whole."""
+
+    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, *, for_cuda: bool) -> None:
+        self._grammars = grammars
+        self._filler = FairFiller(grammars.backend.filler())
+        self._thread = Background("masks")
+        self._for_cuda = for_cuda
+        self._num_words = -(-vocab_size // MASK_BITS)
+        self.memory = self._room(num_slots)  # [num_slots, num_words]
+        self._masks: I32 = self.memory.numpy()
+        self._staged: Tensor | None = None  # where masks of drafted rows are put together
+        self._gate = StreamGate() if for_cuda else None
+        self._count = 0
+        self._taken: Future[None] | None = None
+        self._made: Future[None] | None = None
+        self.hangs = False
+
+    def follow(
+        self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained], *, find_forced: bool
+    ) -> None:
+        """`takers` take the tokens, one each; `sequences`, those among them, each once, get their next masks."""
+        self._count += 1
+        number = self._count
+        taken = self._thread.submit(lambda: self._take(takers, tokens, sequences, find_forced))
+        self._made = self._thread.submit(lambda: self._make(number, taken, sequences))
+        self._taken = taken
+
+    def wait_for_tokens(self) -> None:
+        """Until all have been taken."""
+        if self._taken is not None:
+            wait(self._taken, self)
+
+    def wait(self) -> None:
+        """Until all masks are made."""
+        if self._made is not None:
+            began = time.perf_counter()
+            wait(self._made, self)
+            self._grammars.observer.masks_awaited(time.perf_counter() - began)
+
+    def wait_on_device(self) -> None:
+        """The same for what is launched from now on; without a stream to wait, here and now."""
+        if self._gate is None:
+            self.wait()
+        elif self._made is not None and not self._made.done():
+            self._gate.wait_for(self._count)
+
+    def step_of(self, sequences: Sequence[Constrained]) -> MaskedStep | None:
+        """One that waits for all masks so far."""
+        return None if self._made is None else MaskedStep(self, self._made, self._count, sequences)
+
+    def give_up(self) -> None:
+        """Any thread may."""
+        self.hangs = True
+        if self._gate is not None:
+            self._gate.open_for_good()
+
+    def fill(self, sequences: Sequence[Constrained], places: Sequence[int], masks: I32) -> None:
+        """When all masks are made, or on their thread."""
+        live = [(sequence, place) for sequence, place in zip(sequences, places, strict=True) if sequence.live]
+        if live:
+            self._filler.fill([sequence for sequence, _ in live], [place for _, place in live], masks)
+        for sequence, place in zip(sequences, places, strict=True):
+            sequence.permit_end(masks[place])
+
+    def gather(self, slots: Rows) -> Tensor:
+        """The masks of these slots, to be changed. Steps before this one are done with the pinned memory: their tokens
+        have been seen."""
+        if self._staged is None or len(self._staged) < len(slots):  # rows behind drafts have masks of their own
+            self._staged = self._room(2 * len(slots))
+        staged = self._staged[: len(slots)]
+        # No torch here: threads of its pool that had copied would go on spinning, at the cost of those that fill masks.
+        np.take(self._masks, slots, axis=0, out=staged.numpy(), mode="clip")
+        return staged
+
+    def _room(self, num_masks: int) -> Tensor:
+        """What no grammar has filled allows nothing."""
+        return torch.zeros((num_masks, self._num_words), dtype=torch.int32, pin_memory=self._for_cuda)
+
+    # On the masks' thread
+
+    def _take(
+        self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained], find_forced: bool
+    ) -> None:
+        taken = [*zip(takers, tokens(), strict=True)]
+        together: list[tuple[Constrained, int]] = []
+        if len(taken) == len(sequences) > 1:  # a token each
+            together = [each for each in taken if not each[0].takes_long]
+            taken = [each for each in taken if each[0].takes_long]
+        self._take_together(together)
+        for sequence, token_id in taken:
+            sequence.take(token_id)
+        if find_forced:
+            for sequence in sequences:
+                sequence.forced = sequence.matcher.forced() if sequence.live else []
+
+    def _take_together(self, taken: Sequence[tuple[Constrained, int]]) -> None:
+        moving = [(sequence, token_id) for sequence, token_id in taken if sequence.moves_by(token_id)]
+        if not moving:
+            return
+        accepted = self._filler.accept([sequence for sequence, _ in moving], [token_id for _, token_id in moving])
+        for (sequence, token_id), is_right in zip(moving, accepted, strict=True):
+            if not is_right:
+                sequence.refuse(token_id)
+
+    def _make(self, number: int, taken: Future[None], sequences: Sequence[Constrained]) -> None:
+        try:
+            taken.result()  # raises what went wrong there
+            began = time.perf_counter()
+            self.fill(sequences, [sequence.slot for sequence in sequences], self._masks)
+            self._grammars.observer.masks_filled(time.perf_counter() - began)
+            for sequence in sequences:
+                if sequence.error is not None and sequence.failed_at is None:
+                    sequence.failed_at = number
+        finally:
+            if self._gate is not None:
+                self._gate.reach(number)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedStep:
+    """A step whose sampling waits for masks, or has waited."""
+
+    _maker: MaskMaker
+    _masks: Future[None]
+    _number: int
+    _sequences: Sequence[Constrained]
+
+    def faults(self) -> dict[int, QuireError]:
+        """Sequences that cannot go on, by slot. Any thread may ask, and waits for the masks."""
+        wait(self._masks, self._maker)
+        return {
+            sequence.slot: sequence.error
+            for sequence in self._sequences
+            if sequence.error is not None and sequence.failed_at is not None and sequence.failed_at <= self._number
+        }
+
+
+def wait(job: Future[None], maker: MaskMaker) -> None:
+    """A thread that hangs in the library is left to itself, with the memory that it may still write to."""
+    try:
+        job.result(timeout=PATIENCE_S)
+    except TimeoutError:
+        maker.give_up()
+        raise Internal(f"masks were not made within {PATIENCE_S:.0f} s") from None

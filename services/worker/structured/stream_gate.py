@@ -1,0 +1,47 @@
+"""Work in a CUDA stream that waits for the host: whoever launches it need not."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.errors import Internal
+
+AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
+FAR = 2**30
+
+
+class StreamGate:
+    """A number that only grows, in memory of the host that the device reads."""
+
+    def __init__(self) -> None:
+        self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._number = self._memory.numpy()
+        self._is_open = False
+
+    def wait_for(self, number: int) -> None:
+        """What is launched from now on, on the current stream, begins when `number` has been reached."""
+        stream = torch.cuda.current_stream().cuda_stream
+        status = _wait_value()(stream, self._memory.data_ptr(), number, AT_LEAST)
+        if status:
+            raise Internal(f"CUDA error: cuStreamWaitValue32 returned {status}")
+
+    def reach(self, number: int) -> None:
+        if not self._is_open:
+            self._number[0] = np.int32(number)
+
+    def open_for_good(self) -> None:
+        """For work that nobody wants the results of."""
+        self._is_open = True
+        self._number[0] += FAR
+
+
+@cache
+def _wait_value() -> Any:
+    call = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+    call.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+    return call
