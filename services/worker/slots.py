@@ -211,6 +211,11 @@ class SlotTable:
         growing = np.flatnonzero(lacking)
         return self.hand_out(growing, lacking[growing], ids)
 
+    def grow(self, plan: pb.StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
+        """The blocks of a plan that says nothing else; `growing` are the slots that begin a block in it, at these
+        places of their table. None, and nothing done, where one would have none."""
+        return self.hand_out(growing, np.ones_like(growing), columns.u32(plan.new_block_ids))
+
     def hand_out(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
         """Appends `gains` of the blocks `ids` to each slot of `growing`. Raises PlanViolation."""
         wanted = int(gains.sum())

@@ -15,7 +15,7 @@ from shared import columns
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-FOLLOWING = frozenset({"epoch", "step_id", "new_block_ids"})  # fields of plans that say nothing else
+FOLLOWING = frozenset({"epoch", "step_id", "new_block_ids", "new_block_slots"})  # fields of plans that say nothing else
 
 
 class Steady:
@@ -24,9 +24,9 @@ class Steady:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._last: StepInputs | None = None
-        self._room: I32 = np.zeros(0, np.int32)  # [num_rows] steps that each row's blocks have room for from `take` on
+        self._room: I32 = np.zeros(0, np.int32)  # [num_rows] steps from `take` on until each row begins a block
         self._num_followed = 0  # since then
-        self._next_growth = 0  # followed steps before some row needs a block
+        self._next_growth = 0  # followed steps before some row begins a block
 
     def forget(self) -> None:
         self._last = None
@@ -56,10 +56,12 @@ class Steady:
         seq_lens, num_blocks = last.seq_lens + 1, last.num_blocks
         if self._num_followed == self._next_growth or len(ids):
             growing = np.flatnonzero(self._room == self._num_followed)
-            if table.drafts:
-                return None  # the next block may have come long ago, or not at all
-            new_blocks = table.hand_out(last.slots[growing], np.ones_like(growing), ids)
-            mapping[growing] = new_blocks.ids * table.block_size
+            slots, places = last.slots[growing], (last.seq_lens[growing] // table.block_size).astype(np.intp)
+            found = table.grow(plan, slots, places)
+            if found is None:
+                return None
+            new_blocks = found
+            mapping[growing] = table.block_table[slots, places] * table.block_size
             self._room[growing] += table.block_size
             self._next_growth = int(self._room.min())
             num_blocks = -(-int(seq_lens.max()) // table.block_size)

@@ -43,6 +43,14 @@ class DraftingSlotTable(SlotTable):
         new_blocks = moved.followed_by(new_blocks)
         return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
 
+    def grow(self, plan: pb.StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
+        """The plan names who gets blocks: some may have come long ago, and others not at all."""
+        slots, ids = columns.u32(plan.new_block_slots), columns.u32(plan.new_block_ids)
+        lacking = growing[self.num_blocks[growing] <= places]
+        if not set(lacking.tolist()).issubset(slots.tolist()):
+            return None
+        return self._hand_out_named(slots, ids)
+
     def advance(self, order: Order, drafts: Drafts | None = None) -> Step:
         """As if every draft turned out wrong; the step computes them all the same."""
         step = super().advance(order)
@@ -61,8 +69,10 @@ class DraftingSlotTable(SlotTable):
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
         if not len(ids):
             return NO_BLOCKS
-        require(bool((slots[1:] >= slots[:-1]).all()), lambda: f"new_block_slots do not ascend: {slots}")
-        growing, gains = np.unique(slots, return_counts=True)
+        growing, gains = slots, np.ones(len(slots), dtype=np.intp)
+        if not (slots[1:] > slots[:-1]).all():
+            require(bool((slots[1:] >= slots[:-1]).all()), lambda: f"new_block_slots do not ascend: {slots}")
+            growing, gains = np.unique(slots, return_counts=True)
         self._require_slots(growing, "new_block_slots")
         require(bool(self.live[growing].all()), lambda: f"new_block_slots are not live: {growing[~self.live[growing]]}")
         return self.hand_out(growing.astype(np.intp), gains, ids)

@@ -97,6 +97,7 @@ class Speculation:
         followed = steady.follow(plan)
         if followed is not None:
             self._found = None
+            self._proposer.hand_out(followed[1])
         return followed
 
     def advance(self, order: Order) -> tuple[Step, Drafts | None]:

@@ -74,7 +74,7 @@ class PaperScheduler:
             epoch=self.epoch,
             step_id=self.step_id,
             released_slots=columns.u32_bytes(released),
-            admitted=[_admission(sequence, self.block_size) for sequence in new],
+            admitted=[admission(sequence, self.block_size) for sequence in new],
             counted_slots=columns.u32_bytes(sorted(counts)),
             token_counts=columns.u32_bytes([counts[slot] for slot in sorted(counts)]),
             new_block_ids=columns.u32_bytes(block_ids),
@@ -129,7 +129,7 @@ def _num_cached(new: New, block_size: int) -> int:
     return min(len(new.cached_blocks) * block_size, len(new.tokens))
 
 
-def _admission(new: New, block_size: int) -> pb.Admission:
+def admission(new: New, block_size: int) -> pb.Admission:
     marks = new.thinking_marks or ()
     return pb.Admission(
         slot=new.slot,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from services.worker.plan_violation import PlanViolation
 from services.worker.slots import NewBlocks, SlotTable
+from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.pb.worker.v1 import worker_pb2 as pb
-from tests.services.worker.plans import New, PaperScheduler
+from tests.services.worker.plans import New, PaperScheduler, admission
 from tests.services.worker.test_slots import LIMITS, tokens
 
 
@@ -104,3 +106,68 @@ def test_blocks_that_do_not_fit_the_rows_break_the_session() -> None:
     plan.new_block_ids = columns.u32_bytes([LIMITS.num_blocks])
     with pytest.raises(PlanViolation, match="not all in"):
         both.steady.follow(plan)
+
+
+class TwiceDrafting:
+    """The same for a worker that could draft and does not, whose plans name who gets blocks: early, in time or late."""
+
+    def __init__(self, seed: int) -> None:
+        self.table, self.plain = DraftingSlotTable(LIMITS, 4), DraftingSlotTable(LIMITS, 4)
+        self.steady = Steady(self.table)
+        self.num_followed = self.num_idle = 0
+        self.choose = random.Random(seed)
+        self.free = list(range(LIMITS.num_blocks - 1, 0, -1))
+        self.step_id = 0
+
+    def step(self, admissions: Sequence[pb.Admission] = (), counts: Mapping[int, int] | None = None) -> None:
+        self.step_id += 1
+        counts = counts or {}
+        named = sorted([*(slot for slot, count in counts.items() for _ in range(-(-count // LIMITS.block_size)))])
+        if not counts:
+            named = [slot for slot in np.flatnonzero(self.plain.live).tolist() if self.is_given(slot)]
+        plan = pb.StepPlan(
+            epoch=1,
+            step_id=self.step_id,
+            admitted=admissions,
+            counted_slots=columns.u32_bytes(sorted(counts)),
+            token_counts=columns.u32_bytes([counts[slot] for slot in sorted(counts)]),
+            new_block_slots=columns.u32_bytes(named),
+            new_block_ids=columns.u32_bytes([self.free.pop() for _ in named]),
+        )
+        order = self.plain.order(plan)
+        want = assemble(self.plain.advance(order), self.plain), order.new_blocks
+        self.num_idle += len(order.idle)
+        for got, wanted in zip(self.made_from(plan), want, strict=True):
+            assert_equal(got, wanted)
+        for name in ("num_tokens", "num_computed_tokens", "num_blocks", "block_table"):
+            assert np.array_equal(getattr(self.table, name), getattr(self.plain, name)), name
+
+    def is_given(self, slot: int) -> bool:
+        """A block, mostly when it needs one."""
+        left = int(self.plain.num_blocks[slot]) * LIMITS.block_size - int(self.plain.num_computed_tokens[slot])
+        return self.choose.random() < (0.75 if left <= 0 else 0.1 if left < LIMITS.block_size else 0)
+
+    def made_from(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks]:
+        followed = self.steady.follow(plan)
+        if followed is not None:
+            self.num_followed += 1
+            return followed
+        order = self.table.order(plan)
+        inputs = assemble(self.table.advance(order), self.table)
+        if len(order.idle):
+            self.steady.forget()
+        else:
+            self.steady.take(plan, inputs)
+        return inputs, order.new_blocks
+
+
+def test_blocks_that_are_named_come_early_in_time_or_late() -> None:
+    drafting = [TwiceDrafting(seed) for seed in range(8)]
+    lengths = [3, 4, 6]
+    for both in drafting:
+        new = [admission(New(slot, tokens(length)), LIMITS.block_size) for slot, length in enumerate(lengths)]
+        both.step(new, dict(enumerate(lengths)))
+        for _ in range(25):
+            both.step()
+    assert sum(both.num_followed for both in drafting) > 80
+    assert sum(both.num_idle for both in drafting) > 8
