@@ -47,7 +47,7 @@ class FlashAttention2:
             return f"needs {PACKAGE} {_dotted(LEAST_VERSION)} or a later 2, not {version}"
         try:
             self._package = importlib.import_module("flash_attn.flash_attn_interface")
-        except ImportError as error:  # among others, for having been built for another torch
+        except Exception as error:  # among others, for having been built for another torch
             return f"{PACKAGE} {version} cannot be loaded: {error}"
         return None
 

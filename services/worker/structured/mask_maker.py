@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -40,7 +42,10 @@ class MaskMaker:
         self._count = 0
         self._taken: Future[None] | None = None
         self._made: Future[None] | None = None
+        self._busy_since: float | None = None
         self.hangs = False
+        if for_cuda:
+            threading.Thread(target=_watch, args=(weakref.ref(self),), name="masks' watch", daemon=True).start()
 
     def follow(
         self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained], *, find_forced: bool
@@ -81,6 +86,11 @@ class MaskMaker:
         if self._gate is not None:
             self._gate.open_for_good()
 
+    @property
+    def takes_too_long(self) -> bool:
+        since = self._busy_since
+        return since is not None and time.perf_counter() - since > PATIENCE_S
+
     def fill(self, sequences: Sequence[Constrained], places: Sequence[int], masks: I32) -> None:
         """When all masks are made, or on their thread."""
         live = [(sequence, place) for sequence, place in zip(sequences, places, strict=True) if sequence.live]
@@ -108,7 +118,9 @@ class MaskMaker:
     def _take(
         self, takers: Sequence[Constrained], tokens: Tokens, sequences: Sequence[Constrained], find_forced: bool
     ) -> None:
-        taken = [*zip(takers, tokens(), strict=True)]
+        token_ids = tokens()
+        self._busy_since = time.perf_counter()
+        taken = [*zip(takers, token_ids, strict=True)]
         together: list[tuple[Constrained, int]] = []
         if len(taken) == len(sequences) > 1:  # a token each
             together = [each for each in taken if not each[0].takes_long]
@@ -139,6 +151,7 @@ class MaskMaker:
                 if sequence.error is not None and sequence.failed_at is None:
                     sequence.failed_at = number
         finally:
+            self._busy_since = None
             if self._gate is not None:
                 self._gate.reach(number)
 
@@ -169,3 +182,13 @@ def wait(job: Future[None], maker: MaskMaker) -> None:
     except TimeoutError:
         maker.give_up()
         raise Internal(f"masks were not made within {PATIENCE_S:.0f} s") from None
+
+
+def _watch(maker_ref: weakref.ref[MaskMaker]) -> None:
+    """While a stream waits, whoever launches may have to wait for it as well, to load a kernel for instance, and then
+    nobody is left to notice that the masks' thread hangs."""
+    while (maker := maker_ref()) is not None and not maker.hangs:
+        if maker.takes_too_long:
+            maker.give_up()
+        del maker
+        time.sleep(PATIENCE_S / 4)

@@ -163,15 +163,20 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_flash_attn_cute_that_flash_attn_2_brings_is_not_flash_attn_4(package) -> None:
-    """It lies in the same folder, and has no pages."""
+    """It lies in the same folder, takes other arguments, and fails to load beside the cutlass DSL of flash-attn-4."""
     cute = package("2.8.3") / "cute"
     cute.mkdir()
-    (cute / "interface.py").write_text("def flash_attn_varlen_func(q, k, v, cu_seqlens_q=None, causal=False): ...")
-    assert "flash_attn.cute is older" in str(reason("flash_attn", SPEC))
-    (cute / "interface.py").write_text("def flash_attn_varlen_func(q, k, v, page_table=None): ...")
-    for name in ("flash_attn.cute.interface", "flash_attn.cute"):
-        del sys.modules[name]
-    assert reason("flash_attn", SPEC) is None
+
+    def reason_with(interface: str) -> str | None:
+        (cute / "interface.py").write_text(interface)
+        for name in ("flash_attn.cute.interface", "flash_attn.cute"):
+            sys.modules.pop(name, None)
+        return reason("flash_attn", SPEC)
+
+    assert "flash_attn.cute is older" in str(reason_with("def flash_attn_varlen_func(q, k, v, page_table=None): ..."))
+    missing = "module 'cutlass.cute.core' has no attribute 'ThrMma'"
+    assert missing in str(reason_with(f'raise AttributeError("{missing}")'))
+    assert reason_with("def flash_attn_varlen_func(q, k, v, page_table=None, num_splits=1): ...") is None
 
 
 def test_the_block_size_that_stands_for_none_is_accepted(package) -> None:
