@@ -87,12 +87,13 @@ def drafts(served: Target) -> admin_pb2.DraftCounts:
 
 
 def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dict[str, float]:
-    """`accepted`: share of the drafted tokens; `tok_per_draft`: the token that is always there counted in."""
+    """`accepted`: share of the drafted tokens; `tok_per_draft`: the token that is always there counted in; `drafts`:
+    sequences that had some, over all steps and runs; `length`: at last."""
     tokens = after.num_draft_tokens - before.num_draft_tokens
     if not tokens:
         return {}
     right, count = after.num_accepted_tokens - before.num_accepted_tokens, after.num_drafts - before.num_drafts
-    return {"accepted": right / tokens, "tok_per_draft": 1 + right / count, "length": after.length}
+    return {"accepted": right / tokens, "tok_per_draft": 1 + right / count, "drafts": count, "length": after.length}
 
 
 def _read(outcome: Outcome) -> dict[str, float]:

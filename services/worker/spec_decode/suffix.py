@@ -74,6 +74,7 @@ class SuffixProposer(HostProposer):
         self._past.add(self._history.of(slot)[self._starts[slot] :])
 
     def propose(self, wanted: Wanted) -> Drafts | None:
+        self._past.index()
         pairs = zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True)
         return Drafts.of({slot: self._guess(wanted.history.of(slot), most) for slot, most in pairs})
 
