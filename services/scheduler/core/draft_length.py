@@ -27,7 +27,8 @@ HOPELESS = 3  # steps after which a try is given up that could not win even if e
 UNSETTLED = 3  # steps after a change that say nothing: others were under way
 FIRST_TRY = 8  # steps at a length before another one is tried
 RAREST_TRY = 2048  # steps; a try takes about 11, a hopeless one 6
-FIRST_REST, LONGEST_REST = 8, 128  # times what a try lost: where steps with drafts are dear, few steps lose much
+FAR_OFF = 3  # times slower than the present, at best: two such steps end a try, whatever was under way before them
+FIRST_REST, LONGEST_REST = 8, 256  # times what a try lost: where steps with drafts are dear, few steps lose much
 BETTER = 1.03  # by so much another length must be better
 SMOOTHING = 0.02  # of how often drafts are right, for each step
 COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
@@ -56,6 +57,7 @@ class Try:
     length: int
     times: list[StepTime] = field(default_factory=list)
     seconds: float = 0.0  # that it has taken, with what says nothing
+    num_far_off: int = 0  # steps
     num_counted: int = 0  # sequences and steps
     num_right: int = 0  # drafts in them
 
@@ -91,6 +93,8 @@ class DraftLength:
             return
         if self._try is not None:
             self._try.seconds += seconds
+            if alone and drafted and self._is_far_off(self._try, seconds):
+                return
         if self._unsettled > 0:
             self._unsettled -= 1
         elif alone and seconds > 0:
@@ -171,6 +175,16 @@ class DraftLength:
         regime.rest, regime.rest_s = max(FIRST_REST, regime.rest // 4), 0.0
         regime.times = deque(attempt.times, maxlen=regime.times.maxlen)
         self._begin(regime.length, None)
+
+    def _is_far_off(self, attempt: Try, seconds: float) -> bool:
+        """Whether the try ends with this step."""
+        regime = self._regimes[self._size_class]
+        attempt.num_far_off += (1 + attempt.length) * FAR_OFF < self._present_speed(regime) * seconds
+        if attempt.num_far_off < 2:
+            return False
+        attempt.times.append((seconds, True))
+        self._give_up(regime, attempt, 4)
+        return True
 
     def _is_hopeless(self, regime: Regime, attempt: Try) -> bool:
         return (1 + attempt.length) / typical(attempt.times) < BETTER * self._present_speed(regime)

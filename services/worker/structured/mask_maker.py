@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,19 +30,22 @@ Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
 class MaskMaker:
     """Owns the thread, the masks by slot, and the library's own threads. One that hangs is left behind as a whole."""
 
-    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, *, for_cuda: bool) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, device: Any) -> None:
+        for_cuda = torch.device(device).type == "cuda"
         self._grammars = grammars
         self._filler = FairFiller(grammars.backend.filler())
         self._thread = Background("masks")
         self._for_cuda = for_cuda
         self._num_words = -(-vocab_size // MASK_BITS)
-        self.memory = self._room(num_slots)  # [num_slots, num_words]
-        self._masks: I32 = self.memory.numpy()
+        self._memory = self._room(num_slots)  # [num_slots, num_words]
+        self._masks: I32 = self._memory.numpy()
+        self._on_device = torch.zeros_like(self._memory, device=device) if for_cuda else self._memory
         self._staged: Tensor | None = None  # where masks of drafted rows are put together
         self._gate = StreamGate() if for_cuda else None
         self._count = 0
         self._taken: Future[None] | None = None
         self._made: Future[None] | None = None
+        self._awaited: Future[None] | None = None  # the last that was waited for here
         self._busy_since: float | None = None
         self.hangs = False
         if for_cuda:
@@ -64,17 +68,21 @@ class MaskMaker:
 
     def wait(self) -> None:
         """Until all masks are made."""
-        if self._made is not None:
+        made = self._made
+        if made is not None and made is not self._awaited:
+            self._awaited = made
             began = time.perf_counter()
-            wait(self._made, self)
+            wait(made, self)
             self._grammars.observer.masks_awaited(time.perf_counter() - began)
 
-    def wait_on_device(self) -> None:
-        """The same for what is launched from now on; without a stream to wait, here and now."""
+    def made(self, slots: slice) -> Tensor:
+        """[num_slots, num_words] for what is launched from now on, right at `slots` once the masks are made: waits for
+        them, and on CUDA lets the device wait."""
         if self._gate is None:
             self.wait()
-        elif self._made is not None and not self._made.done():
-            self._gate.wait_for(self._count)
+        else:
+            self._gate.copy_at(self._count, self._on_device[slots], self._memory[slots])
+        return self._on_device
 
     def step_of(self, sequences: Sequence[Constrained]) -> MaskedStep | None:
         """One that waits for all masks so far."""

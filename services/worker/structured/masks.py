@@ -44,8 +44,7 @@ class GrammarMasks:
         """There once it is needed, and a new one in place of one that hangs."""
         if self._maker is None or self._maker.hangs:
             assert self._grammars is not None
-            for_cuda = torch.device(self.device).type == "cuda"
-            self._maker = MaskMaker(self._num_slots, self.vocab_size, self._grammars, for_cuda=for_cuda)
+            self._maker = MaskMaker(self._num_slots, self.vocab_size, self._grammars, self.device)
         return self._maker
 
     def admit(self, slot: int, admission: pb.Admission) -> None:
@@ -93,6 +92,7 @@ class BoundGrammarMasks:
         self._sequences = [owner.slots[slot] for slot in self._slots.tolist()]
         self._device_rows = None if len(rows) == len(slots) else upload(rows, owner.device)
         self._device_slots = upload(self._slots, owner.device)
+        self._span = slice(int(self._slots[0]), int(self._slots[-1]) + 1)
         self.step: MaskedStep | None = None  # the last one
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
@@ -118,7 +118,6 @@ class BoundGrammarMasks:
         """Where no other feature is used and nothing is drafted. In logits of 16 bits, too, if the choice is made from
         such. On CUDA nobody waits here."""
         maker = self._owner.maker
-        maker.wait_on_device()
         self.step = maker.step_of(self._sequences)
         self._ban(logits, maker)
 
@@ -127,8 +126,8 @@ class BoundGrammarMasks:
         self._owner.follow(self._sequences, mine)
 
     def _ban(self, logits: Tensor, maker: MaskMaker) -> None:
-        """By masks read where they are made: their thread will not go on before it has seen this step's tokens."""
-        self._owner.ops.mask_logits(logits, self._device_rows, maker.memory, self._device_slots)
+        """The masks stay as they are until this step's tokens have been seen."""
+        self._owner.ops.mask_logits(logits, self._device_rows, maker.made(self._span), self._device_slots)
 
     def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
         """Rows behind drafts get the masks that hold if these are right; behind one that cannot be, any token will do:

@@ -1,4 +1,4 @@
-"""Work in a CUDA stream that waits for the host: whoever launches it need not."""
+"""Copies to a CUDA device that wait for the host: whoever launches what reads them need not."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ import torch
 
 from shared.errors import Internal
 
+Tensor = Any
 AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
 FAR = 2**30
 
 
 class StreamGate:
-    """A number that only grows, in memory of the host that the device reads."""
+    """A number that only grows, in memory of the host that the device reads, and a stream that waits for it."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._number = self._memory.numpy()
         self._is_open = False
+        self._stream = torch.cuda.Stream()
+        self._copied = torch.cuda.Event()
 
-    def wait_for(self, number: int) -> None:
-        """What is launched from now on, on the current stream, begins when `number` has been reached."""
-        stream = torch.cuda.current_stream().cuda_stream
-        status = _wait_value()(stream, self._memory.data_ptr(), number, AT_LEAST)
+    def copy_at(self, number: int, target: Tensor, source: Tensor) -> None:
+        """When `number` has been reached, beside what the current stream does; what is launched there from now on waits
+        for it."""
+        status = _wait_value()(self._stream.cuda_stream, self._memory.data_ptr(), number, AT_LEAST)
         if status:
             raise Internal(f"CUDA error: cuStreamWaitValue32 returned {status}")
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            self._copied.record()
+        self._copied.wait()
 
     def reach(self, number: int) -> None:
         if not self._is_open:
