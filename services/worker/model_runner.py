@@ -195,6 +195,7 @@ class ModelRunner:
             self._graphs.forget_rows()
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+        self.sampler.begin()
         asked = self.sampler.prompts.rows(inputs)
         keeps_features = self.wants_features()
         if self._graphs is not None:

@@ -150,6 +150,10 @@ class Sampler:
             self.release(slot)
             raise
 
+    def begin(self) -> None:
+        """Everybody who takes part in the step that comes has been admitted."""
+        self.grammar_masks.begin()
+
     def release(self, slot: int) -> None:
         self._bindings = None
         for part in self._parts:

@@ -130,7 +130,7 @@ class MaskMaker:
         self._busy_since = time.perf_counter()
         taken = [*zip(takers, token_ids, strict=True)]
         together: list[tuple[Constrained, int]] = []
-        if len(taken) == len(sequences) > 1:  # a token each
+        if len(taken) > 1 and [*takers] == [*sequences]:  # a token each
             together = [each for each in taken if not each[0].takes_long]
             taken = [each for each in taken if each[0].takes_long]
         self._take_together(together)

@@ -37,6 +37,7 @@ class GrammarMasks:
         self.vocab_size = vocab_size
         self.slots: dict[int, Constrained] = {}
         self._maker: MaskMaker | None = None
+        self._new: dict[int, tuple[Constrained, list[int]]] = {}  # by slot, with the output so far: since begin()
         self.finds_forced = False  # somebody asks for forced()
 
     @property
@@ -54,11 +55,20 @@ class GrammarMasks:
         if grammar is None:
             raise FailedPrecondition(f"grammar {admission.grammar_id.hex()} has not been prepared")
         sequence = self.slots[slot] = Constrained(slot, grammar.start(), admission, self.vocab_size)
-        output = columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
-        self._follow([sequence] * len(output), lambda: output, [sequence])
+        self._new[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
+        self._new.pop(slot, None)
+
+    def begin(self) -> None:
+        """The first masks of all that have been admitted, together."""
+        if not self._new:
+            return
+        admitted, self._new = [*self._new.values()], {}
+        takers = [sequence for sequence, output in admitted for _ in output]
+        tokens = [token for _, output in admitted for token in output]
+        self._follow(takers, lambda: tokens, [sequence for sequence, _ in admitted])
 
     def bind(self, slots: Rows) -> BoundGrammarMasks | None:
         if not self.slots:
@@ -70,6 +80,7 @@ class GrammarMasks:
         """By slot: tokens that must come next. For whoever has set `finds_forced`."""
         if not self.slots:
             return {}
+        self.begin()
         self.maker.wait_for_tokens()
         found = {slot: self.slots[slot].forced for slot in slots.tolist() if slot in self.slots}
         return {slot: tokens for slot, tokens in found.items() if tokens}
@@ -97,6 +108,7 @@ class BoundGrammarMasks:
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
         """Behind features that may have banned the end, or with drafts: waits for the masks."""
+        self._owner.begin()
         owner, maker = self._owner, self._owner.maker
         maker.wait()
         self.step = maker.step_of(self._sequences)
@@ -117,6 +129,7 @@ class BoundGrammarMasks:
     def apply_alone(self, logits: Tensor) -> None:
         """Where no other feature is used and nothing is drafted. In logits of 16 bits, too, if the choice is made from
         such. On CUDA nobody waits here."""
+        self._owner.begin()
         maker = self._owner.maker
         self.step = maker.step_of(self._sequences)
         self._ban(logits, maker)

@@ -99,6 +99,16 @@ def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Ri
     assert [sequence.live for sequence in sequences] == [True, False, True]
 
 
+def test_sequences_admitted_together_take_what_each_has_said(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """Two tokens and none are as many as two sequences."""
+    digits = prepare(tiny, regex=r"\d{3}")
+    output = tokenizer.encode("47").ids
+    assert len(output) == 2
+    said = run(tiny, [admit(tokenizer, 0, digits, output=output), admit(tokenizer, 1, digits)])
+    assert text(tokenizer, [*output, *said[0]]).startswith("47")
+    assert [len(text(tokenizer, tokens)) for tokens in ([*output, *said[0]], said[1])] == [3, 3]
+
+
 def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, tokenizer: Tokenizer) -> None:
     letters = prepare(tiny, regex="a+")
     step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
