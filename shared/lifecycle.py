@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,13 @@ log = logger("lifecycle")
 PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
 EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
+
+
+def keep_for_good() -> None:
+    """What is there now stays. Walking it again and again, in search of garbage, would hold up everything each time: a
+    frontend for 35 ms, a worker with torch for 120."""
+    gc.collect()
+    gc.freeze()
 
 
 class Shutdown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import logs, model_identity, prefix_index
-from shared.lifecycle import Shutdown, announce, first
+from shared.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.common.v1 import model_pb2
@@ -49,9 +48,7 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     frontend = Frontend(settings, shutdown)
-    # What is there now stays for ever; walking it again and again held up every stream, for 35 ms at a time.
-    gc.collect()
-    gc.freeze()
+    keep_for_good()
     try:
         await frontend.run()
     finally:

@@ -35,6 +35,7 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     base.add_process_collectors(registry)
     scheduler = Scheduler(settings, registry, shutdown)
     page = base.Page(settings.host, settings.metrics_port, registry)
+    lifecycle.keep_for_good()
     try:
         await scheduler.run(settings.reachable(page.port))
     finally:

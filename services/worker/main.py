@@ -94,6 +94,7 @@ class Worker:
     async def _work(self, engine: Engine, replica: Replica) -> None:
         settings = self._settings
         self.status.built(engine, replica.limits)
+        lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
         session = Session(settings, engine, hello, self, self._shutdown)
         await lifecycle.first(session.run(), engine.died, self._report_health())

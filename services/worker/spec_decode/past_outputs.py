@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from shared.columns import I32
 
 MOST_MATCHES = 256  # of a pair of tokens that are looked at; the most recent ones
 BOUNDARY = -1  # between outputs
+NONE = -1
 INDEXED_AT_ONCE = 4096  # tokens: 1.5 ms
 Places = npt.NDArray[np.intp]
 
@@ -45,21 +46,29 @@ class PastOutputs:
 
 
 class Generation:
-    """Outputs, end to end, with an index of the pairs of tokens in them."""
+    """Outputs, end to end, with an index of the pairs of tokens in them: the last place of each, and from each place
+    the one before it. Nothing here is an object for each pair, of which there are millions to be walked by Python's
+    garbage collector."""
 
     def __init__(self) -> None:
         self.count = 0
         self._tokens = np.full(1024, BOUNDARY, dtype=np.int32)
+        self._before = array("i")  # of each place; NONE: no earlier one
         self._length = 0
-        self._num_indexed = 0
-        self._places: dict[tuple[int, int], list[int]] = {}  # ascending
+        self._last: dict[int, int] = {}  # by pair
 
     @property
     def text(self) -> I32:
         return self._tokens[: self._length]
 
     def places(self, first: int, second: int) -> Places:
-        return np.array(self._places.get((first, second), ())[-MOST_MATCHES:], dtype=np.intp)
+        """Ascending."""
+        found: list[int] = []
+        place = self._last.get(_key(first, second), NONE)
+        while place != NONE and len(found) < MOST_MATCHES:
+            found.append(place)
+            place = self._before[place]
+        return np.array(found[::-1], dtype=np.intp)
 
     def add(self, output: I32) -> None:
         start, end = self._length, self._length + len(output)
@@ -72,9 +81,19 @@ class Generation:
 
     def index(self, most: int) -> int:
         """Up to `most` tokens more; how many there were."""
-        begin, end = self._num_indexed, min(self._num_indexed + most, self._length)
-        for place, pair in enumerate(pairwise(self._tokens[max(begin - 1, 0) : end].tolist()), max(begin, 1)):
-            if BOUNDARY not in pair:
-                self._places.setdefault(pair, []).append(place)
-        self._num_indexed = end
+        begin, end = len(self._before), min(len(self._before) + most, self._length)
+        last, before = self._last, self._before
+        first = int(self._tokens[begin - 1]) if begin else BOUNDARY
+        for place, second in enumerate(self._tokens[begin:end].tolist(), begin):
+            if BOUNDARY in (first, second):
+                before.append(NONE)
+            else:
+                key = _key(first, second)
+                before.append(last.get(key, NONE))
+                last[key] = place
+            first = second
         return end - begin
+
+
+def _key(first: int, second: int) -> int:
+    return first << 32 | second

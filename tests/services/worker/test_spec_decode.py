@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 
 from services.worker.limits import Limits
 from services.worker.plan_violation import PlanViolation
+from services.worker.spec_decode import past_outputs
 from services.worker.spec_decode.accept import accept
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.ngram import earliest_match
+from services.worker.spec_decode.past_outputs import PastOutputs
 from services.worker.spec_decode.proposer import Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
@@ -116,6 +119,23 @@ def test_suffix_remembers_outputs_of_ended_sequences_and_only_those() -> None:
     assert proposed(proposer, history, 1, 4) == []  # a prompt
     kept = sum(generation.count for generation in proposer._past._generations)
     assert kept == 2
+
+
+def test_past_outputs_are_indexed_some_at_a_time_and_found_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_outputs, "INDEXED_AT_ONCE", 7)
+    draw, past = random.Random(4), PastOutputs(6)
+    outputs = [[draw.randrange(4) for _ in range(draw.randrange(2, 30))] for _ in range(5)]
+    for output in outputs:
+        past.add(np.array(output, dtype=np.int32))
+    assert not sum(len(places) for _, places in past.places(np.array(outputs[0][:2], dtype=np.int32)))
+    for _ in range(-(-sum(len(output) + 1 for output in outputs) // 7)):
+        past.index()
+    for pair in itertools.product(range(4), repeat=2):
+        found = [tuple(text[place - 1 : place + 1]) for text, at in past.places(np.array(pair)) for place in at]
+        want = sum(each == pair for output in outputs for each in itertools.pairwise(output))
+        assert found == [pair] * want
+        for _, places in past.places(np.array(pair)):
+            assert (np.diff(places) > 0).all()
 
 
 def test_suffix_never_crosses_from_one_output_to_the_next() -> None:
