@@ -64,7 +64,7 @@ class WorkerMetrics:
         )
         self.mask_wait = Histogram(
             "quire_worker_mask_wait_seconds",
-            "What a step's sampling waited for its grammar masks",
+            "What launching a step waited for its grammar masks",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
