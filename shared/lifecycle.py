@@ -20,13 +20,7 @@ log = logger("lifecycle")
 PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
 EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
-
-
-def keep_for_good() -> None:
-    """What is there now stays. Walking it again and again, in search of garbage, would hold up everything each time: a
-    frontend for 35 ms, a worker with torch for 120."""
-    gc.collect()
-    gc.freeze()
+_own_process: list[bool] = []  # anything: run() has it to itself
 
 
 class Shutdown:
@@ -70,6 +64,7 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     """Runs `service` to its end on uvloop; an error at start-up is one line and exit status 2."""
 
     async def main() -> None:
+        _own_process.append(True)
         shutdown = Shutdown()
         shutdown.install()
         await service(shutdown)
@@ -80,6 +75,14 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
         print(f"quire: {error.message}", file=sys.stderr, flush=True)
         return EXIT_STARTUP_ERROR
     return 0
+
+
+def keep_for_good() -> None:
+    """What is there now stays, if this process is a service's own. Walking it again and again, in search of garbage,
+    would hold up everything each time: a frontend for 35 ms, a worker with torch for 120."""
+    if _own_process:
+        gc.collect()
+        gc.freeze()
 
 
 def announce(role: str, name: str, **addresses: str) -> None:

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 KEEPALIVE_MS = 10_000
+CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # a worker with a million blocks reports 36 MB of hashes when it attaches
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
@@ -24,7 +25,7 @@ COMMON_OPTIONS: list[tuple[str, int]] = [
 CHANNEL_OPTIONS = [
     *COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),  # sessions to one address must not share a connection's fate
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def test_clients_see_no_difference(client: Client, drafting: Cluster, number: in
 def test_metrics_count_drafts(drafting: Cluster) -> None:
     with Client(drafting.grpc_address) as client:
         client.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=60))
+        time.sleep(0.5)  # a last step may still be under way
         worker = next(service for service in client.status() if service.HasField("drafts"))
     scheduler = page(next(p for p in drafting.processes if p.spec.role == "scheduler").addresses["metrics"])
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
