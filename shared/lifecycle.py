@@ -20,6 +20,7 @@ log = logger("lifecycle")
 PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
 EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
+CANCEL_AGAIN_S = 3.0
 _own_process: list[bool] = []  # anything: run() has it to itself
 
 
@@ -99,6 +100,9 @@ async def first(*contenders: Awaitable[Any]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        pending = set(tasks)
+        while pending:  # a library may lose a cancellation that comes when what it awaits is just there
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         await asyncio.gather(*tasks, return_exceptions=True)

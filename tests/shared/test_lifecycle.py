@@ -1,0 +1,37 @@
+"""Of several tasks the first that ends ends all, whatever the others think of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared import lifecycle
+from shared.errors import Internal
+
+
+async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "CANCEL_AGAIN_S", 0.05)
+    lost = []
+
+    async def loses_one() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            lost.append(True)
+        await asyncio.sleep(60)
+
+    async def ends() -> None:
+        await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(5):
+        await lifecycle.first(loses_one(), ends())
+    assert lost == [True]
+
+
+async def test_what_the_first_raises_is_raised() -> None:
+    async def fails() -> None:
+        raise Internal("broken")
+
+    with pytest.raises(Internal, match="broken"):
+        await lifecycle.first(asyncio.sleep(60), fails())
