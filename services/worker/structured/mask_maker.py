@@ -75,7 +75,7 @@ class MaskMaker:
             wait(made, self)
             self._grammars.observer.masks_awaited(time.perf_counter() - began)
 
-    def made(self, slots: slice) -> Tensor:
+    def masks_at(self, slots: slice) -> Tensor:
         """[num_slots, num_words] for what is launched from now on, right at `slots` once the masks are made: waits for
         them, and on CUDA lets the device wait."""
         if self._gate is None:

@@ -140,7 +140,7 @@ class BoundGrammarMasks:
 
     def _ban(self, logits: Tensor, maker: MaskMaker) -> None:
         """The masks stay as they are until this step's tokens have been seen."""
-        self._owner.ops.mask_logits(logits, self._device_rows, maker.made(self._span), self._device_slots)
+        self._owner.ops.mask_logits(logits, self._device_rows, maker.masks_at(self._span), self._device_slots)
 
     def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
         """Rows behind drafts get the masks that hold if these are right; behind one that cannot be, any token will do:

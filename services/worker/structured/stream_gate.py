@@ -22,6 +22,7 @@ class StreamGate:
     def __init__(self) -> None:
         self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._number = self._memory.numpy()
+        self._reached = 0
         self._is_open = False
         self._stream = torch.cuda.Stream()
         self._copied = torch.cuda.Event()
@@ -38,13 +39,14 @@ class StreamGate:
         self._copied.wait()
 
     def reach(self, number: int) -> None:
+        self._reached = number
         if not self._is_open:
             self._number[0] = np.int32(number)
 
     def open_for_good(self) -> None:
-        """For work that nobody wants the results of."""
+        """For work that nobody wants the results of. Several threads may say so: added twice, FAR would be behind."""
         self._is_open = True
-        self._number[0] += FAR
+        self._number[0] = np.int32(self._reached + FAR)
 
 
 @cache

@@ -46,6 +46,12 @@ class Rig:
             self.replica.record(flight, outcome)
             return flight.result(outcome, wait_us=0)
 
+    def rest(self) -> None:
+        """As after an attachment that ended."""
+        self.replica.rest()
+        self.scheduler.rows.clear()
+        self.scheduler.sampling.clear()
+
     def tokens(self, slot: int) -> list[int]:
         return self.scheduler.rows[slot].tokens
 

@@ -105,9 +105,7 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(20))
     with pytest.raises(Internal, match="masks were not made within"):
         step(tiny, [admit(tokenizer, 0, digits)])
-    tiny.replica.rest()
-    tiny.scheduler.rows.clear()
-    tiny.scheduler.sampling.clear()
+    tiny.rest()
     said = run(tiny, [admit(tokenizer, 1, digits)])
     assert tokenizer.decode(said[1][:-1]).isdigit()
     hanging.set()

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from services.worker.replica import Flight
 from services.worker.structured import mask_maker
+from services.worker.structured.stream_gate import StreamGate
 from shared.errors import Internal
 from tests.services.worker.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, text
 from tests.services.worker.rig import Rig
@@ -80,12 +81,21 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
         with pytest.raises(Internal, match="masks were not made within"):
             flight.launch.wait()
         torch.cuda.synchronize()
-    rig.replica.rest()
-    rig.scheduler.rows.clear()
-    rig.scheduler.sampling.clear()
+    rig.rest()
     said = run(rig, [admit(tokenizer, 1, digits)])
     assert tokenizer.decode(said[1][:-1]).isdigit()
     hanging.set()
+
+
+def test_a_gate_that_several_threads_open_stays_open() -> None:
+    gate = StreamGate()
+    target, source = torch.zeros(3, device="cuda"), torch.ones(3).pin_memory()
+    gate.reach(1)
+    gate.open_for_good()
+    gate.open_for_good()
+    gate.reach(2)
+    gate.copy_at(7, target, source)
+    assert target.tolist() == [1, 1, 1]
 
 
 def on_gpu(graphs: bool) -> Rig:
