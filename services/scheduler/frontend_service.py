@@ -83,6 +83,7 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
             epoch=self._epoch,
             version=VERSION,
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+            takes_further_submissions=True,
         )
         session.send(pb.SessionResponse(welcome=welcome))
         session.send(pb.SessionResponse(cluster=self._cluster.view()))
@@ -102,7 +103,8 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
         async for message in session.messages():
             kind = message.WhichOneof("message")
             if kind == "submission":
-                self._cluster.submit(owner, message.submission)
+                for submission in (message.submission, *message.further_submissions):
+                    self._cluster.submit(owner, submission)
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)

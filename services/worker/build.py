@@ -38,6 +38,7 @@ from services.worker.spec_decode.drafter import Worker as DrafterWorker
 from services.worker.spec_decode.grammar import JumpForward
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.registry import open_drafter
+from services.worker.spec_decode.rehearsal import rehearse
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.structured.compile_pool import CompilePool
@@ -103,7 +104,10 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     speculation = None
     if drafting and drafter and isinstance(table, DraftingSlotTable):
         speculation = _speculation(drafting, drafter, runner, table, fitting)
-    return Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
+    replica = Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
+    if speculation is not None and not device.is_synchronous:
+        rehearse(replica, speculation)
+    return replica
 
 
 def _place(settings: WorkerSettings, config: DecoderConfig, device: Device) -> Placement:

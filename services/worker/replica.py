@@ -220,6 +220,8 @@ class Replica:
 
     def forget_cache(self) -> None:
         self._held.forget()
+        if self._speculation is not None:
+            self._speculation.forget()
 
     def occupancy(self) -> Occupancy:
         owned = self._table.owned_blocks()

@@ -30,7 +30,7 @@ def _one(prompt: Any, add_special_tokens: bool) -> Prompt:
 
 def _is_token_ids(value: Sequence[Any]) -> bool:
     """Also the empty list: one empty prompt, refused as such."""
-    return all(type(entry) is int for entry in value)
+    return set(map(type, value)) <= {int}
 
 
 def chat_prompt(

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from services.frontend.scheduler_client import submission, token_batch
+from services.frontend.scheduler_client.outbox import Outbox
 from services.frontend.scheduler_client.sequence import Sequence
 from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32_bytes
@@ -52,6 +53,7 @@ class Session:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._next_id = 1
+        self._outbox = Outbox(link, takes_further=welcome.takes_further_submissions)
         self.scheduler_id = welcome.scheduler_id
         self.epoch = welcome.epoch
         self.closed = asyncio.Event()
@@ -111,7 +113,7 @@ class Session:
             self._since_view[self._next_id] = num_tokens
             self._next_id += 1
         self.num_tokens_since_view += num_tokens * len(sequences)
-        self._link.send(pb.SessionRequest(submission=message))
+        self._outbox.submit(message)
         if self._next_id > RENEW_AFTER_ID:
             self._link.close()
 

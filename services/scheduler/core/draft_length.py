@@ -29,6 +29,7 @@ FIRST_TRY = 8  # steps at a length before another one is tried
 RAREST_TRY = 2048  # steps; a try takes about 11, a hopeless one 6
 FAR_OFF = 3  # times slower than the present, at best: two such steps end a try, whatever was under way before them
 FIRST_REST, LONGEST_REST = 8, 256  # times what a try lost: where steps with drafts are dear, few steps lose much
+LEARNED_PATIENCE = 64  # steps; most that a regime begins with, where the one that it takes its length from knows more
 BETTER = 1.03  # by so much another length must be better
 SMOOTHING = 0.02  # of how often drafts are right, for each step
 COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
@@ -121,16 +122,17 @@ class DraftLength:
 
     def _enter(self, size_class: int) -> None:
         """Begins with what was best here, or with what is best where it comes from."""
-        before = self._regimes.get(self._size_class)
         if size_class not in self._regimes:
-            self._regimes[size_class] = Regime(self._first_length(size_class, before))
+            self._regimes[size_class] = self._first_regime(size_class)
         self._size_class = size_class
         self._begin(self._regimes[size_class].length, None)
 
-    def _first_length(self, size_class: int, before: Regime | None) -> int:
-        if before is not None and size_class <= self._size_class + 1:
-            return before.length
-        return self._most if size_class <= FEW.bit_length() else 0
+    def _first_regime(self, size_class: int) -> Regime:
+        before = self._regimes.get(self._size_class)
+        if before is None or size_class > self._size_class + 1:
+            return Regime(self._most if size_class <= FEW.bit_length() else 0)
+        patience = min(before.patience, LEARNED_PATIENCE)
+        return Regime(before.length, patience, rest=before.rest, rest_s=max(0.0, before.rest_s))
 
     def _begin(self, length: int, attempt: Try | None) -> None:
         changed = length != self._length

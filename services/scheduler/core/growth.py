@@ -33,7 +33,8 @@ class Grower:
             draft.sit_out(slot)  # its last token is under way
         slots = np.flatnonzero(ready & ~done)
         if self._core.drafts_wanted:
-            draft.num_drafts = self._core.speculation.length(len(slots), draft.budget.left)
+            num_entering = self._core.num_entering
+            draft.num_drafts = self._core.speculation.length(len(slots), num_entering, draft.budget.left)
         slots = self._grow(draft, slots)
         running.num_computed[slots] += 1
         running.num_tokens[slots] += 1

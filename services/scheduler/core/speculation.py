@@ -56,11 +56,12 @@ class Speculation:
     def present_length(self) -> int:
         return self._told
 
-    def length(self, num_ready: int, budget: int) -> int:
-        """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all."""
+    def length(self, num_ready: int, num_entering: int, budget: int) -> int:
+        """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all; as
+        many as are good for them together with the `num_entering` that come in now."""
         if num_ready == 0 or not self.enabled:
             return self.most
-        return max(0, min(self.most, self.lengths.choose(num_ready), budget // num_ready - 1))
+        return max(0, min(self.most, self.lengths.choose(num_ready + num_entering), budget // num_ready - 1))
 
     def learn(self, flight: Flight, result: StepResult, seconds: float) -> None:
         """A step returned, `seconds` after it began."""

@@ -88,6 +88,9 @@ class DraftModelProposer:
     def end(self, slot: int) -> None:
         """A new sequence overwrites all."""
 
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""
+
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         """The history says all."""
 

@@ -84,6 +84,9 @@ class EagleProposer:
     def end(self, slot: int) -> None:
         """A new sequence overwrites all."""
 
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""
+
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         """Pairs each feature with the token behind it, as far as there is one that stays."""
         history = self._worker.history

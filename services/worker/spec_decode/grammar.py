@@ -74,6 +74,9 @@ class JumpForward:
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         self._other.observe(inputs, outcome)
 
+    def forget(self) -> None:
+        self._other.forget()
+
 
 def _by_slot(drafts: Drafts) -> dict[int, I32]:
     parts = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])

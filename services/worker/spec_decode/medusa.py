@@ -98,6 +98,9 @@ class MedusaProposer:
     def end(self, slot: int) -> None:
         """A new sequence overwrites all."""
 
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""
+
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         if outcome.features is None or not inputs.num_samples:
             return

@@ -44,6 +44,9 @@ class Proposer(Protocol):
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         """A step has run, and the history is past it."""
 
+    def forget(self) -> None:
+        """What sequences left that have ended: it is not to come up again."""
+
 
 class HostProposer:
     """Of those that look at nothing but tokens."""
@@ -62,3 +65,6 @@ class HostProposer:
 
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         """The history says all."""
+
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""

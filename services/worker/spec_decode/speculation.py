@@ -65,6 +65,15 @@ class Speculation:
         self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
         self._num_unsettled = 0  # steps with drafts that are not recorded
         self._found: Found | None = None  # for the step that is being ordered
+        self._made_up: Drafts | None = None
+
+    def draft_next(self, drafts: Drafts) -> None:
+        """The next step that may have drafts has these, whatever the proposer would say."""
+        self._made_up = drafts
+
+    def forget(self) -> None:
+        """What sequences left that have ended."""
+        self._proposer.forget()
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the step that says so begins anything."""
@@ -133,6 +142,9 @@ class Speculation:
         return self._propose(slots, order.most_drafts[slots])
 
     def _propose(self, slots: Rows, counts: I32) -> Drafts | None:
+        if self._made_up is not None:
+            drafts, self._made_up = self._made_up, None
+            return drafts
         if self.adaptive:
             counts = np.minimum(counts, self._agreement.worthwhile(slots)).astype(np.int32)
         if not counts.all():

@@ -64,6 +64,7 @@ class SuffixProposer(HostProposer):
     def __init__(self, rule: SuffixRule, num_past_outputs: int, history: TokenHistory) -> None:
         self._rule = rule
         self._history = history
+        self._num_past_outputs = num_past_outputs
         self._past = PastOutputs(num_past_outputs)
         self._starts = np.zeros(len(history.lengths), dtype=np.int32)  # where outputs begin in the history
 
@@ -72,6 +73,9 @@ class SuffixProposer(HostProposer):
 
     def end(self, slot: int) -> None:
         self._past.add(self._history.of(slot)[self._starts[slot] :])
+
+    def forget(self) -> None:
+        self._past = PastOutputs(self._num_past_outputs)
 
     def propose(self, wanted: Wanted) -> Drafts | None:
         self._past.index()

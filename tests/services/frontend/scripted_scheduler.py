@@ -113,6 +113,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         self.num_cached_tokens = 0
         self.refusal: finish_pb2.Error | None = None
         self.reject_hello: str | None = None
+        self.takes_further_submissions = True
         self.view = pb.ClusterView(
             **{
                 "layout": model_pb2.BlockLayout(block_size=16, hash_scheme="sha256/1"),
@@ -170,7 +171,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
         session = Session(Duplex(context, heartbeat, 0.2), hello)
         welcome = pb.SchedulerWelcome(
-            scheduler_id=self.scheduler_id, epoch=self.epoch, version="test", heartbeat_interval_ms=200
+            scheduler_id=self.scheduler_id,
+            epoch=self.epoch,
+            version="test",
+            heartbeat_interval_ms=200,
+            takes_further_submissions=self.takes_further_submissions,
         )
         session.duplex.send(pb.SessionResponse(welcome=welcome))
         session.duplex.send(pb.SessionResponse(cluster=self.view))
@@ -187,7 +192,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         async for message in session.duplex.messages():
             match message.WhichOneof("message"):
                 case "submission":
-                    self._submit(session, message.submission)
+                    for submission in (message.submission, *message.further_submissions):
+                        self._submit(session, submission)
                 case "cancellation":
                     self._cancel(session, message.cancellation)
             await self._notify()

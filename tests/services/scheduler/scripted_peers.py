@@ -158,6 +158,7 @@ class FrontendPeer:
     cached: dict[int, int] = field(default_factory=dict)
     finished: dict[int, scheduler_pb2.FinishedSequence] = field(default_factory=dict)
     view: scheduler_pb2.ClusterView = field(default_factory=scheduler_pb2.ClusterView)
+    num_submissions_sent: int = 0  # messages
 
     async def open(self) -> None:
         self.channel = grpc.aio.insecure_channel(self.address)
@@ -173,7 +174,10 @@ class FrontendPeer:
         self.call.cancel()
         await self.channel.close()
 
-    async def submit(self, first: int, prompt: list[int], max_tokens: int = 8, **fields: object) -> None:
+    async def submit(
+        self, first: int, prompt: list[int], max_tokens: int = 8, *, behind_the_last: bool = False, **fields: object
+    ) -> None:
+        """`behind_the_last`: in one message with the submission before, if that has not left."""
         root = block_hash.root_hash()
         submission = scheduler_pb2.Submission(
             first_sequence_id=first,
@@ -189,6 +193,11 @@ class FrontendPeer:
                 submission.sampling.MergeFrom(value)
             else:
                 setattr(submission, name, value)
+        last = self.link.last_unsent
+        if behind_the_last and last is not None and last.HasField("submission"):
+            last.further_submissions.append(submission)
+            return
+        self.num_submissions_sent += 1
         self.link.send(scheduler_pb2.SessionRequest(submission=submission))
 
     async def cancel(self, *streams: int, reason: int = finish_pb2.FINISH_REASON_CANCELLED) -> None:

@@ -106,6 +106,18 @@ async def test_sequences_run_to_their_end_and_say_what_the_oracle_says(start: St
     assert status["s0"].work.generated_tokens == sum(map(len, frontend.tokens.values()))
 
 
+async def test_submissions_that_come_together_are_each_heard(start: Start) -> None:
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    for i, prompt in enumerate(PROMPTS):
+        await frontend.submit(i, prompt, max_tokens=20, behind_the_last=True)
+    await frontend.ended(*range(len(PROMPTS)))
+    for i, prompt in enumerate(PROMPTS):
+        assert frontend.tokens[i] == oracle(prompt, len(prompt) + 20, eos=True)
+    assert frontend.num_submissions_sent == 1
+
+
 async def test_samples_of_one_prompt_go_to_one_worker_and_compute_it_once(start: Start) -> None:
     bench = await start()
     workers = [await bench.worker(id=f"w{i}") for i in range(2)]

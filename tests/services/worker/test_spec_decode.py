@@ -106,6 +106,19 @@ def test_suffix_goes_the_way_most_matches_went_while_it_is_likely() -> None:
     assert proposed(strict, history, 0, 9) == [2]
 
 
+def test_suffix_forgets_past_outputs_when_it_is_told_to() -> None:
+    proposer, history = suffix()
+    for forgets in (False, True):
+        history.begin(0, array(30))
+        proposer.begin(0)
+        history.extend(np.array([0]), array(3), array(20, 21, 22))
+        proposer.end(0)
+        history.begin(1, array(20, 21))
+        if forgets:
+            proposer.forget()
+        assert proposed(proposer, history, 1, 4) == ([] if forgets else [22])
+
+
 def test_suffix_remembers_outputs_of_ended_sequences_and_only_those() -> None:
     proposer, history = suffix(past=2)
     for number in range(3):

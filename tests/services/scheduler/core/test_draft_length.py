@@ -106,6 +106,16 @@ def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
     assert many <= 1
 
 
+def test_a_try_that_failed_is_not_repeated_at_once_with_a_few_sequences_less() -> None:
+    device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLength(MOST)
+    device.run(lengths, 256, 50)
+    tried = [lengths.choose(255)]
+    for _ in range(40):
+        device.run(lengths, 255, 1)
+        tried.append(lengths.choose(255))
+    assert set(tried) == {0}
+
+
 def test_a_fixed_length_stays() -> None:
     lengths = DraftLength(MOST, fixed=True)
     DEVICES["wrong drafts"].run(lengths, 64, 500)

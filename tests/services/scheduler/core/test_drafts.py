@@ -189,6 +189,29 @@ def test_drafts_give_way_to_the_budget(core: NewCore) -> None:
     assert (plan.num_draft_tokens, plan.num_tokens) == (2, 15)
 
 
+@pytest.mark.parametrize(("newcomers", "drafts"), [(2, 3), (100, 0)])
+def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(core: NewCore, newcomers: int, drafts: int) -> None:
+    c = core(num_speculative_tokens=3, max_num_seqs=128)
+    began(c)
+    add(c, *[10] * newcomers, first=1)
+    plan = c.schedule(0)
+    assert plan is not None
+    assert plan.num_tokens == 1 + drafts + newcomers * 10
+
+
+def test_who_finds_no_room_shortens_no_drafts(core: NewCore) -> None:
+    c = core(num_speculative_tokens=3, num_blocks=8, max_num_seqs=128)
+    began(c)
+    tokens = []
+    for newcomers in (0, 100, 0):
+        add(c, *[100] * newcomers, first=1)
+        plan = c.schedule(0)
+        assert plan is not None
+        tokens.append(plan.num_tokens)
+        returned(c, [1], drafts=[0])
+    assert tokens == [1 + 3, 1, 1 + 3]
+
+
 def test_where_blocks_run_out_drafts_cost_nobody_his_place(core: NewCore) -> None:
     """Four sequences whose tokens just fit: with room for drafts they would not."""
     c = core(num_speculative_tokens=8, num_blocks=13, block_size=4, max_steps_in_flight=2, max_model_len=64)

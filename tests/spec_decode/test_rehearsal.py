@@ -1,0 +1,60 @@
+"""A rehearsed worker drafts, and says what one says that was not rehearsed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from services.worker.replica import Replica
+from services.worker.spec_decode import rehearsal
+from tests.spec_decode.methods import METHODS
+from tests.spec_decode.pair import Pair, build
+from tests.spec_decode.questions import questions
+
+
+def rehearsed(method: str) -> Replica:
+    replica = build(METHODS[method])
+    assert replica._speculation is not None
+    with torch.inference_mode():
+        rehearsal.rehearse(replica, replica._speculation)
+    return replica
+
+
+def said(replica: Replica) -> tuple[list[list[int]], int]:
+    """And how many drafts were right."""
+    pair = Pair(replica)
+    answers = [pair.ask(prompt, 24, temperature=0.8, seed=7) for prompt in questions()]
+    pair.run()
+    return [answer.tokens for answer in answers], pair.core.speculation.counts.accepted_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_leaves_no_trace(method: str) -> None:
+    replica = rehearsed(method)
+    assert len(replica.rest().block_ids) == 0
+    assert said(replica) == said(build(METHODS[method]))
+
+
+def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[list[int]] = []
+    replica = build(METHODS["ngram"])
+    launch = replica._runner.launch
+
+    def watched(inputs: object, new_blocks: object) -> object:
+        drafts = inputs.drafts  # type: ignore[attr-defined]
+        counts.append([] if drafts is None else drafts.counts.tolist())
+        return launch(inputs, new_blocks)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(replica._runner, "launch", watched)
+    assert replica._speculation is not None
+    with torch.inference_mode():
+        rehearsal.rehearse(replica, replica._speculation)
+    assert [len(each) for each in counts[2::3]] == list(rehearsal.SIZES)
+
+
+def test_a_worker_too_small_for_it_is_left_alone() -> None:
+    replica = build(METHODS["ngram"], num_blocks=3, max_num_seqs=1)
+    assert replica._speculation is not None
+    with torch.inference_mode():
+        rehearsal.rehearse(replica, replica._speculation)
+    assert len(replica.rest().block_ids) == 0
