@@ -56,7 +56,12 @@ def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> Non
         parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names} (default: {work})")
     parser.add_argument("--runs", type=human_int, default=3, help="measured runs; medians are shown")
     parser.add_argument("--warmup", type=human_int, default=1, help="runs before those")
-    parser.add_argument("--requests", type=human_int, default=0, help="only the first so many of a workload; 0: all")
+    parser.add_argument(
+        "--requests",
+        type=human_int,
+        default=0,
+        help="so many of a workload, again from its first where it has less; 0: all",
+    )
     parser.add_argument("--clients", type=human_int, default=clients.default_count(), help="client processes")
     parser.add_argument("--temperature", type=float, help="instead of the workload's own")
     parser.add_argument(

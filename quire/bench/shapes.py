@@ -63,6 +63,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+DRAFTER_FIELDS = (  # that an EAGLE head shares with its model
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "rms_norm_eps",
+)
 EPILOG = f"MODEL may also be {TINY} (the bundled one), or {', '.join(CONFIGS)} (random weights); several: A,B,..."
 
 
@@ -89,6 +98,25 @@ def prepare(name: str, scratch: Path) -> Shape:
         known = ", ".join((TINY, *CONFIGS))
         raise InvalidArgument(f"model: {name!r} is none of {known} and no folder with a config.json", field="model")
     return Shape(folder.resolve().name, _vocab_size(folder), folder)
+
+
+def drafters(shape: Shape, scratch: Path) -> Path:
+    """A folder for each kind of drafter of `shape`: the bundled ones, or made up where its weights are."""
+    if not shape.random_weights:
+        return bundled.FOLDER.parent / "drafters"
+    config = CONFIGS[shape.name]
+    of_model = {name: config[name] for name in DRAFTER_FIELDS}
+    small = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4}
+    made_up = {
+        "draft": {**config, **small, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
+        "eagle": {**of_model, "model_type": "quire_eagle", "qk_norm": True},
+        "medusa": {"model_type": "quire_medusa", "hidden_size": config["hidden_size"], "num_heads": 4},
+    }
+    for kind, values in made_up.items():
+        folder = scratch / f"{shape.name}-drafters" / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(values))
+    return scratch / f"{shape.name}-drafters"
 
 
 def write_folder(folder: Path, config: Mapping[str, Any]) -> None:

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from quire import bundled
-from quire.bench import load, target, tiny_work, workloads
+from quire.bench import load, shapes, target, tiny_work, workloads
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.timing import Outcome
@@ -20,14 +19,12 @@ from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2
 
 OFF = "off"
-DRAFTERS = bundled.FOLDER.parent / "drafters"
+WITH_WEIGHTS = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}  # and the folder of these
 CONFIGS: dict[str, dict[str, object]] = {
     OFF: {},
     "ngram": {"method": "ngram", "prompt_lookup_min": 2},
     "suffix": {"method": "suffix"},
-    "draft_model": {"method": "draft_model", "model": str(DRAFTERS / "draft")},
-    "eagle": {"method": "eagle", "model": str(DRAFTERS / "eagle")},
-    "medusa": {"method": "medusa", "model": str(DRAFTERS / "medusa")},
+    **{method: {"method": method} for method in WITH_WEIGHTS},
 }
 
 
@@ -46,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """All clusters run at the same time and take turns, so that what else goes on meets all of them alike."""
     effort = load.effort_of(arguments)
-    methods = _methods(arguments)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        methods = _methods(arguments, Path(scratch))
         served = {}
         for method, config in methods.items():
             progress(f"starting a cluster: {method}")
@@ -103,13 +100,15 @@ def _read(outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _methods(arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
+def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:
+    drafters = shapes.drafters(shapes.prepare(arguments.model, scratch), scratch)
     common = {"num_speculative_tokens": arguments.num_speculative_tokens, "adaptive_length": not arguments.fixed}
     names = [name for name in arguments.methods.split(",") if name != OFF]
     for name in names:
         if name not in CONFIGS:
             raise InvalidArgument(f"methods: {name!r} is none of {', '.join(CONFIGS)}", field="methods")
-    return {OFF: {}} | {name: CONFIGS[name] | common for name in names}
+    models = {name: {"model": str(drafters / WITH_WEIGHTS[name])} for name in names if name in WITH_WEIGHTS}
+    return {OFF: {}} | {name: CONFIGS[name] | models.get(name, {}) | common for name in names}
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 from shared.errors import InvalidArgument
 
@@ -57,8 +58,8 @@ class Workload:
         return replace(self, items=tuple(replace(item, json_schema="") for item in self.items))
 
     def first(self, count: int) -> Workload:
-        """Only so many of its requests; 0: all."""
-        return replace(self, items=self.items[:count]) if count else self
+        """So many of its requests, from the beginning again where it has no more; 0: all."""
+        return replace(self, items=tuple(islice(cycle(self.items), count))) if count else self
 
 
 def mixed(count: int = 256, low: int = 100, high: int = 1024) -> Workload:

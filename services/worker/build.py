@@ -19,7 +19,7 @@ from services.worker.device import Device, choose_dtype, choose_kv_dtype, choose
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.loader import fill_dummy, load_checkpoint
+from services.worker.loader import Loader
 from services.worker.model_runner import ModelRunner
 from services.worker.models import taped
 from services.worker.models.decoder import Decoder
@@ -67,8 +67,11 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
-    model = _load_model(settings, config, wanted, backend, place)
-    drafter = open_drafter(drafting, Target(model, place, wanted, settings.attention_backend)) if drafting else None
+    loader = Loader(settings.load_format, settings.seed)
+    model = Decoder(config, backend, place, wanted.max_model_len)
+    _load(model, settings, loader, place)
+    target = Target(model, place, wanted, settings.attention_backend, loader)
+    drafter = open_drafter(drafting, target) if drafting else None
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     sampler = Sampler(
@@ -144,20 +147,16 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     return LLGuidanceBackend(folder, read_model_config(config).vocab_size, eos_ids)
 
 
-def _load_model(
-    settings: WorkerSettings, config: DecoderConfig, wanted: Limits, backend: AttentionBackend, place: Placement
-) -> Decoder:
+def _load(model: Decoder, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
     started = time.perf_counter()
-    model = Decoder(config, backend, place, wanted.max_model_len)
-    if settings.load_format == "dummy":
-        fill_dummy(model, settings.seed)
-    else:
-        load_checkpoint(model, Path(settings.model), tied=config.tie_word_embeddings)
-    seconds = round(time.perf_counter() - started, 2)
+    loader.load(model, Path(settings.model), tied=model.config.tie_word_embeddings)
     log.info(
-        "model loaded", model=settings.model, dtype=str(place.dtype), load_format=settings.load_format, seconds=seconds
+        "model loaded",
+        model=settings.model,
+        dtype=str(place.dtype),
+        load_format=settings.load_format,
+        seconds=round(time.perf_counter() - started, 2),
     )
-    return model
 
 
 def _graph_maker(

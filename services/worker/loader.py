@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +22,21 @@ DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 TIED_HEAD = "lm_head.weight"
 
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Fills models as the settings say."""
+
+    load_format: str
+    seed: int
+
+    def load(self, model: Loadable, folder: Path, *, tied: bool) -> None:
+        """`tied`: as in load_checkpoint."""
+        if self.load_format == "dummy":
+            fill_dummy(model, self.seed)
+        else:
+            load_checkpoint(model, folder, tied=tied)
 
 
 def load_checkpoint(model: Loadable, folder: Path, *, tied: bool) -> None:

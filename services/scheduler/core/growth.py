@@ -140,7 +140,7 @@ class Grower:
     def _grow(self, draft: StepDraft, slots: Slots) -> Slots:
         """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
         running = self._running
-        if self._core.speculation.enabled:
+        if draft.num_drafts or any(flight.drafts is not None for flight in self._core.flights):
             return self._grow_for_drafts(draft, slots)
         needy = slots[running.num_computed[slots] >= running.capacity[slots]]
         if len(needy) == 0:

@@ -12,7 +12,6 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
 from services.worker.block_copies import BlockCopies
 from services.worker.kv_memory import BlockShape
-from services.worker.loader import load_checkpoint
 from services.worker.model_runner import Model, Outcome
 from services.worker.models import taped
 from services.worker.models.decoder import Decoder
@@ -50,7 +49,7 @@ class DraftModel:
         self.backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.num_positions = min(config.max_positions, limits.max_model_len)
         self.decoder = Decoder(config, self.backend, self.place, self.num_positions)
-        load_checkpoint(self.decoder, folder, tied=config.tie_word_embeddings)
+        target.loader.load(self.decoder, folder, tied=config.tie_word_embeddings)
         self.shape = BlockShape(
             config.num_layers, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype
         )

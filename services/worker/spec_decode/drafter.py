@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
+from services.worker.loader import Loader
 from services.worker.models.decoder import Decoder
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode.config import SpeculativeConfig
@@ -23,6 +24,7 @@ class Target:
     place: Placement
     limits: Limits  # as wished: memory is not measured yet
     attention_backend: str  # the setting
+    loader: Loader
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from services.worker.attention.spec import attention_spec
 from services.worker.block_copies import BlockCopies
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Tensor
-from services.worker.loader import load_checkpoint
 from services.worker.model_runner import Outcome
 from services.worker.sampling.component import upload
 from services.worker.slots import NewBlocks, Rows
@@ -47,7 +46,7 @@ class Eagle:
         config = read_eagle(read_config(folder), self.model.config)
         backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.head = EagleHead(config, backend, self.place, limits.max_model_len)
-        load_checkpoint(self.head, folder, tied=False)
+        target.loader.load(self.head, folder, tied=False)
         self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 

@@ -11,7 +11,6 @@ import torch
 
 from services.worker.block_copies import BlockCopies
 from services.worker.layers.placement import Placement, Tensor
-from services.worker.loader import load_checkpoint
 from services.worker.model_runner import Outcome
 from services.worker.models.config_file import ConfigFile
 from services.worker.sampling.component import upload
@@ -70,7 +69,7 @@ class Medusa:
                 field="speculative_config",
             )
         self.heads = MedusaHeads(hidden_size, config.integer("num_heads"), self.place)
-        load_checkpoint(self.heads, folder, tied=False)
+        target.loader.load(self.heads, folder, tied=False)
 
     def start(self, worker: Worker) -> MedusaProposer:
         return MedusaProposer(self, worker)

@@ -129,10 +129,14 @@ class Speculation:
             self.table.settle(ticket.slots, counts)
             if inputs.drafts is not None:
                 self._agreement.learn(ticket.slots, inputs.drafts.counts, counts - 1)
-        current = self._lives[ticket.slots] == ticket.lives
+        slots, current = ticket.slots, self._lives[ticket.slots] == ticket.lives
         if not current.all():
-            token_ids, counts = token_ids[np.repeat(current, counts)], counts[current]
-        self._history.extend(ticket.slots[current], counts, np.maximum(token_ids, 0))
+            token_ids, counts, slots = token_ids[np.repeat(current, counts)], counts[current], slots[current]
+        known = np.maximum(token_ids, 0)
+        if outcome.drafted:
+            self._history.extend(slots, counts, known)
+        else:
+            self._history.extend_each(slots, known)
         self._proposer.observe(inputs, outcome)
 
     def _propose_for(self, order: Order) -> Drafts | None:

@@ -76,4 +76,6 @@ def test_sets_name_several_and_an_unknown_one_names_all() -> None:
 def test_only_the_first_requests() -> None:
     assert len(WORKLOADS["mixed"]().first(3).items) == 3
     assert len(WORKLOADS["mixed"]().first(0).items) == 256
+    twice = WORKLOADS["mixed"]().first(300).items
+    assert (len(twice), twice[256:]) == (300, twice[:44])
     assert isinstance(WORKLOADS["mixed"]().first(1).items[0], Item)

@@ -336,3 +336,41 @@ def test_no_configuration_is_no_speculation() -> None:
     config = parse('{"method": "ngram", "num_speculative_tokens": 3}')
     assert config is not None
     assert (config.shortest_match, config.prompt_lookup_max) == (5, 5)
+
+
+def test_the_history_is_what_came_however_it_is_read() -> None:
+    """Against plain lists: steps with a token for each slot, of the same slots or others, or with several; new rows."""
+    rng = random.Random(0)
+    history = TokenHistory(LIMITS)
+    longest = LIMITS.max_model_len + 1
+    expected: list[list[int]] = [[] for _ in range(LIMITS.max_num_seqs)]
+    slots = np.array([0, 2, 3])
+    for _ in range(3000):
+        match rng.randrange(12):
+            case 0:
+                slot, tokens = (
+                    rng.randrange(LIMITS.max_num_seqs),
+                    [rng.randrange(99) for _ in range(rng.randrange(1, 9))],
+                )
+                history.begin(slot, array(*tokens))
+                expected[slot] = tokens
+            case 1:
+                slots = np.array(sorted(rng.sample(range(LIMITS.max_num_seqs), rng.randrange(0, 5))), dtype=np.intp)
+            case 2:
+                counts = np.array([rng.randrange(4) for _ in slots], dtype=np.int32)
+                tokens = [rng.randrange(99) for _ in range(int(counts.sum()))]
+                history.extend(slots, counts, array(*tokens))
+                for slot, part in (
+                    zip(slots, np.split(array(*tokens), np.cumsum(counts)[:-1]), strict=True) if len(slots) else ()
+                ):
+                    expected[slot] = (expected[slot] + part.tolist())[:longest]
+            case 3:
+                slot = rng.randrange(LIMITS.max_num_seqs)
+                assert history.of(slot).tolist() == expected[slot]
+                assert history.lengths.tolist() == [len(tokens) for tokens in expected]
+            case _:
+                tokens = [rng.randrange(99) for _ in slots]
+                history.extend_each(slots.copy(), array(*tokens))
+                for slot, token in zip(slots, tokens, strict=True):
+                    expected[slot] = [*expected[slot], token][:longest]
+    assert [history.of(slot).tolist() for slot in range(LIMITS.max_num_seqs)] == expected
