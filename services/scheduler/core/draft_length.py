@@ -27,6 +27,7 @@ HOPELESS = 3  # steps after which a try is given up that could not win even if e
 UNSETTLED = 3  # steps after a change that say nothing: others were under way
 FIRST_TRY = 8  # steps at a length before another one is tried
 RAREST_TRY = 2048  # steps; a try takes about 11, a hopeless one 6
+MIXED = 3  # steps that did other work as well: after so many a try is put off, which is not judged by them
 FAR_OFF = 3  # times slower than the present, at best: two such steps end a try, whatever was under way before them
 FIRST_REST, LONGEST_REST = 8, 256  # times what a try lost: where steps with drafts are dear, few steps lose much
 LEARNED_PATIENCE = 64  # steps; most that a regime begins with, where the one that it takes its length from knows more
@@ -59,6 +60,7 @@ class Try:
     times: list[StepTime] = field(default_factory=list)
     seconds: float = 0.0  # that it has taken, with what says nothing
     num_far_off: int = 0  # steps
+    num_mixed: int = 0
     num_counted: int = 0  # sequences and steps
     num_right: int = 0  # drafts in them
 
@@ -94,7 +96,7 @@ class DraftLength:
             return
         if self._try is not None:
             self._try.seconds += seconds
-            if alone and drafted and self._is_far_off(self._try, seconds):
+            if self._is_over(self._try, seconds, alone=alone, drafted=drafted):
                 return
         if self._unsettled > 0:
             self._unsettled -= 1
@@ -115,6 +117,11 @@ class DraftLength:
         self._right[:length] *= 1 - SMOOTHING
         if self._try is not None and self._try.length == length:
             self._try.num_counted += num_sequences
+
+    @property
+    def in_doubt(self) -> bool:
+        """A try of which no step has returned yet, or one that was far too slow: no reason to order more than one."""
+        return self._try is not None and (self._try.seconds == 0.0 or self._try.num_far_off > 0)
 
     def expected_tokens(self, length: int) -> float:
         """Of a sequence in a step."""
@@ -178,15 +185,19 @@ class DraftLength:
         regime.times = deque(attempt.times, maxlen=regime.times.maxlen)
         self._begin(regime.length, None)
 
-    def _is_far_off(self, attempt: Try, seconds: float) -> bool:
-        """Whether the try ends with this step."""
+    def _is_over(self, attempt: Try, seconds: float, *, alone: bool, drafted: bool) -> bool:
+        """Whether the try ends with this step, before it has been long enough to be judged."""
         regime = self._regimes[self._size_class]
-        attempt.num_far_off += (1 + attempt.length) * FAR_OFF < self._present_speed(regime) * seconds
-        if attempt.num_far_off < 2:
-            return False
-        attempt.times.append((seconds, True))
-        self._give_up(regime, attempt, 4)
-        return True
+        if not alone:
+            attempt.num_mixed += 1
+        elif drafted:
+            attempt.num_far_off += (1 + attempt.length) * FAR_OFF < self._present_speed(regime) * seconds
+        if attempt.num_far_off == 2:
+            attempt.times.append((seconds, True))
+            self._give_up(regime, attempt, 4)
+        elif attempt.num_mixed == MIXED:
+            self._put_off(regime, attempt)
+        return self._try is not attempt
 
     def _is_hopeless(self, regime: Regime, attempt: Try) -> bool:
         return (1 + attempt.length) / typical(attempt.times) < BETTER * self._present_speed(regime)
@@ -197,6 +208,12 @@ class DraftLength:
         regime.rest = min(factor * regime.rest, LONGEST_REST)
         lost = 1 - self._speed_of(attempt) / self._present_speed(regime)
         regime.rest_s = regime.rest * attempt.seconds * max(lost, 0.0)
+        self._begin(regime.length, None)
+
+    def _put_off(self, regime: Regime, attempt: Try) -> None:
+        """The same where nothing is known of what it lost."""
+        regime.patience = min(2 * regime.patience, RAREST_TRY)
+        regime.rest_s = FIRST_REST * attempt.seconds
         self._begin(regime.length, None)
 
     def _present_speed(self, regime: Regime) -> float:

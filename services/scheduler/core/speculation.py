@@ -6,6 +6,7 @@ if all of them turned out right (`num_uncertain` says how many those are): a ste
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,6 +56,10 @@ class Speculation:
     @property
     def present_length(self) -> int:
         return self._told
+
+    def waits_for(self, flights: Collection[Flight]) -> bool:
+        """Before another step is planned."""
+        return self.lengths.in_doubt and any(flight.drafts is not None for flight in flights)
 
     def length(self, num_ready: int, num_entering: int, budget: int) -> int:
         """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all; as

@@ -31,8 +31,7 @@ class NgramProposer(HostProposer):
         self._shortest, self._longest = shortest, longest
 
     def propose(self, wanted: Wanted) -> Drafts | None:
-        pairs = zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True)
-        return Drafts.of({slot: self._continue(wanted.history.of(slot), most) for slot, most in pairs})
+        return self.search(wanted, self._continue)
 
     def _continue(self, tokens: I32, most: int) -> I32:
         end = earliest_match(tokens, self._shortest, self._longest)

@@ -79,8 +79,7 @@ class SuffixProposer(HostProposer):
 
     def propose(self, wanted: Wanted) -> Drafts | None:
         self._past.index()
-        pairs = zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True)
-        return Drafts.of({slot: self._guess(wanted.history.of(slot), most) for slot, most in pairs})
+        return self.search(wanted, self._guess)
 
     def _guess(self, tokens: I32, most: int) -> I32:
         here = np.flatnonzero(tokens[:-1] == tokens[-1])[-MOST_MATCHES:]

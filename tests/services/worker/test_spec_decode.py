@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from services.worker.limits import Limits
+from services.worker.model_runner import Outcome
 from services.worker.plan_violation import PlanViolation
-from services.worker.spec_decode import past_outputs
+from services.worker.spec_decode import past_outputs, proposer
 from services.worker.spec_decode.accept import accept
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse
@@ -19,10 +20,11 @@ from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Draf
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.ngram import earliest_match
 from services.worker.spec_decode.past_outputs import PastOutputs
-from services.worker.spec_decode.proposer import Wanted
+from services.worker.spec_decode.proposer import HostProposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
 from services.worker.step_inputs import assemble
+from services.worker.step_timer import Timings
 from shared import columns
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -57,6 +59,30 @@ def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
             if tokens[start : start + length] == tokens[-length:]:
                 return start + length
     return None
+
+
+@pytest.mark.parametrize(("forward_ms", "found"), [(1.0, 3), (12.0, 7), (1000.0, 16)])
+def test_a_search_ends_after_half_of_a_forward_pass(
+    forward_ms: float, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sequence takes a millisecond; who had no turn is the first the next time."""
+    clock = itertools.count()
+    monkeypatch.setattr(proposer, "perf_counter", lambda: next(clock) / 1000)
+    asked: list[int] = []
+    history = TokenHistory(Limits(4, 16, 64, 40, 61))
+    for slot in range(16):
+        history.begin(slot, array(slot))
+    host = HostProposer()
+    outcome = Outcome(array(), array(), None, Timings(0, round(1000 * forward_ms), 0))
+    host.observe(None, outcome)  # type: ignore[arg-type]
+    for _ in range(4):
+        drafts = host.search(
+            Wanted(np.arange(16), np.ones(16, np.int32), history),
+            lambda tokens, most: asked.append(tokens[0]) or tokens,
+        )
+        assert drafts is not None
+        assert len(drafts.slots) == found
+    assert asked == [i % 16 for i in range(4 * found)]
 
 
 def test_ngram_finds_what_a_plain_search_finds() -> None:

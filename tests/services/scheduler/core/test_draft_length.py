@@ -122,6 +122,40 @@ def test_a_fixed_length_stays() -> None:
     assert lengths.choose(64) == MOST
 
 
+def begin_try(lengths: DraftLength, num_sequences: int, ms: float) -> None:
+    for _ in range(60):
+        if lengths.choose(num_sequences):
+            return
+        lengths.learn(num_sequences, 0, ms / 1000, alone=True, drafted=False)
+    raise AssertionError("nothing is tried")
+
+
+def test_a_try_among_steps_that_do_other_work_is_put_off() -> None:
+    """Each may take long for its prompts, or for its drafts: who knows."""
+    lengths = DraftLength(MOST)
+    begin_try(lengths, 256, 1.0)
+    for number in range(3):
+        assert lengths.choose(256) > 0, number
+        lengths.learn(256, lengths.choose(256), 0.04, alone=False, drafted=True)
+    assert lengths.choose(256) == 0
+    for _ in range(8 * 3 * 40 - 40):
+        lengths.learn(256, 0, 0.001, alone=True, drafted=False)
+        assert lengths.choose(256) == 0
+    begin_try(lengths, 256, 1.0)
+
+
+def test_a_try_is_in_doubt_at_first_and_after_a_step_that_was_far_too_slow() -> None:
+    lengths = DraftLength(MOST)
+    begin_try(lengths, 256, 1.0)
+    assert lengths.in_doubt  # nothing is known yet
+    lengths.learn(256, lengths.choose(256), 0.001, alone=True, drafted=True)
+    assert not lengths.in_doubt
+    lengths.learn(256, lengths.choose(256), 0.04, alone=True, drafted=True)
+    assert lengths.in_doubt
+    lengths.learn(256, lengths.choose(256), 0.04, alone=True, drafted=True)
+    assert (lengths.choose(256), lengths.in_doubt) == (0, False)
+
+
 def test_steps_that_did_other_work_say_nothing() -> None:
     lengths = DraftLength(MOST)
     for _ in range(1000):

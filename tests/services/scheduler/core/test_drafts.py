@@ -189,6 +189,27 @@ def test_drafts_give_way_to_the_budget(core: NewCore) -> None:
     assert (plan.num_draft_tokens, plan.num_tokens) == (2, 15)
 
 
+def test_no_more_steps_with_drafts_are_ordered_while_they_are_in_doubt(core: NewCore) -> None:
+    """Steps of 1 ms, 100 with drafts: of those there are two."""
+    c = core(num_speculative_tokens=3, max_steps_in_flight=3, max_num_seqs=64, num_blocks=100_000)
+    add(c, *[10] * 64, max_tokens=4000)
+    now, orders = 0.0, []
+    for _ in range(200):
+        while (plan := c.schedule(now)) is not None:
+            orders.append(plan.num_tokens)
+        flight = c.flights[0]
+        drafted = flight.drafts is not None
+        now += 0.1 if drafted else 0.001
+        rows = len(flight.slots)
+        counts = u32([1] * rows)
+        looked_at = u32([1] * rows) if drafted else None
+        c.apply(StepResult(flight.step_id, np.full(rows, 7, np.int32), counts, looked_at), now=now)
+    with_drafts = [i for i, tokens in enumerate(orders) if tokens == 128]
+    assert len(with_drafts) % 2 == 0
+    assert len(with_drafts) >= 2
+    assert all(b == a + 1 for a, b in zip(with_drafts[::2], with_drafts[1::2], strict=True))
+
+
 @pytest.mark.parametrize(("newcomers", "drafts"), [(2, 3), (100, 0)])
 def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(core: NewCore, newcomers: int, drafts: int) -> None:
     c = core(num_speculative_tokens=3, max_num_seqs=128)
