@@ -36,6 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", default=",".join(CONFIGS), metavar="A,B,...", help=f"{names} (default: all)")
     parser.add_argument("--num-speculative-tokens", type=human_int, default=4, help="most drafts per sequence and step")
     parser.add_argument(
+        "--whole", action="store_true", help="answers in one piece: where frontends would be what is measured"
+    )
+    parser.add_argument(
         "--fixed", action="store_true", help="drafts always of that length, whether they pay or not (adaptive_length)"
     )
 
@@ -51,12 +54,15 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
             served[method] = stack.enter_context(_cluster(arguments, config, Path(scratch)))
         for work in workloads.named(arguments.work):
             for arrival in arguments.load.split(","):
-                yield from _rows(served, effort.trimmed(work, served[OFF].vocab_size), arrival, effort)
+                trimmed = effort.trimmed(work, served[OFF].vocab_size)
+                yield from _rows(served, trimmed, arrival, effort, whole=arguments.whole)
 
 
-def _rows(served: Mapping[str, Target], work: workloads.Workload, arrival: str, effort: load.Effort) -> Iterator[Row]:
+def _rows(
+    served: Mapping[str, Target], work: workloads.Workload, arrival: str, effort: load.Effort, *, whole: bool
+) -> Iterator[Row]:
     before = {method: drafts(each) for method, each in served.items()}
-    callers = [load.grpc_caller(each, work, effort.clients, final_only=False) for each in served.values()]
+    callers = [load.grpc_caller(each, work, effort.clients, final_only=whole) for each in served.values()]
     sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
     measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=_read), strict=True))
     for method, row in measured.items():

@@ -128,8 +128,9 @@ class DraftLength:
         return 1.0 + float(self._right[:length].sum())
 
     def _enter(self, size_class: int) -> None:
-        """Begins with what was best here, or with what is best where it comes from."""
-        if size_class not in self._regimes:
+        """Begins with what was best here; if nothing has been learned here, with what is best where it comes from."""
+        regime = self._regimes.get(size_class)
+        if regime is None or not regime.times:
             self._regimes[size_class] = self._first_regime(size_class)
         self._size_class = size_class
         self._begin(self._regimes[size_class].length, None)

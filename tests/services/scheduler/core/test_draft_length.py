@@ -116,6 +116,20 @@ def test_a_try_that_failed_is_not_repeated_at_once_with_a_few_sequences_less() -
     assert set(tried) == {0}
 
 
+def test_the_last_ones_of_a_burst_go_on_as_the_burst_did_unless_more_is_known() -> None:
+    device, lengths = replace(DEVICES["dear launches"], noise=0.0), DraftLength(MOST)
+    device.run(lengths, 1, 3)  # the first one
+    assert lengths.choose(1) == MOST
+    for num_sequences in (256, 60, 9, 1):
+        device.run(lengths, num_sequences, 50)
+    assert lengths.choose(1) < MOST
+    device.run(lengths, 1, 2000)
+    alone = lengths.choose(1)
+    for num_sequences in (256, 60, 9):
+        device.run(lengths, num_sequences, 50)
+    assert lengths.choose(1) == alone
+
+
 def test_a_fixed_length_stays() -> None:
     lengths = DraftLength(MOST, fixed=True)
     DEVICES["wrong drafts"].run(lengths, 64, 500)

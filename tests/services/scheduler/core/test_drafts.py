@@ -30,12 +30,18 @@ def u32(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.uint32)
 
 
-def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logprobs: Logprobs | None = None) -> None:
+def returned(
+    core: Core,
+    *rows: list[int],
+    drafts: list[int] | None = None,
+    logprobs: Logprobs | None = None,
+    now: float = 0,
+) -> None:
     """The oldest step returns these tokens, a list for each slot that may have sampled."""
     flat = np.array([token for row in rows for token in row], dtype=np.int32)
     counts = u32([len(row) for row in rows])
     looked_at = None if drafts is None else u32(drafts)
-    core.apply(StepResult(core.flights[0].step_id, flat, counts, looked_at, logprobs=logprobs), now=0)
+    core.apply(StepResult(core.flights[0].step_id, flat, counts, looked_at, logprobs=logprobs), now=now)
 
 
 def began(core: Core, **fields: object) -> None:
@@ -224,13 +230,13 @@ def test_who_finds_no_room_shortens_no_drafts(core: NewCore) -> None:
     c = core(num_speculative_tokens=3, num_blocks=8, max_num_seqs=128)
     began(c)
     tokens = []
-    for newcomers in (0, 100, 0):
+    for second, newcomers in enumerate((0, 0, 0, 0, 0, 100, 0)):
         add(c, *[100] * newcomers, first=1)
-        plan = c.schedule(0)
+        plan = c.schedule(second)
         assert plan is not None
         tokens.append(plan.num_tokens)
-        returned(c, [1], drafts=[0])
-    assert tokens == [1 + 3, 1, 1 + 3]
+        returned(c, [1], drafts=[0], now=second + 1)
+    assert tokens == [1 + 3] * 5 + [1, 1 + 3]
 
 
 def test_where_blocks_run_out_drafts_cost_nobody_his_place(core: NewCore) -> None:
