@@ -19,9 +19,11 @@ from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2
 
 OFF = "off"
+CONTROL = "control"  # the same once more: how far two equal clusters are apart
 WITH_WEIGHTS = {"draft_model": "draft", "eagle": "eagle", "medusa": "medusa"}  # and the folder of these
 CONFIGS: dict[str, dict[str, object]] = {
     OFF: {},
+    CONTROL: {},
     "ngram": {"method": "ngram", "prompt_lookup_min": 2},
     "suffix": {"method": "suffix"},
     **{method: {"method": method} for method in WITH_WEIGHTS},
@@ -32,8 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     target.configure(parser)
     load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
     parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
-    names = ", ".join(CONFIGS)
-    parser.add_argument("--methods", default=",".join(CONFIGS), metavar="A,B,...", help=f"{names} (default: all)")
+    names = [name for name in CONFIGS if name != CONTROL]
+    what = f"{', '.join(names)} (default: all), {CONTROL}: a second cluster that does not draft"
+    parser.add_argument("--methods", default=",".join(names), metavar="A,B,...", help=what)
     parser.add_argument("--num-speculative-tokens", type=human_int, default=4, help="most drafts per sequence and step")
     parser.add_argument(
         "--whole", action="store_true", help="answers in one piece: where frontends would be what is measured"
@@ -114,7 +117,8 @@ def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str
         if name not in CONFIGS:
             raise InvalidArgument(f"methods: {name!r} is none of {', '.join(CONFIGS)}", field="methods")
     models = {name: {"model": str(drafters / WITH_WEIGHTS[name])} for name in names if name in WITH_WEIGHTS}
-    return {OFF: {}} | {name: CONFIGS[name] | models.get(name, {}) | common for name in names}
+    configs = {name: CONFIGS[name] | models.get(name, {}) for name in names}
+    return {OFF: {}} | {name: config | common if config else {} for name, config in configs.items()}
 
 
 @contextlib.contextmanager

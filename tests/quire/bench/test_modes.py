@@ -57,6 +57,14 @@ def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]
     assert off["errors"] == medusa["errors"] == 0
 
 
+def test_a_control_is_a_second_cluster_without_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--methods", "control", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--whole")
+    off, control = bench(capsys, "speculation", *words, "--warmup", "0", *SMALL)
+    assert [row["method"] for row in (off, control)] == ["off", "control"]
+    assert control["speedup"] > 0
+    assert "accepted" not in control
+
+
 def test_structured_measures_the_same_requests_with_schemas_and_without(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
