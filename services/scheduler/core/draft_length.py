@@ -60,6 +60,7 @@ class Try:
     times: list[StepTime] = field(default_factory=list)
     seconds: float = 0.0  # that it has taken, with what says nothing
     num_far_off: int = 0  # steps
+    was_far_off: bool = False  # the last one
     num_mixed: int = 0
     num_counted: int = 0  # sequences and steps
     num_right: int = 0  # drafts in them
@@ -80,11 +81,14 @@ class DraftLength:
         self._length = most
         self._unsettled = 0
 
-    def choose(self, num_sequences: int) -> int:
-        """Drafts per sequence for a step that so many sequences advance in."""
+    def choose(self, num_sequences: int, num_entering: int = 0) -> int:
+        """Drafts per sequence for a step that so many sequences advance in. `num_entering`: that come in just now: who
+        knows what is good for all of them does not draft for the first few of a burst first."""
         if self._fixed:
             return self._most
-        size_class = num_sequences.bit_length()
+        size_class, soon = num_sequences.bit_length(), (num_sequences + num_entering).bit_length()
+        if soon in self._regimes and self._regimes[soon].times:
+            size_class = soon
         if size_class != self._size_class:
             self._enter(size_class)
         return self._length
@@ -121,7 +125,7 @@ class DraftLength:
     @property
     def in_doubt(self) -> bool:
         """A try of which no step has returned yet, or one that was far too slow: no reason to order more than one."""
-        return self._try is not None and (self._try.seconds == 0.0 or self._try.num_far_off > 0)
+        return self._try is not None and (self._try.seconds == 0.0 or self._try.was_far_off)
 
     def expected_tokens(self, length: int) -> float:
         """Of a sequence in a step."""
@@ -192,7 +196,8 @@ class DraftLength:
         if not alone:
             attempt.num_mixed += 1
         elif drafted:
-            attempt.num_far_off += (1 + attempt.length) * FAR_OFF < self._present_speed(regime) * seconds
+            attempt.was_far_off = (1 + attempt.length) * FAR_OFF < self._present_speed(regime) * seconds
+            attempt.num_far_off += attempt.was_far_off
         if attempt.num_far_off == 2:
             attempt.times.append((seconds, True))
             self._give_up(regime, attempt, 4)

@@ -66,7 +66,7 @@ class Speculation:
         many as are good for them together with the `num_entering` that come in now."""
         if num_ready == 0 or not self.enabled:
             return self.most
-        return max(0, min(self.most, self.lengths.choose(num_ready + num_entering), budget // num_ready - 1))
+        return max(0, min(self.most, self.lengths.choose(num_ready, num_entering), budget // num_ready - 1))
 
     def learn(self, flight: Flight, result: StepResult, seconds: float) -> None:
         """A step returned, `seconds` after it began."""

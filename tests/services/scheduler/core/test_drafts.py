@@ -30,18 +30,21 @@ def u32(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.uint32)
 
 
-def returned(
-    core: Core,
-    *rows: list[int],
-    drafts: list[int] | None = None,
-    logprobs: Logprobs | None = None,
-    now: float = 0,
-) -> None:
+def knows_few_and_many(core: Core) -> None:
+    """That one sequence alone drafts, and a hundred do not."""
+    lengths = core.speculation.lengths
+    for num_sequences, length in ((1, 3), (100, 0), (1, 3)):
+        assert lengths.choose(num_sequences) == length
+        for _ in range(5):
+            lengths.learn(num_sequences, length, 0.01, alone=True, drafted=length > 0)
+
+
+def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logprobs: Logprobs | None = None) -> None:
     """The oldest step returns these tokens, a list for each slot that may have sampled."""
     flat = np.array([token for row in rows for token in row], dtype=np.int32)
     counts = u32([len(row) for row in rows])
     looked_at = None if drafts is None else u32(drafts)
-    core.apply(StepResult(core.flights[0].step_id, flat, counts, looked_at, logprobs=logprobs), now=now)
+    core.apply(StepResult(core.flights[0].step_id, flat, counts, looked_at, logprobs=logprobs), now=0)
 
 
 def began(core: Core, **fields: object) -> None:
@@ -216,9 +219,13 @@ def test_no_more_steps_with_drafts_are_ordered_while_they_are_in_doubt(core: New
     assert all(b == a + 1 for a, b in zip(with_drafts[::2], with_drafts[1::2], strict=True))
 
 
-@pytest.mark.parametrize(("newcomers", "drafts"), [(2, 3), (100, 0)])
-def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(core: NewCore, newcomers: int, drafts: int) -> None:
+@pytest.mark.parametrize(("newcomers", "is_known", "drafts"), [(2, True, 3), (100, False, 3), (100, True, 0)])
+def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(
+    core: NewCore, newcomers: int, is_known: bool, drafts: int
+) -> None:
     c = core(num_speculative_tokens=3, max_num_seqs=128)
+    if is_known:
+        knows_few_and_many(c)
     began(c)
     add(c, *[10] * newcomers, first=1)
     plan = c.schedule(0)
@@ -228,15 +235,16 @@ def test_drafts_are_as_long_as_is_good_for_those_who_come_in_too(core: NewCore, 
 
 def test_who_finds_no_room_shortens_no_drafts(core: NewCore) -> None:
     c = core(num_speculative_tokens=3, num_blocks=8, max_num_seqs=128)
+    knows_few_and_many(c)
     began(c)
     tokens = []
-    for second, newcomers in enumerate((0, 0, 0, 0, 0, 100, 0)):
+    for newcomers in (0, 100, 0):
         add(c, *[100] * newcomers, first=1)
-        plan = c.schedule(second)
+        plan = c.schedule(0)
         assert plan is not None
         tokens.append(plan.num_tokens)
-        returned(c, [1], drafts=[0], now=second + 1)
-    assert tokens == [1 + 3] * 5 + [1, 1 + 3]
+        returned(c, [1], drafts=[0])
+    assert tokens == [1 + 3, 1, 1 + 3]
 
 
 def test_where_blocks_run_out_drafts_cost_nobody_his_place(core: NewCore) -> None:
