@@ -243,10 +243,11 @@ def operate_at_random(case: int, in_flight: int, caching: bool, policy: str, dra
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
-    for _ in range(600):
+    for number in range(600):
         cluster.random.choices(operations, weights=[3, 1, 1, 12, 12])[0]()
         cluster.collect()
-        cluster.check()
+        if number % 4 == 0:  # what is wrong stays wrong
+            cluster.check()
     cluster.drain()
     cluster.check()
     cluster.verify()
