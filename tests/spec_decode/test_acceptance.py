@@ -99,13 +99,13 @@ def test_a_draft_model_catches_up_with_what_it_has_not_seen() -> None:
     """Steps without drafts leave it behind; a budget smaller than that lets it come back in several steps."""
     replica = build(METHODS["draft_model"], max_num_batched_tokens=64, max_num_seqs=8)
     pair = Pair(replica)
-    pair.core.speculation.lengths.choose = lambda num_sequences: 0  # type: ignore[method-assign]
+    pair.core.speculation.lengths.choose = lambda *numbers: 0  # type: ignore[method-assign]
     for first in range(1, 7):
         pair.ask(counting(first), 150, eos=())
     for _ in range(60):
         pair.plan()
         pair.result()
-    pair.core.speculation.lengths.choose = lambda num_sequences: 4  # type: ignore[method-assign]
+    pair.core.speculation.lengths.choose = lambda *numbers: 4  # type: ignore[method-assign]
     pair.run()
     assert rate(pair) > 0.7
 

@@ -103,7 +103,7 @@ def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Repl
 def test_the_same_text_though_lengths_change_at_every_step(plain: Replica, method: str) -> None:
     pairs = [Pair(build(METHODS[method] | {"adaptive_length": True}), max_steps_in_flight=3), Pair(plain)]
     draw = random.Random(1)
-    pairs[0].core.speculation.lengths.choose = lambda num_sequences: draw.choice([0, 0, 1, 4])  # type: ignore[method-assign]
+    pairs[0].core.speculation.lengths.choose = lambda *numbers: draw.choice([0, 0, 1, 4])  # type: ignore[method-assign]
     answers = [ask_all(pair, temperature=0.6, seed=12) for pair in pairs]
     for pair in pairs:
         pair.run()
