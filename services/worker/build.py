@@ -74,17 +74,7 @@ def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None)
     drafter = open_drafter(drafting, target) if drafting else None
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
-    sampler = Sampler(
-        wanted.max_num_seqs,
-        config.vocab_size,
-        settings.max_logprobs,
-        place.ops,
-        place.device,
-        logprobs_mode=settings.logprobs_mode,
-        grammars=grammars,
-        batch_invariant=settings.batch_invariant,
-    )
-    runner = ModelRunner(model, sampler, device)
+    runner = ModelRunner(model, _sampler(settings, config, wanted, place, grammars), device)
     num_drafts = drafting.num_speculative_tokens if drafting else 0
     keeps_features = drafter is not None and drafter.needs_features
     graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts, keeps_features=keeps_features)
@@ -121,6 +111,21 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device) -> P
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     quantization = choose_quantization(settings.quantization, device)
     return Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant)
+
+
+def _sampler(
+    settings: WorkerSettings, config: DecoderConfig, wanted: Limits, place: Placement, grammars: CompilePool | None
+) -> Sampler:
+    return Sampler(
+        wanted.max_num_seqs,
+        config.vocab_size,
+        settings.max_logprobs,
+        place.ops,
+        place.device,
+        logprobs_mode=settings.logprobs_mode,
+        grammars=grammars,
+        batch_invariant=settings.batch_invariant,
+    )
 
 
 def _speculation(

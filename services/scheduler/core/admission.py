@@ -31,11 +31,19 @@ class Admitter:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._num_held_back = 0  # for whom the last step had no room
+
+    @property
+    def num_entering(self) -> int:
+        """Sequences that wait for the next step and nothing else, as far as is known."""
+        return min(max(0, len(self._core.waiting) - self._num_held_back), self._core.running.num_free_slots)
 
     def admit(self, draft: StepDraft, now: float) -> None:
-        if self._core.waiting:
+        """Nobody, while those who are in are short of blocks."""
+        if self._core.waiting and not draft.short_of_blocks:
             self._admit_all(draft, now)
             self._core.kv.unpin()  # from here on no block is taken before the copies of this step are made
+        self._num_held_back = len(self._core.waiting) if draft.budget.left else 0
 
     def _admit_all(self, draft: StepDraft, now: float) -> None:
         core = self._core

@@ -86,7 +86,6 @@ class Core:
         self.suspects: set[int] = set()  # slots of suspect sequences that have no token yet
         self.last_applied = 0
         self._last_applied_at = -math.inf
-        self._num_held_back = 0  # waiting sequences for which the last step that was planned had no room
         self._sequences: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); ended sequences drop out lazily
         self._released: list[int] = []  # slots the worker has not been told of yet
@@ -194,11 +193,6 @@ class Core:
     def num_waiting(self) -> int:
         """Sequences without a slot, whatever they wait for."""
         return len(self.waiting) + self.grammars.num_blocked + self.siblings.num_parked
-
-    @property
-    def num_entering(self) -> int:
-        """Sequences that wait for the next step and nothing else, as far as is known."""
-        return min(max(0, len(self.waiting) - self._num_held_back), self.running.num_free_slots)
 
     @property
     def use(self) -> BlockUse:
@@ -367,9 +361,7 @@ class Core:
         draft.budget.left += for_beams
         if self.beams:
             self.beams.carry_out(draft)
-        if not draft.short_of_blocks:
-            self.admitter.admit(draft, now)
-        self._num_held_back = len(self.waiting) if draft.budget.left else 0
+        self.admitter.admit(draft, now)
         if self.beams:
             self.beams.hold(draft)
         return draft

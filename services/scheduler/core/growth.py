@@ -33,7 +33,7 @@ class Grower:
             draft.sit_out(slot)  # its last token is under way
         slots = np.flatnonzero(ready & ~done)
         if self._core.drafts_wanted:
-            num_entering = self._core.num_entering
+            num_entering = self._core.admitter.num_entering
             draft.num_drafts = self._core.speculation.length(len(slots), num_entering, draft.budget.left)
         slots = self._grow(draft, slots)
         running.num_computed[slots] += 1
