@@ -42,6 +42,16 @@ class Running:
     def admin(self) -> admin_pb2_grpc.AdminServiceStub:
         return admin_pb2_grpc.AdminServiceStub(self.channel)
 
+    @property
+    def num_usable_sessions(self) -> int:
+        """With schedulers that requests may go to: whoever took the session has been heard."""
+        return len(self.frontend._client.usable_sessions)
+
+    async def until_sessions(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while self.num_usable_sessions != count:
+                await asyncio.sleep(0.01)
+
     async def metrics(self) -> dict[str, float]:
         """Sample name and labels (but for model and engine) to value."""
         page = (await self.http.get("/metrics")).text

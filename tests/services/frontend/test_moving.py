@@ -30,7 +30,7 @@ async def two(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedSche
     """Work goes to the first; the second is slower to start."""
     leaving, heir = ScriptedScheduler(count_up, step_s=0.005), ScriptedScheduler(count_up, num_running=5)
     async with scheduler(leaving), scheduler(heir), running(folder, leaving.address, heir.address, **settings) as it:
-        await heir.until(lambda: heir.sessions)
+        await it.until_sessions(2)
         yield leaving, heir, it
 
 

@@ -73,9 +73,9 @@ async def shards(
         await published.holds(two, "worker-b", PROMPT, 3)
         await published.holds(two, "worker-c", PROMPT, blocks_of_two)
         async with running(folder, one.address, redis=server.url) as frontend:
-            await two.until(lambda: two.sessions)
+            await frontend.until_sessions(2)
             index = frontend.frontend._directory
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 while index is None or (known := index.index(BLOCK_SIZE)) is None or not known.workers:
                     await asyncio.sleep(0.02)
             yield Shards(one, two, frontend)
@@ -144,9 +144,7 @@ async def test_nobody_asks_where_the_answer_changes_nothing(
         await run(cluster.frontend, asking(PROMPT[: 4 * BLOCK_SIZE - 1]))
         await run(cluster.frontend, asking(skip_reading_prefix_cache=True))
         cluster.two.set_view(draining=True)
-        async with asyncio.timeout(5):
-            while len(cluster.frontend.frontend._client.usable_sessions) == 2:
-                await asyncio.sleep(0.01)
+        await cluster.frontend.until_sessions(1)
         await run(cluster.frontend, asking())
         assert cluster.submissions == (3, 0)
         assert await outcomes(cluster.frontend) == {"skipped": 3}

@@ -55,9 +55,7 @@ async def test_priority_is_for_schedulers_that_go_by_it(folder: Path) -> None:
 async def test_priority_needs_every_scheduler(folder: Path) -> None:
     one, two = (ScriptedScheduler(count_up, scheduling_policy=policy) for policy in ("priority", "fcfs"))
     async with scheduler(one), scheduler(two), running(folder, one.address, two.address) as frontend:
-        await one.until(lambda: one.sessions)
-        await two.until(lambda: two.sessions)
-        await asyncio.sleep(0.05)  # both views have been read
+        await frontend.until_sessions(2)
         refused = await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})
     assert (refused.status_code, refused.json()["error"]["message"][-4:]) == (501, "fcfs")
 

@@ -103,7 +103,7 @@ async def test_work_moves_to_another_scheduler_when_one_dies(folder: Path) -> No
     dying, other = ScriptedScheduler(count_up, step_s=0.005), ScriptedScheduler(count_up, num_running=5)
     messages: list[pb.GenerateResponse] = []
     async with scheduler(other), scheduler(dying), running(folder, dying.address, other.address) as frontend:
-        await other.until(lambda: other.sessions)
+        await frontend.until_sessions(2)
         call = frontend.inference.Generate(COUNTING)
         async for message in call:
             messages.append(message)
@@ -120,7 +120,7 @@ async def test_work_leaves_a_scheduler_that_lost_its_workers(folder: Path) -> No
     left, other = ScriptedScheduler(count_up), ScriptedScheduler(count_up, num_running=5)
     left.pause()
     async with scheduler(other), scheduler(left), running(folder, left.address, other.address) as frontend:
-        await other.until(lambda: other.sessions)
+        await frontend.until_sessions(2)
         call = frontend.inference.Generate(COUNTING)
         await left.until(lambda: left.num_running)
         left.set_view(num_workers=0)
@@ -131,8 +131,7 @@ async def test_work_leaves_a_scheduler_that_lost_its_workers(folder: Path) -> No
 async def test_new_work_goes_where_least_waits(folder: Path) -> None:
     busy, idle = ScriptedScheduler(num_waiting_tokens=1000), ScriptedScheduler()
     async with scheduler(busy), scheduler(idle), running(folder, busy.address, idle.address) as frontend:
-        await busy.until(lambda: busy.sessions)
-        await idle.until(lambda: idle.sessions)
+        await frontend.until_sessions(2)
         for _ in range(4):
             async for _ in frontend.inference.Generate(pb.GenerateRequest(text="hello")):
                 pass
@@ -146,9 +145,7 @@ async def test_a_burst_between_two_views_is_spread(folder: Path) -> None:
     one.pause()
     two.pause()
     async with scheduler(one), scheduler(two), running(folder, one.address, two.address) as frontend:
-        await one.until(lambda: one.sessions)
-        await two.until(lambda: two.sessions)
-        await asyncio.sleep(0.05)  # both first views have been read once a request can be placed on either
+        await frontend.until_sessions(2)
         calls = [frontend.inference.Generate(pb.GenerateRequest(text="hello")) for _ in range(6)]
         await one.until(lambda: len(one.submissions) == 3)
         await two.until(lambda: len(two.submissions) == 3)
