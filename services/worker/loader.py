@@ -56,8 +56,10 @@ def load_checkpoint(model: Loadable, folder: Path, *, tied: bool) -> None:
 
 def fill_dummy(model: Loadable, seed: int) -> None:
     """Random weights of a scale that keeps activations near 1, whatever the depth; norms are 1, biases 0."""
+    destinations = list(model.destinations())
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
-    for position, (name, destination) in enumerate(model.destinations()):
+    noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
+    for position, (name, destination) in enumerate(destinations):
         if destination.dim() == 1:
             destination.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
