@@ -3,7 +3,8 @@
 Triton compiles a kernel when it first meets its arguments' types: 20 kernels one after the other are 15 s at the first
 start on a machine (later ones find them on disk). Here the same functions are called on tensors of host memory, for the
 GPU that is there but without it, and every call stops at the compiled kernel. What this list forgets is compiled when
-it is first called, as ever.
+it is first called, as ever. Triton before 3.7 also calls the C compiler for what passes a kernel's arguments on: 20
+times another quarter of a second, which is done here, too.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[1]  # of the packages
-MOST_PROCESSES = 8
+MOST_PROCESSES = 12
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
@@ -68,7 +70,7 @@ class Precompilation:
 
 def start(shape: ModelShape, num_cores: int) -> Precompilation:
     """Does nothing where there is no GPU, no core to spare, or everything on disk already."""
-    capability, count = device_capability(), min(MOST_PROCESSES, num_cores // 2)
+    capability, count = device_capability(), min(MOST_PROCESSES, num_cores * 3 // 4)
     if capability is None or count < 2:
         return Precompilation([], None)
     try:
@@ -85,9 +87,8 @@ def start(shape: ModelShape, num_cores: int) -> Precompilation:
 
 def device_capability() -> int | None:
     """90 for 9.0; asked of the driver alone, because torch would take memory on the GPU for it."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    cuda = _cuda()
+    if cuda is None:
         return None
     device, major, minor = (ctypes.c_int() for _ in range(3))
     failed = (
@@ -99,6 +100,13 @@ def device_capability() -> int | None:
     return None if failed else 10 * major.value + minor.value
 
 
+def _cuda() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def _marker(shape: ModelShape, capability: int) -> Path:
     digest = hashlib.sha256(repr((shape, capability, triton.__version__, torch.__version__)).encode())
     for source in sorted(SOURCES.rglob("*.py")):
@@ -108,7 +116,7 @@ def _marker(shape: ModelShape, capability: int) -> Path:
     return folder / f"quire-{digest.hexdigest()[:32]}.compiled"
 
 
-class _AbsentGpu:
+class AbsentGpu:
     """Stands for Triton's driver: says what to compile for, and launches nothing."""
 
     def __init__(self, capability: int) -> None:
@@ -126,9 +134,19 @@ class _AbsentGpu:
 
 def compile_share(shape: ModelShape, capability: int, index: int, count: int) -> None:
     """Every count-th job from `index` on; the process is good for nothing else afterwards."""
-    driver.set_active(_AbsentGpu(capability))
-    run = JITFunction.run
-    JITFunction.run = lambda *arguments, **options: run(*arguments, **{**options, "warmup": True})
+    driver.set_active(AbsentGpu(capability))
+    run, links = JITFunction.run, _cuda() is not None
+    builds_launchers = links and hasattr(nvidia, "make_launcher")
+
+    def compile_only(*arguments: Any, **options: Any) -> Any:
+        kernel = run(*arguments, **{**options, "warmup": True})
+        if builds_launchers:
+            nvidia.CudaLauncher(kernel.src, kernel.metadata)
+        return kernel
+
+    JITFunction.run = compile_only
+    if links and index == count - 1:  # it has the least to do
+        nvidia.CudaUtils()
     for job in list(jobs(shape))[index::count]:
         job()
 
@@ -215,14 +233,16 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         edges = module("step_edges")
         edges.begin_step(*(ints(8) for _ in range(5)), ints(8, width))
         edges.end_step(ints(8), ints(8), ints(8))
-        masks = ints(8, -(-shape.vocab_size // 32))
-        full, half, ids = torch.empty(8, shape.vocab_size), of(8, shape.vocab_size), keys[0][:8]
-        for chosen in (None, ids):
-            for masked, places in ((full, None), (full, ids), (half, ids)):
-                module("token_mask").mask_logits(masked, chosen, masks, places)
         module("attention_inputs").qk_norm_rope_store(
             of(8, qkv_size), norm, norm, 1e-6, cos_sin, ints(8), ints(8), *caches, heads, kv_heads
         )
+
+    def masks() -> None:
+        words = ints(8, -(-shape.vocab_size // 32))
+        full, half, ids = torch.empty(8, shape.vocab_size), of(8, shape.vocab_size), keys[0][:8]
+        for chosen in (None, ids):
+            for masked, places in ((full, None), (full, ids), (half, ids)):
+                module("token_mask").mask_logits(masked, chosen, words, places)
 
     def invariant_linear(in_features: int, out_features: int) -> None:
         weight = importlib.import_module("kernels.reference.linear").LinearWeight(of(out_features, in_features), None)
@@ -249,6 +269,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             yield lambda rows=few_or_many: invariant_decode(rows, ordered=True)
             yield lambda rows=few_or_many: invariant_decode(rows, ordered=False)
         yield rows
+        yield masks
         yield lambda: invariant_linear(hidden, qkv_size)
         yield lambda: invariant_linear(q_size, hidden)
         yield lambda: invariant_linear(hidden, 2 * shape.intermediate_size)
@@ -256,10 +277,12 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         yield lambda: invariant_linear(hidden, shape.vocab_size)
         return
     yield lambda: sample(many, True, filtered=True)
-    yield chunk
+    yield rows
+    yield masks
+    yield lambda: shared(many)
     if shape.single_row:
         yield row_attention
-    yield lambda: shared(many)
+    yield chunk
     yield lambda: decode(many, ordered=True)
     yield lambda: decode(8, ordered=True)
     yield lambda: decode(many, ordered=False)
@@ -267,7 +290,6 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     yield lambda: shared(8)
     yield lambda: sample(many, True)
     yield lambda: sample(8, True)
-    yield rows
     yield lambda: sample(8, False)
     if shape.single_row:
         yield lambda: row_linear(hidden, qkv_size)

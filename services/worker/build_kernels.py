@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from services.worker.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
 from shared.logs import logger
 from shared.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from kernels.triton.precompile import ModelShape
 
 log = logger("worker.kernels")
 
@@ -27,7 +31,7 @@ class Kernels:
         except ImportError:  # whoever chooses kernels says why
             return
         num_cores = settings.threads or len(os.sched_getaffinity(0))
-        self._work = precompile.start(_shape(settings, config, wanted), num_cores)
+        self._work = precompile.start(model_shape(settings, config, wanted), num_cores)
 
     def wait(self) -> None:
         """Until they can be called without delay."""
@@ -35,7 +39,8 @@ class Kernels:
             log.info("kernels compiled", seconds=round(time.perf_counter() - self._started, 2))
 
 
-def _shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> object:
+def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:
+    """What there is to compile for."""
     from kernels.triton import precompile
     from kernels.triton.row_attention import row_attention_takes
     from kernels.triton.row_linear import row_linear_takes
