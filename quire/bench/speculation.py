@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -58,23 +59,40 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         for work in workloads.named(arguments.work):
             for arrival in arguments.load.split(","):
                 trimmed = effort.trimmed(work, served[OFF].vocab_size)
-                yield from _rows(served, trimmed, arrival, effort, whole=arguments.whole)
+                at_once = 0 if arguments.whole else _at_once(arguments, len(trimmed.items))
+                yield from _rows(served, trimmed, arrival, effort, whole=arguments.whole, at_once=at_once)
+
+
+def _at_once(arguments: argparse.Namespace, num_requests: int) -> int:
+    """How many requests run at the same time, where that is known and more are sent; else 0."""
+    limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * arguments.workers
+    return limit if limit < num_requests else 0
 
 
 def _rows(
-    served: Mapping[str, Target], work: workloads.Workload, arrival: str, effort: load.Effort, *, whole: bool
+    served: Mapping[str, Target],
+    work: workloads.Workload,
+    arrival: str,
+    effort: load.Effort,
+    *,
+    whole: bool,
+    at_once: int,
 ) -> Iterator[Row]:
     before = {method: drafts(each) for method, each in served.items()}
     callers = [load.grpc_caller(each, work, effort.clients, final_only=whole) for each in served.values()]
     sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
-    measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=_read), strict=True))
+    read = functools.partial(_read, at_once=at_once)
+    measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=read), strict=True))
+    off = measured[OFF]
     for method, row in measured.items():
+        full = {"full_speedup": row["full_tok_s"] / off["full_tok_s"]} if at_once else {}
         yield {
             "shape": served[method].name,
             "work": work.name,
             "load": arrival,
             "method": method,
-            "speedup": row["out_tok_s"] / measured[OFF]["out_tok_s"],
+            "speedup": row["out_tok_s"] / off["out_tok_s"],
+            **full,
             **row,
             **_came_of(before[method], drafts(served[method])),
         }
@@ -102,9 +120,10 @@ def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dic
     return {"accepted": right / tokens, "tok_per_draft": 1 + right / count, "drafts": count, "length": after.length}
 
 
-def _read(outcome: Outcome) -> dict[str, float]:
+def _read(outcome: Outcome, at_once: int) -> dict[str, float]:
     rates, latencies = outcome.rates(), outcome.latencies()
-    return {name: rates[name] for name in ("out_tok_s", "errors")} | {
+    full = {"full_tok_s": outcome.full_rate(at_once)} if at_once else {}
+    return full | {name: rates[name] for name in ("out_tok_s", "errors")} | {
         name: value for name, value in latencies.items() if name.startswith(("tpot_p50", "e2e_p50"))
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,11 @@ class Timing:
     @property
     def e2e(self) -> float:
         return self.ended - self.sent
+
+    def tokens_until(self, moment: float) -> float:
+        """As if each message had as many."""
+        came = bisect_right(self.arrivals, moment)
+        return self.num_tokens * came / len(self.arrivals) if came else 0.0
 
     @property
     def gaps(self) -> list[float]:
@@ -73,6 +79,12 @@ class Outcome:
             "errors": len(self.errors),
             "client_cpu": max(self.client_cpu_shares),
         }
+
+    def full_rate(self, at_once: int) -> float:
+        """Output tokens/s of streams until fewer than `at_once` requests are left: without the end of a load, which
+        takes as long as its slowest few."""
+        until = sorted(timing.ended for timing in self.timings)[-at_once]
+        return sum(timing.tokens_until(until) for timing in self.done) / (until - self.begin)
 
     def latencies(self) -> dict[str, float]:
         """Of streams. `itl`: between two messages of a request, as a reader sees it; `tpot`: a request's mean."""

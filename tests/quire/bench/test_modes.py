@@ -46,10 +46,12 @@ def test_throughput_starts_a_cluster_and_measures_it(capsys: pytest.CaptureFixtu
 
 def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--methods", "medusa", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--fixed")
-    off, medusa = bench(capsys, "speculation", *words, "--warmup", "0", *SMALL)
+    off, medusa = bench(capsys, "speculation", *words, "--max-num-seqs", "2", "--warmup", "0", *SMALL)
     assert [row["method"] for row in (off, medusa)] == ["off", "medusa"]
     assert off["speedup"] == 1
     assert medusa["speedup"] > 0
+    assert off["full_tok_s"] > 0
+    assert medusa["full_speedup"] == pytest.approx(medusa["full_tok_s"] / off["full_tok_s"])
     assert "accepted" not in off
     assert 0.4 < medusa["accepted"] < 1
     assert 2 < medusa["tok_per_draft"] <= 5

@@ -52,6 +52,14 @@ def test_rates_are_over_the_whole_time_and_of_what_succeeded() -> None:
     )
 
 
+def test_the_rate_of_a_full_load_leaves_out_its_end() -> None:
+    assert outcome().full_rate(1) == pytest.approx(2.5)  # to the end
+    two = outcome().full_rate(2)  # until 10.5: the first stream has ended, the second has had its token
+    assert two == pytest.approx(5 / 0.5)
+    late = Timing(10.0, array("d", [10.1, 10.2, 11.0, 11.5]), 8, 12.0)
+    assert Outcome(10.0, 0, [outcome().timings[0], late], [0.1]).full_rate(2) == pytest.approx((4 + 4) / 0.5)
+
+
 def test_latencies_are_of_messages_and_of_tokens() -> None:
     latencies = outcome().latencies()
     assert latencies["ttft_p50_ms"] == pytest.approx(100)
