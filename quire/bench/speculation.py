@@ -123,9 +123,11 @@ def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dic
 def _read(outcome: Outcome, at_once: int) -> dict[str, float]:
     rates, latencies = outcome.rates(), outcome.latencies()
     full = {"full_tok_s": outcome.full_rate(at_once)} if at_once else {}
-    return full | {name: rates[name] for name in ("out_tok_s", "errors")} | {
-        name: value for name, value in latencies.items() if name.startswith(("tpot_p50", "e2e_p50"))
-    }
+    return (
+        full
+        | {name: rates[name] for name in ("out_tok_s", "errors")}
+        | {name: value for name, value in latencies.items() if name.startswith(("tpot_p50", "e2e_p50"))}
+    )
 
 
 def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:

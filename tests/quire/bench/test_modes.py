@@ -51,7 +51,7 @@ def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]
     assert off["speedup"] == 1
     assert medusa["speedup"] > 0
     assert off["full_tok_s"] > 0
-    assert medusa["full_speedup"] == pytest.approx(medusa["full_tok_s"] / off["full_tok_s"])
+    assert medusa["full_speedup"] == pytest.approx(medusa["full_tok_s"] / off["full_tok_s"], rel=0.001)
     assert "accepted" not in off
     assert 0.4 < medusa["accepted"] < 1
     assert 2 < medusa["tok_per_draft"] <= 5
