@@ -3,7 +3,8 @@
 Drafts pay while a step has room for more tokens than there are sequences: what they cost depends on the device, on how
 many sequences run, and on who drafts; none of that is known beforehand. So lengths are tried: for a few steps now and
 then another one than the present, and whichever gives more tokens per second stays. Tries become rarer while they
-change nothing. Each power of two of running sequences has a length of its own.
+change nothing. Each power of two of running sequences has a length of its own, which also goes for a few more and a few
+less: numbers that go to and fro about a power of two would end every try.
 
 The time of a step is measured in those few: a median, because steps that wait for something else are no measure; one
 for steps in which somebody drafted and one for those in which nobody found anything to draft, because on a GPU these
@@ -36,6 +37,8 @@ SMOOTHING = 0.02  # of how often drafts are right, for each step
 COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
 HOPE = 0.7  # how often a position is right of which nothing is known, if the one before is
 
+OVERLAP = 0.25  # by so much the number of sequences may leave its power of two before another length goes
+
 StepTime = tuple[float, bool]  # seconds; whether anybody drafted
 
 
@@ -45,7 +48,7 @@ class Regime:
 
     length: int
     patience: int = FIRST_TRY  # steps until the next try
-    next_try: int = 0  # 0: no drafts at all, then a shorter one and a longer one in turn
+    next_try: int = 0  # no drafts at all, a shorter one and a longer one in turn
     waited: int = 0
     rest: int = FIRST_REST  # times what a try lost that changed nothing
     rest_s: float = 0.0  # until the next try
@@ -86,7 +89,7 @@ class DraftLength:
         knows what is good for all of them does not draft for the first few of a burst first."""
         if self._fixed:
             return self._most
-        size_class, soon = num_sequences.bit_length(), (num_sequences + num_entering).bit_length()
+        size_class, soon = self._class_of(num_sequences), self._class_of(num_sequences + num_entering)
         if soon in self._regimes and self._regimes[soon].times:
             size_class = soon
         if size_class != self._size_class:
@@ -96,7 +99,7 @@ class DraftLength:
     def learn(self, num_sequences: int, length: int, seconds: float, *, alone: bool, drafted: bool) -> None:
         """A step with drafts of `length` took so long. `alone`: it did nothing else, and began when it could;
         `drafted`: somebody found something to draft."""
-        if self._fixed or num_sequences.bit_length() != self._size_class or length != self._length:
+        if self._fixed or self._class_of(num_sequences) != self._size_class or length != self._length:
             return
         if self._try is not None:
             self._try.seconds += seconds
@@ -130,6 +133,13 @@ class DraftLength:
     def expected_tokens(self, length: int) -> float:
         """Of a sequence in a step."""
         return 1.0 + float(self._right[:length].sum())
+
+    def _class_of(self, num_sequences: int) -> int:
+        """The present one, if it will do."""
+        least, present = (1 << self._size_class) / 2 if self._size_class > 0 else 0.0, self._size_class
+        if (1 - OVERLAP) * least <= num_sequences < (1 + OVERLAP) * 2 * least:
+            return present
+        return num_sequences.bit_length()
 
     def _enter(self, size_class: int) -> None:
         """Begins with what was best here; if nothing has been learned here, with what is best where it comes from."""
@@ -169,17 +179,16 @@ class DraftLength:
     def _attempt(self, regime: Regime) -> None:
         regime.waited = 0
         length = self._candidate(regime)
-        if length is not None:
-            self._begin(length, Try(length))
+        self._begin(length, Try(length))
 
-    def _candidate(self, regime: Regime) -> int | None:
-        """No drafts at all is asked first: under load that is the answer, and the way there by steps would be long."""
-        turn, regime.next_try = regime.next_try, regime.next_try + 1
-        if turn == 0 and regime.length != 0:
-            return 0
+    def _candidate(self, regime: Regime) -> int:
+        """No drafts at all is asked first: under load that is the answer, and the way there by steps would be long, or
+        barred where every length costs the same."""
         place = self._ladder.index(regime.length)
-        neighbours = [self._ladder[i] for i in (place - 1, place + 1) if 0 <= i < len(self._ladder)]
-        return neighbours[turn % len(neighbours)]
+        around = [0, *(self._ladder[i] for i in (place - 1, place + 1) if 0 <= i < len(self._ladder))]
+        candidates = [length for length in dict.fromkeys(around) if length != regime.length]
+        turn, regime.next_try = regime.next_try, regime.next_try + 1
+        return candidates[turn % len(candidates)]
 
     def _judge(self, regime: Regime, attempt: Try) -> None:
         if self._speed_of(attempt) < BETTER * self._present_speed(regime):

@@ -130,6 +130,23 @@ def test_the_last_ones_of_a_burst_go_on_as_the_burst_did_unless_more_is_known() 
     assert lengths.choose(1) == alone
 
 
+def test_numbers_to_and_fro_about_a_power_of_two_do_not_keep_it_from_learning() -> None:
+    costs, lengths = replace(DEVICES["a large GPU"], noise=0.0), DraftLength(MOST)
+    for _ in range(400):
+        for num_sequences, steps in ((64, 4), (63, 1), (65, 2), (60, 1)):
+            costs.run(lengths, num_sequences, steps)
+    assert costs.speed(64, lengths.choose(64)) > 0.93 * costs.speed(64, costs.best(64))
+
+
+def test_drafts_that_have_become_wrong_end_although_every_length_costs_the_same() -> None:
+    costs, lengths = Device(floor=8, per_token=0.0, per_draft=0.0, drafted=1.5, right=0.9), DraftLength(MOST)
+    costs.run(lengths, 64, 1500)
+    assert lengths.choose(64) == MOST
+    costs.right = 0.02
+    costs.run(lengths, 64, 8000)
+    assert costs.run(lengths, 64, 2000) > 0.97 * costs.speed(64, 0) / (1 + costs.noise)
+
+
 def test_a_fixed_length_stays() -> None:
     lengths = DraftLength(MOST, fixed=True)
     DEVICES["wrong drafts"].run(lengths, 64, 500)
