@@ -2,44 +2,37 @@
 
 Drafts pay while a step has room for more tokens than there are sequences: what they cost depends on the device, on how
 many sequences run, and on who drafts; none of that is known beforehand. So lengths are tried: for a few steps now and
-then another one than the present, and whichever gives more tokens per second stays. Tries become rarer while they
+then another one than the present, and the longer of the two stays if it gives clearly more tokens per second. Where
+equal steps differ much, a try takes longer and is judged together with those before it. Tries become rarer while they
 change nothing. Each power of two of running sequences has a length of its own, which also goes for a few more and a few
 less: numbers that go to and fro about a power of two would end every try.
-
-The time of a step is measured in those few: a median, because steps that wait for something else are no measure; one
-for steps in which somebody drafted and one for those in which nobody found anything to draft, because on a GPU these
-are ten times shorter. Its tokens are counted there too, and where few sequences run, so that few are counted, they are
-mostly estimated from how often drafts were right over many steps, position by position.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.draft_odds import DraftOdds
+from services.scheduler.core.draft_try import Evidence, StepTime, Try, typical
+
 FEW = 7  # sequences for which drafts may be long before anything is known
-SAMPLES = 8  # steps whose time a length is judged by
-HOPELESS = 3  # steps after which a try is given up that could not win even if every draft were right
+OVERLAP = 0.25  # by so much the number of sequences may leave its power of two before another length goes
+LEAST_SAMPLES = 3  # steps after which a try may be given up
+SAMPLES, MOST_SAMPLES = 8, 32  # after which it may succeed, and in which it must
+SURE = 2.0  # standard errors
+KEPT = 0.5  # of what a try has shown, for the next one of the same length
 UNSETTLED = 3  # steps after a change that say nothing: others were under way
 FIRST_TRY = 8  # steps at a length before another one is tried
-RAREST_TRY = 2048  # steps; a try takes about 11, a hopeless one 6
+RAREST_TRY, RAREST_TRY_S = 2048, 15.0  # steps, seconds; a try takes 11 steps where they are alike, a hopeless one 6
 MIXED = 3  # steps that did other work as well: after so many a try is put off, which is not judged by them
 FAR_OFF = 3  # times slower than the present, at best: two such steps end a try, whatever was under way before them
 FIRST_REST, LONGEST_REST = 8, 256  # times what a try lost: where steps with drafts are dear, few steps lose much
 LEARNED_PATIENCE = 64  # steps; most that a regime begins with, where the one that it takes its length from knows more
-BETTER = 1.03  # by so much another length must be better
-SMOOTHING = 0.02  # of how often drafts are right, for each step
-COUNTED = 64  # sequences and steps whose tokens weigh as much as the estimate
-HOPE = 0.7  # how often a position is right of which nothing is known, if the one before is
-
-OVERLAP = 0.25  # by so much the number of sequences may leave its power of two before another length goes
-
-StepTime = tuple[float, bool]  # seconds; whether anybody drafted
+BETTER = 1.03  # by so much the longer one of two lengths must be better
 
 
 @dataclass(slots=True)
@@ -48,25 +41,13 @@ class Regime:
 
     length: int
     patience: int = FIRST_TRY  # steps until the next try
-    next_try: int = 0  # no drafts at all, a shorter one and a longer one in turn
+    next_try: int = 0  # no drafts at all, longer ones and shorter ones in turn
     waited: int = 0
+    waited_s: float = 0.0
     rest: int = FIRST_REST  # times what a try lost that changed nothing
     rest_s: float = 0.0  # until the next try
-    times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=4 * SAMPLES))  # of steps at `length`
-
-
-@dataclass(slots=True)
-class Try:
-    """Another length for a few steps."""
-
-    length: int
-    times: list[StepTime] = field(default_factory=list)
-    seconds: float = 0.0  # that it has taken, with what says nothing
-    num_far_off: int = 0  # steps
-    was_far_off: bool = False  # the last one
-    num_mixed: int = 0
-    num_counted: int = 0  # sequences and steps
-    num_right: int = 0  # drafts in them
+    times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))  # of steps at `length`
+    evidence: dict[int, Evidence] = field(default_factory=dict)  # of tries that changed nothing, by length
 
 
 class DraftLength:
@@ -77,8 +58,7 @@ class DraftLength:
         self._fixed = fixed or most == 0
         self._ladder = sorted({0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, most} & set(range(most + 1)))
         self._regimes: dict[int, Regime] = {}  # by size class
-        # How often a sequence has so many drafts right, and more.
-        self._right: npt.NDArray[np.float64] = np.float64(HOPE) ** np.arange(1, most + 1)
+        self._odds = DraftOdds(most)
         self._try: Try | None = None
         self._size_class = -1
         self._length = most
@@ -112,33 +92,26 @@ class DraftLength:
 
     def learn_right(self, accepted: npt.NDArray[np.int64], length: int) -> None:
         """Of a step with drafts of `length`: how many were right, for each sequence."""
-        if length and len(accepted):
-            right = (accepted[:, None] > np.arange(length)).mean(axis=0)
-            self._right[:length] += SMOOTHING * (right - self._right[:length])
+        self._odds.learn(accepted, length)
         if self._try is not None and self._try.length == length:
-            self._try.num_counted += len(accepted)
-            self._try.num_right += int(accepted.sum())
+            self._try.count(accepted)
 
     def learn_nothing_drafted(self, num_sequences: int, length: int) -> None:
         """The same of a step in which nobody found anything to draft."""
-        self._right[:length] *= 1 - SMOOTHING
+        self._odds.learn_nothing_drafted(num_sequences, length)
         if self._try is not None and self._try.length == length:
-            self._try.num_counted += num_sequences
+            self._try.count_nothing(num_sequences)
 
     @property
     def in_doubt(self) -> bool:
         """A try of which no step has returned yet, or one that was far too slow: no reason to order more than one."""
         return self._try is not None and (self._try.seconds == 0.0 or self._try.was_far_off)
 
-    def expected_tokens(self, length: int) -> float:
-        """Of a sequence in a step."""
-        return 1.0 + float(self._right[:length].sum())
-
     def _class_of(self, num_sequences: int) -> int:
         """The present one, if it will do."""
-        least, present = (1 << self._size_class) / 2 if self._size_class > 0 else 0.0, self._size_class
+        least = 2.0 ** (self._size_class - 1) if self._size_class > 0 else 0.0
         if (1 - OVERLAP) * least <= num_sequences < (1 + OVERLAP) * 2 * least:
-            return present
+            return self._size_class
         return num_sequences.bit_length()
 
     def _enter(self, size_class: int) -> None:
@@ -165,19 +138,19 @@ class DraftLength:
         regime = self._regimes[self._size_class]
         if self._try is not None:
             self._try.times.append(time)
-            if len(self._try.times) == SAMPLES:
-                self._judge(regime, self._try)
-            elif len(self._try.times) == HOPELESS and self._is_hopeless(regime, self._try):
-                self._give_up(regime, self._try, 4)
+            if len(self._try.times) >= LEAST_SAMPLES:
+                self._weigh(regime, self._try)
             return
         regime.times.append(time)
         regime.waited += 1
+        regime.waited_s += time[0]
         regime.rest_s -= time[0]
-        if regime.waited >= regime.patience and regime.rest_s <= 0 and len(regime.times) >= SAMPLES:
+        is_due = regime.waited >= regime.patience or regime.waited_s >= RAREST_TRY_S
+        if is_due and regime.rest_s <= 0 and len(regime.times) >= SAMPLES:
             self._attempt(regime)
 
     def _attempt(self, regime: Regime) -> None:
-        regime.waited = 0
+        regime.waited, regime.waited_s = 0, 0.0
         length = self._candidate(regime)
         self._begin(length, Try(length))
 
@@ -185,18 +158,33 @@ class DraftLength:
         """No drafts at all is asked first: under load that is the answer, and the way there by steps would be long, or
         barred where every length costs the same."""
         place = self._ladder.index(regime.length)
-        around = [0, *(self._ladder[i] for i in (place - 1, place + 1) if 0 <= i < len(self._ladder))]
+        around = [0, *(self._ladder[i] for i in (place + 1, place - 1, place + 2) if 0 <= i < len(self._ladder))]
         candidates = [length for length in dict.fromkeys(around) if length != regime.length]
         turn, regime.next_try = regime.next_try, regime.next_try + 1
         return candidates[turn % len(candidates)]
 
-    def _judge(self, regime: Regime, attempt: Try) -> None:
-        if self._speed_of(attempt) < BETTER * self._present_speed(regime):
-            self._give_up(regime, attempt, 2)
+    def _weigh(self, regime: Regime, attempt: Try) -> None:
+        """Ends the try once it is sure what it is worth, or after MOST_SAMPLES: in doubt the shorter length stays,
+        unless the longer one is likely to be better."""
+        count, is_longer = len(attempt.times), attempt.length > regime.length
+        wanted = self._present_speed(regime) * (BETTER if is_longer else 1 / BETTER)
+        found = attempt.against(wanted, regime.times, self._odds)
+        found = found.together(regime.evidence.get(attempt.length), KEPT)
+        sure = abs(found.advantage) > SURE * found.error
+        if count < (SAMPLES if sure else MOST_SAMPLES) and not (sure and found.advantage < 0):
             return
+        if found.advantage < (found.error if is_longer else 0.0):
+            regime.evidence[attempt.length] = found
+            self._give_up(regime, attempt, 2 if count >= SAMPLES else 4)
+        else:
+            self._settle(regime, attempt)
+
+    def _settle(self, regime: Regime, attempt: Try) -> None:
+        """What was tried stays."""
         regime.length, regime.patience = attempt.length, max(FIRST_TRY, regime.patience // 4)
         regime.rest, regime.rest_s = max(FIRST_REST, regime.rest // 4), 0.0
         regime.times = deque(attempt.times, maxlen=regime.times.maxlen)
+        regime.evidence = {}
         self._begin(regime.length, None)
 
     def _is_over(self, attempt: Try, seconds: float, *, alone: bool, drafted: bool) -> bool:
@@ -214,14 +202,11 @@ class DraftLength:
             self._put_off(regime, attempt)
         return self._try is not attempt
 
-    def _is_hopeless(self, regime: Regime, attempt: Try) -> bool:
-        return (1 + attempt.length) / typical(attempt.times) < BETTER * self._present_speed(regime)
-
     def _give_up(self, regime: Regime, attempt: Try, factor: int) -> None:
         """Back to where it was, for longer."""
         regime.patience = min(factor * regime.patience, RAREST_TRY)
         regime.rest = min(factor * regime.rest, LONGEST_REST)
-        lost = 1 - self._speed_of(attempt) / self._present_speed(regime)
+        lost = 1 - attempt.speed(self._odds) / self._present_speed(regime)
         regime.rest_s = regime.rest * attempt.seconds * max(lost, 0.0)
         self._begin(regime.length, None)
 
@@ -233,22 +218,4 @@ class DraftLength:
 
     def _present_speed(self, regime: Regime) -> float:
         """Tokens per second and sequence."""
-        return self.expected_tokens(regime.length) / typical(regime.times)
-
-    def _speed_of(self, attempt: Try) -> float:
-        return self._tokens_of(attempt) / typical(attempt.times)
-
-    def _tokens_of(self, attempt: Try) -> float:
-        """Of a sequence in a step."""
-        expected = self.expected_tokens(attempt.length)
-        if not attempt.num_counted:
-            return expected
-        counted = 1.0 + attempt.num_right / attempt.num_counted
-        weight = attempt.num_counted / (attempt.num_counted + COUNTED)
-        return weight * counted + (1 - weight) * expected
-
-
-def typical(times: Collection[StepTime]) -> float:
-    """Seconds of a step: the mean of the medians of both kinds."""
-    kinds = [[seconds for seconds, drafted in times if drafted is kind] for kind in (False, True)]
-    return sum(len(kind) * statistics.median(kind) for kind in kinds if kind) / len(times)
+        return self._odds.tokens(regime.length) / typical(regime.times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,6 +69,15 @@ class Device:
         return accepted
 
 
+def usual(device: Device, lengths: DraftLength, num_sequences: int) -> int:
+    """The length of most steps: at any moment another one may be tried."""
+    chosen: Counter[int] = Counter()
+    for _ in range(99):
+        device.run(lengths, num_sequences, 1)
+        chosen[lengths.choose(num_sequences)] += 1
+    return chosen.most_common(1)[0][0]
+
+
 DEVICES = {
     "a large GPU": Device(floor=8, per_token=0.02, per_draft=0.1, right=0.7),
     "a CPU": Device(floor=0.1, per_token=0.1, per_draft=0.02, right=0.9),
@@ -82,7 +92,7 @@ DEVICES = {
 def test_it_settles_near_the_best_length(device: str, num_sequences: int) -> None:
     costs, lengths = replace(DEVICES[device]), DraftLength(MOST)
     costs.run(lengths, num_sequences, 1500)
-    reached = costs.speed(num_sequences, lengths.choose(num_sequences))
+    reached = costs.speed(num_sequences, usual(costs, lengths, num_sequences))
     assert reached > 0.93 * costs.speed(num_sequences, costs.best(num_sequences))
 
 
@@ -101,7 +111,7 @@ def test_what_was_learned_at_one_load_is_kept_when_it_comes_back() -> None:
     costs, lengths = replace(DEVICES["a large GPU"]), DraftLength(MOST)
     for num_sequences in (2, 400):
         costs.run(lengths, num_sequences, 1200)
-    few, many = lengths.choose(2), lengths.choose(400)
+    few, many = usual(costs, lengths, 2), usual(costs, lengths, 400)
     assert few >= 4
     assert many <= 1
 
@@ -135,7 +145,17 @@ def test_numbers_to_and_fro_about_a_power_of_two_do_not_keep_it_from_learning() 
     for _ in range(400):
         for num_sequences, steps in ((64, 4), (63, 1), (65, 2), (60, 1)):
             costs.run(lengths, num_sequences, steps)
-    assert costs.speed(64, lengths.choose(64)) > 0.93 * costs.speed(64, costs.best(64))
+    assert costs.speed(64, usual(costs, lengths, 64)) > 0.93 * costs.speed(64, costs.best(64))
+
+
+@pytest.mark.parametrize(("right", "per_draft"), [(0.05, 2.2), (0.15, 4.5)])
+def test_where_equal_steps_differ_by_half_it_costs_less_than_two_percent(right: float, per_draft: float) -> None:
+    """A CPU that others use, and drafts that cost a few percent more than they give."""
+    costs = Device(floor=20, per_token=0.0, per_draft=per_draft, right=right, noise=0.3)
+    assert costs.best(64) == 0
+    assert costs.speed(64, 1) > 0.93 * costs.speed(64, 0)
+    on, off = (sum(costs.run(DraftLength(most), 64, 3000) for _ in range(6)) for most in (MOST, 0))
+    assert on > 0.98 * off
 
 
 def test_drafts_that_have_become_wrong_end_although_every_length_costs_the_same() -> None:
