@@ -1,9 +1,9 @@
 """A length of drafts that is tried for a few steps, and what these steps say of it.
 
 The time of a step is a median, because steps that wait for something else are no measure; one for steps in which
-somebody drafted and one for those in which nobody found anything to draft, because on a GPU these are ten times shorter.
-Tokens are counted in the same steps, and where few sequences run, so that few are counted, they are mostly estimated
-from how often drafts were right over many steps.
+somebody drafted and one for those in which nobody found anything to draft, because on a GPU these are ten times
+shorter. Tokens are counted in the same steps, and where few sequences run, so that few are counted, they are mostly
+estimated from how often drafts were right over many steps.
 """
 
 from __future__ import annotations
