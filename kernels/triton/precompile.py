@@ -141,14 +141,22 @@ def compile_share(shape: ModelShape, capability: int, index: int, count: int) ->
     def compile_only(*arguments: Any, **options: Any) -> Any:
         kernel = run(*arguments, **{**options, "warmup": True})
         if builds_launchers:
-            nvidia.CudaLauncher(kernel.src, kernel.metadata)
+            _leave_on_disk(lambda: nvidia.CudaLauncher(kernel.src, kernel.metadata))
         return kernel
 
     JITFunction.run = compile_only
     if links and index == count - 1:  # it has the least to do
-        nvidia.CudaUtils()
+        _leave_on_disk(nvidia.CudaUtils)
     for job in list(jobs(shape))[index::count]:
         job()
+
+
+def _leave_on_disk(build: Callable[[], object]) -> None:
+    """What Triton makes with the C compiler. It does so again where it is missing, and then says what is wrong."""
+    try:
+        build()
+    except Exception as error:
+        print(f"precompile: {error}", file=sys.stderr)
 
 
 def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
