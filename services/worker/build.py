@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ from services.worker.spec_decode.registry import open_drafter
 from services.worker.spec_decode.rehearsal import rehearse
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
+from services.worker.step_inputs import StepInputs
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
 from shared.logs import logger
@@ -48,6 +50,8 @@ from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 
 log = logger("worker.build")
+
+FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
 
 
 def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None) -> Replica:
@@ -135,10 +139,17 @@ def _speculation(
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
     runner.choose_draft = CHOICES[config.rejection_sample_method]
-    runner.wants_features = lambda: drafter.needs_features and table.num_draft_tokens > 0
+    runner.wants_features = functools.partial(_wants_features, drafter, table)
     forced_only = config.method == "grammar"
     adaptive = config.adaptive_length and not forced_only
     return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
+
+
+def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:
+    """Where few run a drafter may see prompts although nobody drafts: else it could not begin to."""
+    if table.num_draft_tokens > 0:
+        return drafter.needs_features
+    return drafter.needs_prompts and inputs.num_rows <= FEW_ROWS and inputs.num_tokens > inputs.num_rows
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:

@@ -153,7 +153,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
         # Whether somebody wants, of this step, what goes into the output head, of every token.
-        self.wants_features: Callable[[], bool] = lambda: False
+        self.wants_features: Callable[[StepInputs], bool] = lambda inputs: False
         self.choose_draft: Choose = choose_coupled
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
@@ -197,7 +197,7 @@ class ModelRunner:
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
         self.sampler.begin()
         asked = self.sampler.prompts.rows(inputs)
-        keeps_features = self.wants_features()
+        keeps_features = self.wants_features(inputs)
         if self._graphs is not None:
             if inputs.rows_changed:
                 self._graphs.forget_rows()

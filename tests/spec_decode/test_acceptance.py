@@ -110,6 +110,24 @@ def test_a_draft_model_catches_up_with_what_it_has_not_seen() -> None:
     assert rate(pair) > 0.7
 
 
+def test_an_eagle_head_begins_with_sequences_that_came_while_nobody_drafted() -> None:
+    """Their prompts were computed beside the steps of others."""
+    pair = Pair(build(METHODS["eagle"], max_num_seqs=8))
+    pair.core.speculation.lengths.choose = lambda *numbers: 0  # type: ignore[method-assign]
+    pair.ask(counting(1), 30, eos=())
+    for first in range(2, 8):
+        pair.plan()
+        pair.result()
+        pair.ask(counting(first), 80, eos=())
+    for _ in range(12):
+        pair.plan()
+        pair.result()
+    assert pair.core.speculation.counts.draft_tokens == 0
+    pair.core.speculation.lengths.choose = lambda *numbers: 4  # type: ignore[method-assign]
+    pair.run()
+    assert rate(pair) > 0.5
+
+
 @pytest.mark.parametrize("rule", ["coupled", "standard"])
 def test_likeliest_tokens_as_drafts(rule: str) -> None:
     config = METHODS["eagle"] | {"draft_sample_method": "greedy", "rejection_sample_method": rule}

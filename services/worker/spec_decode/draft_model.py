@@ -35,6 +35,7 @@ class DraftModel:
     """The weights."""
 
     needs_features = False
+    needs_prompts = False
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()

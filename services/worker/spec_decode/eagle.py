@@ -38,7 +38,7 @@ LEAST_SEEN = 0.5  # of a sequence's positions: a head that has seen less would o
 class Eagle:
     """The weights."""
 
-    needs_features = True
+    needs_features = needs_prompts = True
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
@@ -55,8 +55,8 @@ class Eagle:
 
 
 class EagleProposer:
-    """Sees every step's features once, when they are there; what it missed (steps without drafts, prefixes that were
-    computed in those) it never sees."""
+    """Sees every step's features once, when they are there; what it missed (outputs while nobody drafted, prompts and
+    prefixes that came in large steps then) it never sees."""
 
     def __init__(self, eagle: Eagle, worker: Worker) -> None:
         self._worker, self._eagle = worker, eagle
@@ -89,7 +89,7 @@ class EagleProposer:
     def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
         """Pairs each feature with the token behind it, as far as there is one that stays."""
         history = self._worker.history
-        if outcome.features is None or not self._worker.table.num_draft_tokens:
+        if outcome.features is None:
             return
         firsts, counts = inputs.query_start[:-1], np.diff(inputs.query_start)
         starts = inputs.positions[firsts]

@@ -24,6 +24,7 @@ class Grammar:
 
     block_bytes = 0
     needs_features = False
+    needs_prompts = False
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         """Nothing to set."""

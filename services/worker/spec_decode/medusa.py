@@ -56,6 +56,7 @@ class Medusa:
 
     block_bytes = 0
     needs_features = True
+    needs_prompts = False
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()

@@ -16,6 +16,7 @@ class Ngram:
 
     block_bytes = 0
     needs_features = False
+    needs_prompts = False
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         self._config = config

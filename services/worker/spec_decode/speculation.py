@@ -26,8 +26,9 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 class Ticket:
     """Whose step it was: slots pass to other sequences while it runs."""
 
-    slots: Rows
+    slots: Rows  # those that sampled
     lives: npt.NDArray[np.int64]
+    row_lives: npt.NDArray[np.int64]  # of all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Speculation:
 
     def ticket(self, inputs: StepInputs) -> Ticket:
         slots = inputs.sampled_slots
-        return Ticket(slots, self._lives[slots])
+        return Ticket(slots, self._lives[slots], self._lives[inputs.slots])
 
     def record(self, ticket: Ticket, inputs: StepInputs, outcome: Outcome) -> None:
         """A step has run."""
@@ -137,7 +138,8 @@ class Speculation:
             self._history.extend(slots, counts, known)
         else:
             self._history.extend_each(slots, known)
-        self._proposer.observe(inputs, outcome)
+        if outcome.features is None or np.array_equal(self._lives[inputs.slots], ticket.row_lives):
+            self._proposer.observe(inputs, outcome)
 
     def _propose_for(self, order: Order) -> Drafts | None:
         if order.most_drafts is None:

@@ -45,6 +45,7 @@ class Suffix:
 
     block_bytes = 0
     needs_features = False
+    needs_prompts = False
 
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         self._num_past_outputs = config.suffix_decoding_max_cached_requests
