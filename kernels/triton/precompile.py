@@ -3,8 +3,8 @@
 Triton compiles a kernel when it first meets its arguments' types: 20 kernels one after the other are 15 s at the first
 start on a machine (later ones find them on disk). Here the same functions are called on tensors of host memory, for the
 GPU that is there but without it, and every call stops at the compiled kernel. What this list forgets is compiled when
-it is first called, as ever. Triton before 3.7 also calls the C compiler for what passes a kernel's arguments on: 20
-times another quarter of a second, which is done here, too.
+it is first called, as ever. Triton 3.6 (not 3.9) also calls the C compiler for what passes a kernel's arguments on: 27
+times another third of a second, which is done here, too.
 """
 
 from __future__ import annotations

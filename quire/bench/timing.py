@@ -81,9 +81,10 @@ class Outcome:
         }
 
     def full_rate(self, at_once: int) -> float:
-        """Output tokens/s of streams until fewer than `at_once` requests are left: without the end of a load, which
-        takes as long as its slowest few."""
-        until = sorted(timing.ended for timing in self.timings)[-at_once]
+        """Output tokens/s of streams until fewer than `at_once` of those that succeed are left: without the end of a
+        load, which takes as long as its slowest few."""
+        ends = sorted(timing.ended for timing in self.done)
+        until = ends[-min(at_once, len(ends))]
         return sum(timing.tokens_until(until) for timing in self.done) / (until - self.begin)
 
     def latencies(self) -> dict[str, float]:

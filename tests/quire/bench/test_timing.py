@@ -56,6 +56,7 @@ def test_the_rate_of_a_full_load_leaves_out_its_end() -> None:
     assert outcome().full_rate(1) == pytest.approx(2.5)  # to the end
     two = outcome().full_rate(2)  # until 10.5: the first stream has ended, the second has had its token
     assert two == pytest.approx(5 / 0.5)
+    assert outcome().full_rate(3) == pytest.approx(two)  # requests that failed do not count
     late = Timing(10.0, array("d", [10.1, 10.2, 11.0, 11.5]), 8, 12.0)
     assert Outcome(10.0, 0, [outcome().timings[0], late], [0.1]).full_rate(2) == pytest.approx((4 + 4) / 0.5)
 

@@ -75,7 +75,7 @@ async def shards(
         async with running(folder, one.address, redis=server.url) as frontend:
             await frontend.until_sessions(2)
             index = frontend.frontend._directory
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(5):
                 while index is None or (known := index.index(BLOCK_SIZE)) is None or not known.workers:
                     await asyncio.sleep(0.02)
             yield Shards(one, two, frontend)
