@@ -138,7 +138,7 @@ def measure(
 ) -> list[dict[str, float]]:
     """For each side medians over the runs of what `read` says, and its services' CPU time.
 
-    Sides take turns run by run, so that what else goes on in the machine meets all of them alike.
+    Sides take turns run by run, there and back, so that what else goes on in the machine meets all of them alike.
     """
     comes = arrivals.parse(arrival)
     has_others = any(not side.target.grpc_address for side in sides[1:])
@@ -159,7 +159,8 @@ def measure(
         players_of = [stack.enter_context(side.new_players(count)) for side in sides]
         for number in range(-effort.warmup, effort.runs):
             name = f"run {number + 1}" if number >= 0 else "warm-up"
-            for side, players, runs in zip(sides, players_of, measured, strict=True):
+            turns = list(zip(sides, players_of, measured, strict=True))
+            for side, players, runs in turns if number % 2 == 0 else reversed(turns):
                 found = run(side, players, f"{side.target.name} {work.name} {arrival}, {name}")
                 if number >= 0:
                     runs.append(found)

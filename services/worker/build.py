@@ -16,6 +16,7 @@ from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_graphs import GraphMaker
 from services.worker.build_kernels import Kernels
+from services.worker.compile_process import CompileProcess
 from services.worker.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
@@ -54,15 +55,17 @@ log = logger("worker.build")
 FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
 
 
-def build_replica(settings: WorkerSettings, grammars: CompilePool | None = None) -> Replica:
-    """`grammars`: None where no output is to be constrained.
+def build_replica(
+    settings: WorkerSettings, grammars: CompilePool | None = None, compiler: CompileProcess | None = None
+) -> Replica:
+    """`grammars`: None where no output is to be constrained; `compiler`: begun already.
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
     drafting = speculative_config.parse(settings.speculative_config)
     config = read_model_config(read_config(Path(settings.model)))
     wanted = limits.from_settings(settings, config.max_positions)
-    compiling = Kernels(settings, config, wanted)
+    compiling = Kernels(settings, compiler)
     device = open_device(settings.device, settings.threads)
     place = _place(settings, config, device)
     if settings.batch_invariant:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.worker import limits
+from services.worker.compile_process import CompileProcess, compiles, num_cores
 from services.worker.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.registry import read_model_config
 from shared.logs import logger
+from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from kernels.triton.precompile import ModelShape
+    from kernels.triton.precompile import Missing, ModelShape
 
 log = logger("worker.kernels")
 
@@ -21,22 +25,34 @@ log = logger("worker.kernels")
 class Kernels:
     """Being compiled, in processes of their own; on the CPU there is nothing to compile."""
 
-    def __init__(self, settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> None:
+    def __init__(self, settings: WorkerSettings, process: CompileProcess | None = None) -> None:
+        """`process`: begun already."""
         self._started = time.perf_counter()
-        self._work = None
-        if settings.device != "cuda" or settings.quantization != "none":
-            return
-        try:
-            from kernels.triton import precompile
-        except ImportError:  # whoever chooses kernels says why
-            return
-        num_cores = settings.threads or len(os.sched_getaffinity(0))
-        self._work = precompile.start(model_shape(settings, config, wanted), num_cores)
+        self._process = process
+        if process is None and missing(settings) is not None:
+            self._process = CompileProcess(settings)
 
     def wait(self) -> None:
         """Until they can be called without delay."""
-        if self._work is not None and self._work.wait():
-            log.info("kernels compiled", seconds=round(time.perf_counter() - self._started, 2))
+        if self._process is None:
+            return
+        if self._process.wait():
+            log.info("kernels compiled", waited_s=round(time.perf_counter() - self._started, 2))
+        else:
+            log.warning("not all kernels are compiled: the first steps that need them will be slow")
+
+
+def missing(settings: WorkerSettings) -> Missing | None:
+    """Raises QuireError where the settings or the model are no good."""
+    if not compiles(settings):
+        return None
+    try:
+        from kernels.triton import precompile
+    except ImportError:  # whoever chooses kernels says why
+        return None
+    config = read_model_config(read_config(Path(settings.model)))
+    wanted = limits.from_settings(settings, config.max_positions)
+    return precompile.missing(model_shape(settings, config, wanted), num_cores(settings))
 
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:

@@ -22,7 +22,8 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from kernels import triton as triton_package
-from kernels.triton import precompile
+from kernels.triton.precompile_jobs import jobs
+from kernels.triton.precompile_processes import AbsentGpu
 from quire.bench import shapes
 from services.worker import kv_cache, limits
 from services.worker.attention.spec import attention_spec
@@ -58,7 +59,7 @@ class Seen:
 
     def __init__(self) -> None:
         self._kernels: set[Kernel] = set()
-        driver.set_active(precompile.AbsentGpu(HOPPER))
+        driver.set_active(AbsentGpu(HOPPER))
         triton.knobs.runtime.jit_cache_hook = self._on_missing
         run = JITFunction.run
         JITFunction.run = lambda *arguments, **options: run(*arguments, **{**options, "warmup": True})
@@ -134,7 +135,7 @@ def main(name: str) -> None:
         folder = shapes.prepare(name, Path(scratch)).folder
         settings = WorkerSettings(model=str(folder), device="cuda", load_format="dummy")
         seen = Seen()
-        for job in precompile.jobs(model_shape(settings, *described(settings))):
+        for job in jobs(model_shape(settings, *described(settings))):
             job()
         compiled = seen.take()
         record_all(settings)

@@ -1,0 +1,157 @@
+"""Calls of every kernel that a model's steps call, on tensors of host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from triton.runtime import driver
+
+from kernels.reference.linear import LinearWeight
+from kernels.triton import batch_invariant, shared_prefix, step_edges
+from kernels.triton.activation import silu_mul
+from kernels.triton.attention_inputs import qk_norm_rope_store
+from kernels.triton.batch_invariant import attention as invariant_attention
+from kernels.triton.chunk_attention import chunk_attention
+from kernels.triton.decode_attention import decode_attention
+from kernels.triton.precompile import ModelShape
+from kernels.triton.rms_norm import add_rms_norm, rms_norm
+from kernels.triton.row_attention import row_attention
+from kernels.triton.row_linear import Norm, row_linear
+from kernels.triton.sampling import sample
+from kernels.triton.token_mask import mask_logits
+
+
+def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
+    """Calls, those that take longest first."""
+    dtype, kv_dtype = getattr(torch, shape.dtype), getattr(torch, shape.kv_dtype)
+    hidden, heads, kv_heads, head_dim = shape.hidden_size, shape.num_q_heads, shape.num_kv_heads, shape.head_dim
+    q_size, qkv_size = heads * head_dim, (heads + 2 * kv_heads) * head_dim
+    many = shape.max_num_seqs
+
+    def of(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype)
+
+    def ints(*size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32)
+
+    caches = [of(16, shape.block_size, kv_heads, head_dim, dtype=kv_dtype) for _ in range(2)]
+    scale, width = head_dim**-0.5, 16
+    norm = of(head_dim) if shape.qk_norm else None
+    cos_sin = torch.empty(shape.block_size * width, head_dim)
+    floats = torch.empty(many)
+    keys = torch.zeros(many, dtype=torch.int64), ints(many)
+    logits = of(many, shape.vocab_size)
+
+    def decode(rows: int, *, ordered: bool) -> None:
+        order = ints(rows) if ordered else None
+        decode_attention(of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), scale, 0, order)
+
+    def shared(rows: int) -> None:
+        per_tile = shared_prefix.rows_per_tile(heads, kv_heads)
+        tiles = ints(4, per_tile), ints(4), ints(4), ints(rows)
+        shared_prefix.shared_prefix_attention(
+            of(rows, heads, head_dim),
+            *caches,
+            ints(rows, width),
+            ints(rows),
+            shared_prefix.SharedPrefixes(*tiles),
+            scale,
+            ints(rows),
+        )
+
+    def chunk() -> None:
+        chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0)
+
+    def attend_row() -> None:
+        row_attention(
+            of(1, qkv_size), norm, norm, 1e-6, cos_sin, ints(1), *caches, ints(1, width), ints(1), heads, scale, 0,
+            pdl=capability_has_pdl(),
+        )  # fmt: skip
+
+    def multiply_row(in_features: int, out_features: int, *, gated: bool = False, added: bool = False) -> None:
+        weight = LinearWeight(of(out_features * (2 if gated else 1), in_features), None)
+        row_linear(
+            of(1, in_features),
+            weight,
+            norm=None if added else Norm(of(in_features), 1e-6),
+            gated=gated,
+            residual=of(1, out_features) if added else None,
+            pdl=capability_has_pdl(),
+        )
+
+    def choose(rows: int, temperature: bool, filtered: bool = False) -> None:
+        filters = (ints(rows), floats[:rows], floats[:rows]) if filtered else (None, None, None)
+        rest = keys[0][:rows], keys[1][:rows]
+        sample(logits[:rows], floats[:rows] if temperature else None, *filters, *rest)
+
+    def rows() -> None:
+        rms_norm(of(8, hidden), of(hidden), 1e-6)
+        add_rms_norm(of(8, hidden), of(8, hidden), of(hidden), 1e-6)
+        silu_mul(of(8, 2 * shape.intermediate_size))
+        step_edges.begin_step(*(ints(8) for _ in range(5)), ints(8, width))
+        step_edges.end_step(ints(8), ints(8), ints(8))
+        qk_norm_rope_store(of(8, qkv_size), norm, norm, 1e-6, cos_sin, ints(8), ints(8), *caches, heads, kv_heads)
+
+    def masks() -> None:
+        words = ints(8, -(-shape.vocab_size // 32))
+        full, half, ids = torch.empty(8, shape.vocab_size), of(8, shape.vocab_size), keys[0][:8]
+        for chosen in (None, ids):
+            for masked, places in ((full, None), (full, ids), (half, ids)):
+                mask_logits(masked, chosen, words, places)
+
+    def invariant_linear(in_features: int, out_features: int) -> None:
+        weight = LinearWeight(of(out_features, in_features), None)
+        batch_invariant.linear(of(2, in_features), weight)
+
+    def invariant_decode(rows: int, *, ordered: bool) -> None:
+        invariant_attention.decode_attention(
+            of(rows, heads, head_dim), *caches, ints(rows, 4096), ints(rows), scale, 0, ints(rows) if ordered else None
+        )
+
+    def invariant_chunk() -> None:
+        batch_invariant.paged_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0)
+
+    def invariant_choice() -> None:
+        batch_invariant.sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])
+        batch_invariant.log_softmax(torch.empty(2, shape.vocab_size))
+
+    if shape.batch_invariant:
+        yield invariant_choice
+        yield invariant_chunk
+        for few_or_many in (2, many):
+            yield lambda rows=few_or_many: invariant_decode(rows, ordered=True)
+            yield lambda rows=few_or_many: invariant_decode(rows, ordered=False)
+        yield rows
+        yield masks
+        yield lambda: invariant_linear(hidden, qkv_size)
+        yield lambda: invariant_linear(q_size, hidden)
+        yield lambda: invariant_linear(hidden, 2 * shape.intermediate_size)
+        yield lambda: invariant_linear(shape.intermediate_size, hidden)
+        yield lambda: invariant_linear(hidden, shape.vocab_size)
+        return
+    yield lambda: choose(many, True, filtered=True)
+    yield rows
+    yield masks
+    yield lambda: shared(many)
+    if shape.single_row:
+        yield attend_row
+    yield chunk
+    yield lambda: decode(many, ordered=True)
+    yield lambda: decode(8, ordered=True)
+    yield lambda: decode(many, ordered=False)
+    yield lambda: decode(2, ordered=False)
+    yield lambda: shared(8)
+    yield lambda: choose(many, True)
+    yield lambda: choose(8, True)
+    yield lambda: choose(8, False)
+    if shape.single_row:
+        yield lambda: multiply_row(hidden, qkv_size)
+        yield lambda: multiply_row(q_size, hidden, added=True)
+        yield lambda: multiply_row(hidden, shape.intermediate_size, gated=True)
+        yield lambda: multiply_row(shape.intermediate_size, hidden, added=True)
+        yield lambda: multiply_row(hidden, shape.vocab_size)
+
+
+def capability_has_pdl() -> bool:
+    return driver.active.get_current_target().arch >= 90

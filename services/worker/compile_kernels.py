@@ -1,0 +1,31 @@
+"""`python -m services.worker.compile_kernels`: what a worker with the settings on standard input will call.
+
+In a process of its own, because a process that compiles for a GPU without it is good for nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from services.worker import build_kernels
+from shared.errors import QuireError
+from shared.settings import WorkerSettings
+
+
+def main() -> int:
+    try:
+        missing = build_kernels.missing(WorkerSettings.model_validate_json(sys.stdin.read()))
+    except QuireError:  # the worker says it
+        return 1
+    if missing is None:
+        return 0
+    from kernels.triton.precompile_processes import compile_all
+
+    if not compile_all(missing):
+        return 1
+    missing.found()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The process that compiles kernels at the first start on a machine.
+
+It is begun before the worker imports torch, which takes seconds, as it does there. This module therefore imports
+neither torch nor Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from shared.settings import WorkerSettings
+
+MODULE = "services.worker.compile_kernels"
+ROOT = Path(__file__).parents[2]  # of the packages
+MARKERS = "quire-*.compiled"  # left behind where kernels have been compiled
+
+
+class CompileProcess:
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # wait() says so
+            self._process.stdin.write(settings.model_dump_json())
+            self._process.stdin.close()
+
+    def wait(self) -> bool:
+        """Whether all went well. What it has not compiled will be where it is called."""
+        return self._process.wait() == 0
+
+
+def begin(settings: WorkerSettings) -> CompileProcess | None:
+    """None where nothing will have to be compiled, as far as can be said in a moment."""
+    if not compiles(settings) or any(cache_folder().glob(MARKERS)):
+        return None
+    return CompileProcess(settings)
+
+
+def compiles(settings: WorkerSettings) -> bool:
+    return settings.device == "cuda" and settings.quantization == "none" and num_cores(settings) > 2
+
+
+def num_cores(settings: WorkerSettings) -> int:
+    return settings.threads or len(os.sched_getaffinity(0))
+
+
+def cache_folder() -> Path:
+    """Triton's."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

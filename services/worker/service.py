@@ -1,0 +1,151 @@
+"""Composition root of the worker, begun by main.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.worker.admin_service import AdminService
+from services.worker.build import build_replica, open_grammars
+from services.worker.compile_process import CompileProcess
+from services.worker.engine import Engine
+from services.worker.replica import Replica
+from services.worker.session import Session
+from services.worker.status import Status
+from services.worker.structured.compile_pool import CompilePool
+from shared import block_hash, lifecycle, logs, model_identity
+from shared.metrics import base
+from shared.metrics.worker import StatusCollector, WorkerMetrics
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.common.v1 import model_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.rpc.server import Server
+from shared.settings import WorkerSettings
+from shared.version import VERSION
+
+SERVICES = ("quire.admin.v1.AdminService",)
+HEALTH_INTERVAL_S = 0.5
+
+# The device's thread runs Python between kernels: with CPython's 5 ms the event loop would wait that long for its turn,
+# and two steps in flight would leave 230-260 µs of every step exposed instead of 17-62 (measured).
+SWITCH_INTERVAL_S = 1e-4
+
+log = logs.logger("worker")
+
+
+async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler: CompileProcess | None) -> None:
+    """Runs a worker until `shutdown`, then lets its scheduler move the work elsewhere."""
+    logs.configure(settings.name, settings.log_level, settings.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    registry = CollectorRegistry()
+    server = Server(settings.host, settings.grpc_port, SERVICES)
+    base.add_process_collectors(registry)
+    page = base.Page(settings.host, settings.metrics_port, registry)
+    worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(worker.status, shutdown), server.grpc)
+    await server.start()
+    try:
+        await worker.run()
+    finally:
+        await server.stop(grace_s=0.2)
+        page.close()
+
+
+class Worker:
+    """The engine, its session, and what others see of both."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        server: Server,
+        metrics_address: str,
+        registry: CollectorRegistry,
+        shutdown: lifecycle.Shutdown,
+        *,
+        compiler: CompileProcess | None,
+    ) -> None:
+        self._compiler = compiler
+        self._settings = settings
+        self._server = server
+        self._metrics_address = metrics_address
+        self._shutdown = shutdown
+        self._address = settings.reachable(server.port)
+        self._announced = False
+        self._metrics = WorkerMetrics(registry)
+        self.status = Status(settings.name, self._address, shutdown)
+        registry.register(StatusCollector(self.status.read))
+
+    async def run(self) -> None:
+        """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
+        settings = self._settings
+        grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
+        synchronous = settings.device == "cpu"
+        engine = Engine(
+            lambda: build_replica(settings, grammars, self._compiler),
+            self._metrics,
+            grammars=grammars,
+            synchronous=synchronous,
+        )
+        try:
+            await lifecycle.first(engine.started, self._shutdown.wait())
+            if not self._shutdown.requested:
+                await self._work(engine, engine.started.result())
+        finally:
+            if not await engine.stop(settings.drain_timeout_s):
+                log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
+
+    async def _work(self, engine: Engine, replica: Replica) -> None:
+        settings = self._settings
+        self.status.built(engine, replica.limits)
+        lifecycle.keep_for_good()
+        hello = _hello(settings, replica, self._address)
+        session = Session(settings, engine, hello, self, self._shutdown)
+        await lifecycle.first(session.run(), engine.died, self._report_health())
+
+    async def attached(self, welcome: pb.SchedulerWelcome) -> None:
+        """Session: work may come."""
+        self.status.epoch = welcome.epoch
+        self._metrics.attached.inc()
+        await self._server.set_serving(True)
+        if not self._announced:
+            self._announced = True
+            lifecycle.announce("worker", self._settings.name, grpc=self._address, metrics=self._metrics_address)
+
+    def detached(self, *, broken: bool) -> None:
+        """Session: no work until it is attached again."""
+        self.status.epoch = 0
+        if broken:
+            self._metrics.broken.inc()
+
+    async def _report_health(self) -> None:
+        """Healthy means attached, and steps advance while there is work."""
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
+
+
+def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.WorkerHello:
+    limits = replica.limits
+    return pb.WorkerHello(
+        worker_id=settings.name,
+        pid=os.getpid(),
+        address=address,
+        version=VERSION,
+        model=model_identity.identity(Path(settings.model), settings.served_model_name),
+        layout=model_pb2.BlockLayout(block_size=limits.block_size, hash_scheme=block_hash.SCHEME),
+        num_blocks=limits.num_blocks,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        device=f"{settings.device} {replica.device_name}",
+        max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+        logprobs_mode=settings.logprobs_mode,
+        batch_invariant=settings.batch_invariant,
+        num_speculative_tokens=replica.num_speculative_tokens,
+        fixed_draft_length=replica.fixed_draft_length,
+        drafts_constrained_only=replica.drafts_constrained_only,
+    )

@@ -1,0 +1,106 @@
+"""Kernels are compiled by a process that is begun before the worker has imported torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+
+from kernels.triton import precompile
+from quire import bundled
+from services.worker import compile_process
+from services.worker.build_kernels import Kernels, missing
+from services.worker.compile_process import begin, cache_folder
+from shared.settings import WorkerSettings
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cores, and no kernel compiled yet."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(precompile, "device_capability", lambda: 90)
+
+
+@pytest.fixture
+def settings() -> WorkerSettings:
+    return WorkerSettings(model=str(bundled.FOLDER), device="cuda")
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the process is told, by a module that stands for the real one."""
+    (tmp_path / "echo.py").write_text("import pathlib, sys\npathlib.Path('told').write_text(sys.stdin.read())\n")
+    monkeypatch.setattr(compile_process, "ROOT", tmp_path)
+    monkeypatch.setattr(compile_process, "MODULE", "echo")
+    return tmp_path / "told"
+
+
+def test_it_is_told_the_settings(settings: WorkerSettings, told: Path) -> None:
+    process = begin(settings)
+    assert process is not None
+    assert process.wait()
+    assert WorkerSettings.model_validate_json(told.read_text()) == settings
+
+
+def test_a_worker_waits_for_the_one_that_was_begun(settings: WorkerSettings, told: Path) -> None:
+    Kernels(settings, begin(settings)).wait()
+    assert told.exists()
+
+
+def test_a_worker_begins_one_where_another_model_s_kernels_are(settings: WorkerSettings, told: Path) -> None:
+    (cache_folder() / "quire-0.compiled").touch()
+    assert begin(settings) is None
+    Kernels(settings).wait()
+    assert told.exists()
+
+
+def test_it_is_not_begun_where_kernels_are_on_disk(settings: WorkerSettings, told: Path) -> None:
+    lacking = missing(settings)
+    assert lacking is not None
+    lacking.found()
+    assert begin(settings) is None
+    Kernels(settings).wait()
+    assert not told.exists()
+
+
+def test_one_that_dies_is_no_reason_to_fail(settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_process, "MODULE", "services.worker.nothing_of_that_name")
+    Kernels(settings).wait()
+
+
+def test_it_says_nothing_of_a_model_that_is_not_there() -> None:
+    settings = WorkerSettings(model="/nowhere", device="cuda", threads=8)
+    command = [sys.executable, "-m", compile_process.MODULE]
+    words = settings.model_dump_json()
+    done = subprocess.run(command, input=words, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+@pytest.mark.parametrize("change", [{"device": "cpu"}, {"quantization": "fp8"}, {"threads": 2}])
+def test_it_is_not_begun_where_nothing_is_compiled_beforehand(
+    change: dict[str, object], settings: WorkerSettings
+) -> None:
+    changed = settings.model_copy(update=change)
+    assert begin(changed) is None
+    assert missing(changed) is None
+
+
+@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "/somewhere"}, {"TRITON_CACHE_DIR": "/elsewhere"}])
+def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code = "import triton; print(triton.knobs.cache.dir)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert cache_folder() == Path(said.strip())
+
+
+def test_the_first_half_of_a_start_imports_no_torch() -> None:
+    code = "import sys, services.worker.main; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
