@@ -42,7 +42,7 @@ class TokenHistory:
         self._lengths[slot] = len(token_ids)
 
     def extend_each(self, slots: Rows, token_ids: I32) -> None:
-        """A token more for each of `slots`. What is too long is cut off."""
+        """The same with a token for each."""
         if self._slots is not slots and not np.array_equal(self._slots, slots):  # type: ignore[arg-type]
             self._write_pending()
             self._slots = slots
@@ -51,12 +51,13 @@ class TokenHistory:
             self._write_pending()
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
-        """So many tokens more for each of `slots`, slot after slot. What is too long is cut off."""
+        """So many tokens more for each of `slots`, slot after slot; no token (-1) counts as 0. What is too long is cut
+        off."""
         lengths, longest = self.lengths[slots], self._tokens.shape[1]
         within = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows, places = np.repeat(slots, counts), np.repeat(lengths, counts) + within
         fits = places < longest
-        self._tokens[rows[fits], places[fits]] = token_ids[fits]
+        self._tokens[rows[fits], places[fits]] = np.maximum(token_ids[fits], 0)
         self._lengths[slots] = np.minimum(lengths + counts, longest)
 
     def of(self, slot: int) -> I32:
@@ -67,5 +68,10 @@ class TokenHistory:
     def _write_pending(self) -> None:
         if not self._pending or self._slots is None:
             return
-        slots, steps, self._pending = self._slots, self._pending, []
-        self.extend(slots, np.full(len(slots), len(steps), dtype=np.int32), np.stack(steps, axis=1).ravel())
+        slots, steps, self._pending = self._slots, np.stack(self._pending), []
+        lengths, count = self._lengths[slots], len(steps)
+        if int(lengths.max(initial=0)) + count > self._tokens.shape[1]:
+            self.extend(slots, np.full(len(slots), count, dtype=np.int32), steps.T.ravel())
+            return
+        self._tokens[slots, lengths + np.arange(count)[:, None]] = np.maximum(steps, 0)
+        self._lengths[slots] = lengths + count

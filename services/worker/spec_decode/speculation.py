@@ -28,7 +28,9 @@ class Ticket:
 
     slots: Rows  # those that sampled
     lives: npt.NDArray[np.int64]
-    row_lives: npt.NDArray[np.int64]  # of all rows
+    rows: Rows  # slots of all rows
+    row_lives: npt.NDArray[np.int64]
+    num_lives: int  # that there had been by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Speculation:
         self.constrained_only = constrained_only
         self._history = history
         self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
+        self._num_lives = 0  # of all slots
+        self._ticket: Ticket | None = None  # the last one
         self._num_unsettled = 0  # steps with drafts that are not recorded
         self._found: Found | None = None  # for the step that is being ordered
         self._made_up: Drafts | None = None
@@ -82,6 +86,7 @@ class Speculation:
 
     def begin(self, slot: int, token_ids: I32) -> None:
         self._lives[slot] += 1
+        self._num_lives += 1
         self._agreement.begin(slot)
         self._history.begin(slot, token_ids)
         self._proposer.begin(slot)
@@ -119,8 +124,11 @@ class Speculation:
         return self.table.advance(order, drafts), drafts
 
     def ticket(self, inputs: StepInputs) -> Ticket:
-        slots = inputs.sampled_slots
-        return Ticket(slots, self._lives[slots], self._lives[inputs.slots])
+        slots, rows, last = inputs.sampled_slots, inputs.slots, self._ticket
+        if last is None or last.slots is not slots or last.rows is not rows or last.num_lives != self._num_lives:
+            self._ticket = Ticket(slots, self._lives[slots], rows, self._lives[rows], self._num_lives)
+        assert self._ticket is not None
+        return self._ticket
 
     def record(self, ticket: Ticket, inputs: StepInputs, outcome: Outcome) -> None:
         """A step has run."""
@@ -130,15 +138,15 @@ class Speculation:
             self.table.settle(ticket.slots, counts)
             if inputs.drafts is not None:
                 self._agreement.learn(ticket.slots, inputs.drafts.counts, counts - 1)
-        slots, current = ticket.slots, self._lives[ticket.slots] == ticket.lives
-        if not current.all():
+        slots, same = ticket.slots, ticket.num_lives == self._num_lives
+        if not same:
+            current = self._lives[slots] == ticket.lives
             token_ids, counts, slots = token_ids[np.repeat(current, counts)], counts[current], slots[current]
-        known = np.maximum(token_ids, 0)
         if outcome.drafted:
-            self._history.extend(slots, counts, known)
+            self._history.extend(slots, counts, token_ids)
         else:
-            self._history.extend_each(slots, known)
-        if outcome.features is None or np.array_equal(self._lives[inputs.slots], ticket.row_lives):
+            self._history.extend_each(slots, token_ids)
+        if outcome.features is None or same or np.array_equal(self._lives[ticket.rows], ticket.row_lives):
             self._proposer.observe(inputs, outcome)
 
     def _propose_for(self, order: Order) -> Drafts | None:
