@@ -52,28 +52,26 @@ def _kth_largest(logits_ptr, vocab_size, temperature, k, BLOCK: tl.constexpr, DI
     """The k-th largest value, 1 <= k <= vocab_size."""
     DIGITS: tl.constexpr = 1 << DIGIT_BITS
     digit = tl.arange(0, DIGITS)
-    known = tl.zeros([], tl.uint32)  # the leading bits, 0 in the first round
-    for done in tl.static_range(0, 32, DIGIT_BITS):
+    known = tl.zeros([], tl.uint32)  # the leading bits, then zeros
+    unknown = tl.full([], 0xFFFFFFFF, tl.uint32)  # ones in place of these zeros
+    for shift in range(32 - DIGIT_BITS, -1, -DIGIT_BITS):  # not unrolled, which would take seconds to compile
         counts = tl.zeros([DIGITS], tl.int32)
         for start in range(0, vocab_size, BLOCK):
             tokens = start + tl.arange(0, BLOCK)
             bits = _ordered_bits(_load(logits_ptr, tokens, vocab_size, temperature))
-            shares = tokens < vocab_size
-            if done > 0:
-                shares = shares & (bits >> (32 - done) == known)
-            digits = (bits >> (32 - DIGIT_BITS - done)) & (DIGITS - 1)
+            shares = (tokens < vocab_size) & ((bits | unknown) == (known | unknown))
+            digits = (bits >> shift) & (DIGITS - 1)
             counts += tl.histogram(digits.to(tl.int32), DIGITS, mask=shares)
         at_least = tl.sum(counts, 0) - tl.cumsum(counts, 0) + counts  # values with this digit or a larger one
         chosen = tl.sum((at_least >= k).to(tl.int32), 0) - 1
         k -= tl.sum(tl.where(digit > chosen, counts, 0), 0)
-        known = (known << DIGIT_BITS) | chosen.to(tl.uint32)
+        known |= chosen.to(tl.uint32) << shift
+        unknown = unknown >> DIGIT_BITS
     return _value_of_bits(known)
 
 
 @triton.jit
-def _best_above(
-    logits_ptr, vocab_size, temperature, floor, top, key0, key1, INCLUSIVE: tl.constexpr, BLOCK: tl.constexpr
-):
+def _best_above(logits_ptr, vocab_size, temperature, floor, inclusive, top, key0, key1, BLOCK: tl.constexpr):
     """Among values over `floor`: the token with the best noisy score, its value, and the weight of them all."""
     best_score = tl.full([], float("-inf"), tl.float32)
     best_token = tl.zeros([], tl.int32)
@@ -82,7 +80,7 @@ def _best_above(
     for start in range(0, vocab_size, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         values = _load(logits_ptr, tokens, vocab_size, temperature)
-        kept = values >= floor if INCLUSIVE else values > floor
+        kept = (values > floor) | (inclusive & (values == floor))
         weights += tl.where(kept, tl.exp(values - top), 0.0)
         scores = tl.where(kept, values + gumbel_noise(key0, key1, tokens), float("-inf"))
         score, index = tl.max(scores, 0, return_indices=True)
@@ -140,17 +138,22 @@ def _sample_filtered(
             if (top_k > 0) & (top_k < vocab_size):
                 floor = tl.maximum(floor, _kth_largest(logits_ptr, vocab_size, temperature, top_k, BLOCK, DIGIT_BITS))
         key0, key1 = row_keys(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-        token, value, whole = _best_above(logits_ptr, vocab_size, temperature, floor, top, key0, key1, True, BLOCK)
+        top_p = 1.0
         if top_p_ptr is not None:
             top_p = tl.load(top_p_ptr + row)
-            searching = top_p < 1.0
-            while searching:
-                next_token, next_value, weight = _best_above(
-                    logits_ptr, vocab_size, temperature, value, top, key0, key1, False, BLOCK
-                )
-                searching = (weight > 0.0) & (weight >= top_p * whole)
-                token = tl.where(searching, next_token, token)
-                value = tl.where(searching, next_value, value)
+        whole = tl.zeros([], tl.float32)
+        first = tl.full([], 1, tl.int1)  # the same code for all rounds, because it is long to compile
+        searching = first
+        while searching:
+            next_token, next_value, weight = _best_above(
+                logits_ptr, vocab_size, temperature, floor, first, top, key0, key1, BLOCK
+            )
+            whole = tl.where(first, weight, whole)
+            found = first | ((weight > 0.0) & (weight >= top_p * whole))
+            token = tl.where(found, next_token, token)
+            floor = tl.where(found, next_value, floor)
+            searching = found & (top_p < 1.0)
+            first = first & False
     tl.store(out_ptr + row, tl.where(lost, -1, token))
 
 

@@ -85,20 +85,30 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         rest = keys[0][:rows], keys[1][:rows]
         sample(logits[:rows], floats[:rows] if temperature else None, *filters, *rest)
 
-    def rows() -> None:
+    def norms() -> None:
         rms_norm(of(8, hidden), of(hidden), 1e-6)
         add_rms_norm(of(8, hidden), of(8, hidden), of(hidden), 1e-6)
+
+    def gate_and_store() -> None:
         silu_mul(of(8, 2 * shape.intermediate_size))
-        step_edges.begin_step(*(ints(8) for _ in range(5)), ints(8, width))
-        step_edges.end_step(ints(8), ints(8), ints(8))
         qk_norm_rope_store(of(8, qkv_size), norm, norm, 1e-6, cos_sin, ints(8), ints(8), *caches, heads, kv_heads)
 
-    def masks() -> None:
+    def edges() -> None:
+        step_edges.begin_step(*(ints(8) for _ in range(5)), ints(8, width))
+        step_edges.end_step(ints(8), ints(8), ints(8))
+
+    def masks(chosen: torch.Tensor | None) -> None:
         words = ints(8, -(-shape.vocab_size // 32))
         full, half, ids = torch.empty(8, shape.vocab_size), of(8, shape.vocab_size), keys[0][:8]
-        for chosen in (None, ids):
-            for masked, places in ((full, None), (full, ids), (half, ids)):
-                mask_logits(masked, chosen, words, places)
+        for masked, places in ((full, None), (full, ids), (half, ids)):
+            mask_logits(masked, chosen, words, places)
+
+    def common() -> Iterator[Callable[[], object]]:
+        yield norms
+        yield gate_and_store
+        yield edges
+        yield lambda: masks(None)
+        yield lambda: masks(keys[0][:8])
 
     def invariant_linear(in_features: int, out_features: int) -> None:
         weight = LinearWeight(of(out_features, in_features), None)
@@ -122,8 +132,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         for few_or_many in (2, many):
             yield lambda rows=few_or_many: invariant_decode(rows, ordered=True)
             yield lambda rows=few_or_many: invariant_decode(rows, ordered=False)
-        yield rows
-        yield masks
+        yield from common()
         yield lambda: invariant_linear(hidden, qkv_size)
         yield lambda: invariant_linear(q_size, hidden)
         yield lambda: invariant_linear(hidden, 2 * shape.intermediate_size)
@@ -131,8 +140,6 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         yield lambda: invariant_linear(hidden, shape.vocab_size)
         return
     yield lambda: choose(many, True, filtered=True)
-    yield rows
-    yield masks
     yield lambda: shared(many)
     if shape.single_row:
         yield attend_row
@@ -143,6 +150,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     yield lambda: decode(2, ordered=False)
     yield lambda: shared(8)
     yield lambda: choose(many, True)
+    yield from common()
     yield lambda: choose(8, True)
     yield lambda: choose(8, False)
     if shape.single_row:

@@ -42,7 +42,7 @@ class AbsentGpu:
 
 def compile_all(missing: Missing) -> bool:
     """Whether all went well. The calling process is good for nothing else afterwards."""
-    cache.triton_key()  # reads all of Triton, for every process
+    cache.triton_key()  # not once in every process: all of Triton is read
     driver.set_active(AbsentGpu(missing.capability))
     run, links = JITFunction.run, driver_library() is not None
     builds_launchers = links and hasattr(nvidia, "make_launcher")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from services.worker import build_kernels
+from services.worker import ahead
 from shared.errors import QuireError
 from shared.settings import WorkerSettings
 
 
 def main() -> int:
+    ahead.begin()
+    from services.worker import build_kernels  # and torch with it
+
     try:
         missing = build_kernels.missing(WorkerSettings.model_validate_json(sys.stdin.read()))
     except QuireError:  # the worker says it

@@ -101,6 +101,21 @@ def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.M
     assert cache_folder() == Path(said.strip())
 
 
+def test_what_is_done_ahead_is_done_once_torch_is_there() -> None:
+    code = """
+import sys
+from services.worker import ahead
+ahead.begin()
+import threading, torch
+from triton.runtime import cache
+(thread,) = threading.enumerate()[1:] or [None]
+if thread is not None:
+    thread.join()
+sys.exit(cache.triton_key.cache_info().misses != 1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 def test_the_first_half_of_a_start_imports_no_torch() -> None:
     code = "import sys, services.worker.main; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
