@@ -52,6 +52,7 @@ class GraphMaker:
         self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
+        self._most_chunk_tokens: int | None = None  # of a step that a graph pays for; None: not known yet
         reason = single_row.reject_reason(model.config, place)
         self._single_row = None if reason else SingleRowDecoder(model, pdl=torch.cuda.get_device_capability() >= HOPPER)
         if reason:
@@ -79,13 +80,21 @@ class GraphMaker:
         self, runner: ModelRunner, limits: Limits, model: RecordedModel, recorder: CudaRecorder, most: int
     ) -> None:
         started = time.perf_counter()
-        shapes = chunk_shapes(limits, self._samples_per_row)
+        most_tokens = self._most_chunk_tokens
+        shapes = [
+            shape
+            for shape in chunk_shapes(limits, self._samples_per_row)
+            if most_tokens is None or shape.num_tokens <= most_tokens
+        ]
         if not shapes:
             return
         staging = PinnedCopy(self._place.device)
         if self._keeps_features:
             model = replace(model, features=self._features(runner.caches, max(shape.num_tokens for shape in shapes)))
         graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=staging)
+        if most_tokens is None:
+            graphs.leave_out_compute_bound()
+            self._most_chunk_tokens = graphs.most_tokens
         graphs.record(most)
         runner.use_chunk_graphs(graphs)
         seconds = round(time.perf_counter() - started, 2)

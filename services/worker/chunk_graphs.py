@@ -106,10 +106,13 @@ class ChunkGraphs:
         most_words = NUM_COLUMNS * max(map(_stride, shapes))
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
-    def record(self, most: int = 0) -> None:
-        """The `most` largest that pay (0: all), largest first: the memory of the rest fits into theirs."""
+    def leave_out_compute_bound(self) -> None:
+        """Shapes that do not pay."""
         self._tokens = self._tokens[: bisect_left(self._tokens, True, key=self._is_compute_bound)]
         self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
+
+    def record(self, most: int = 0) -> None:
+        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs."""
         for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
             self._step(shape)
 

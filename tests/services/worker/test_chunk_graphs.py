@@ -77,6 +77,7 @@ def use_chunk_graphs(
     )
     recorder = SlowToLaunch(seen, most_tokens) if most_tokens else Repeater()
     graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=Copying())
+    graphs.leave_out_compute_bound()
     graphs.record()
     assert graphs.count == sum(shape.num_tokens <= most_tokens or not most_tokens for shape in shapes)
     runner.use_chunk_graphs(graphs)
