@@ -30,6 +30,9 @@ Progress = Callable[[int, int], None]  # (requests ended, of how many)
 class Caller(Protocol):
     """One way of sending requests; lives in one client process."""
 
+    async def open(self) -> None:
+        """Before anything is sent."""
+
     def body(self, item: Item) -> bytes:
         """Made before the load begins, so that making it is not measured."""
 
@@ -142,6 +145,7 @@ class _Player:
 
     async def play(self) -> None:
         try:
+            await self._caller.open()
             while True:
                 await self._play_one(await self._told())
         finally:

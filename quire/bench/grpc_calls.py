@@ -13,20 +13,39 @@ from quire.bench.timing import Received, Timing
 from quire.bench.workloads import Item
 from quire.params import SamplingParams, StructuredOutput
 from quire.requests import Options, generate_request
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.rpc.channel import connect
 
 METHOD = "/quire.inference.v1.InferenceService/Generate"
+ATTEMPTS = 16  # for each frontend, to get a connection to it
 
 
 class GrpcCaller:
-    """Spreads its calls over some connections, because several frontends behind one port share connections."""
+    """Spreads its calls over all frontends behind one port alike. The kernel spreads connections by chance: of 16, one
+    of 4 frontends may get 7, and all that is measured then is how long that one takes."""
 
-    def __init__(self, address: str, temperature: float, *, final_only: bool, connections: int) -> None:
+    def __init__(self, address: str, temperature: float, *, final_only: bool, frontends: int) -> None:
+        self._address = address
         self._temperature = temperature
         self._final_only = final_only
-        self._channels = [connect(address) for _ in range(connections)]
-        self._stubs: cycle[Any] = cycle([channel.unary_stream(METHOD) for channel in self._channels])
+        self._frontends = frontends
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: cycle[Any] = cycle([])
+
+    async def open(self) -> None:
+        by_frontend: dict[str, grpc.aio.Channel] = {}
+        for _ in range(ATTEMPTS * self._frontends):
+            channel = connect(self._address)
+            status = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
+            asked = status.services[0].id  # it comes first
+            if asked in by_frontend:
+                await channel.close()
+            by_frontend.setdefault(asked, channel)
+            if len(by_frontend) == self._frontends:
+                break
+        self._channels = list(by_frontend.values())
+        self._stubs = cycle([channel.unary_stream(METHOD) for channel in self._channels])
 
     def body(self, item: Item) -> bytes:
         params = SamplingParams(temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True)

@@ -35,6 +35,9 @@ class HttpCaller:
         self._model = model
         self._temperature = temperature
 
+    async def open(self) -> None:
+        """A connection of its own for each request."""
+
     def body(self, item: Item) -> bytes:
         body = {
             "model": self._model,

@@ -24,7 +24,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     effort = load.effort_of(arguments)
     for served, work in load.served(arguments, effort):
         for protocol in serve.protocols(arguments.protocol, served):
-            caller = serve.streaming(protocol, served, work, clients=1)
+            caller = serve.streaming(protocol, served, work)
             side = load.clients_side(served, caller)
             [measured] = load.measure([side], work, arrival=ONE_AT_A_TIME, effort=effort, read=_read)
             yield {"shape": served.name, "work": work.name, "protocol": protocol, **measured}

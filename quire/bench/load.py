@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import math
 import statistics
 import sys
 import tempfile
@@ -29,7 +28,6 @@ from quire.cli.flags import human_int
 from shared.errors import InvalidArgument, Unavailable
 
 TURN_PAUSE_S = 2.0  # beside others: vLLM's worker polls for a second after its last step, which costs who is next
-CONNECTIONS_PER_FRONTEND = 4  # of all clients together; the kernel spreads connections by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +91,13 @@ def served(arguments: argparse.Namespace, effort: Effort) -> Iterator[tuple[Targ
                 yield target, effort.trimmed(work, target.vocab_size)
 
 
-def grpc_caller(target: Target, work: Workload, count: int, *, final_only: bool) -> Callable[[], Caller]:
+def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable[[], Caller]:
     if not target.grpc_address:
         raise InvalidArgument(
             f"{target.name} is known by its OpenAI API only; this needs Quire's gRPC", field="base_url"
         )
-    connections = 1 if target.frontends == 1 else math.ceil(CONNECTIONS_PER_FRONTEND * target.frontends / count)
     return functools.partial(
-        GrpcCaller, target.grpc_address, work.temperature, final_only=final_only, connections=connections
+        GrpcCaller, target.grpc_address, work.temperature, final_only=final_only, frontends=target.frontends
     )
 
 

@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         for arrival in (arguments.load or work.load).split(","):
             for protocol in protocols(arguments.protocol or ("http" if others else ""), served):
                 targets = [served, *others]
-                sides = [load.clients_side(each, streaming(protocol, each, work, effort.clients)) for each in targets]
+                sides = [load.clients_side(each, streaming(protocol, each, work)) for each in targets]
                 about = {"shape": served.name, "work": work.name, "protocol": protocol, "load": arrival}
                 measured = load.measure(sides, work, arrival=arrival, effort=effort, read=_read)
                 yield from load.beside([each.name for each in targets], about, measured)
@@ -62,10 +62,10 @@ def protocols(wanted: str, served: Target) -> list[str]:
     return names
 
 
-def streaming(protocol: str, served: Target, work: Workload, clients: int) -> Callable[[], Caller]:
+def streaming(protocol: str, served: Target, work: Workload) -> Callable[[], Caller]:
     if protocol == "http":
         return load.http_caller(served, work)
-    return load.grpc_caller(served, work, clients, final_only=False)
+    return load.grpc_caller(served, work, final_only=False)
 
 
 def _read(outcome: Outcome) -> dict[str, float]:

@@ -79,7 +79,7 @@ def _rows(
     at_once: int,
 ) -> Iterator[Row]:
     before = {method: drafts(each) for method, each in served.items()}
-    callers = [load.grpc_caller(each, work, effort.clients, final_only=whole) for each in served.values()]
+    callers = [load.grpc_caller(each, work, final_only=whole) for each in served.values()]
     sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
     read = functools.partial(_read, at_once=at_once)
     measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=read), strict=True))

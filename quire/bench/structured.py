@@ -38,7 +38,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         for served in target.targets(arguments, Path(scratch)):
             asked = effort.trimmed(work(arguments.schemas, arguments.tokens), served.vocab_size)
-            side = load.clients_side(served, load.grpc_caller(served, asked, effort.clients, final_only=False))
+            side = load.clients_side(served, load.grpc_caller(served, asked, final_only=False))
             sides = {FREE: replace(side, asks=Workload.without_schemas), BOUND: side}
             for arrival in arguments.load.split(","):
                 measured = load.measure([*sides.values()], asked, arrival=arrival, effort=effort, read=_read)

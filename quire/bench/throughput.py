@@ -28,7 +28,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     effort = load.effort_of(arguments)
     with rival(arguments.beside) as others:
         for served, work in load.served(arguments, effort):
-            caller = load.grpc_caller(served, work, effort.clients, final_only=True)
+            caller = load.grpc_caller(served, work, final_only=True)
             sides = [load.clients_side(served, caller), *others]
             measured = load.measure(sides, work, arrival="burst", effort=effort, read=Outcome.rates)
             names = [side.target.name for side in sides]

@@ -24,6 +24,9 @@ class PatientCaller:
     def __init__(self) -> None:
         self._in_flight = 0
 
+    async def open(self) -> None:
+        pass
+
     def body(self, item: Item) -> bytes:
         return str(item.prompt[0]).encode()
 
