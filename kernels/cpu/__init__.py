@@ -12,11 +12,12 @@ from kernels.cpu.functions import (
     sample,
     silu_mul,
 )
-from kernels.cpu.native import num_threads, prefer_huge_pages, set_num_threads, unavailable
+from kernels.cpu.native import ends_of_matches, num_threads, prefer_huge_pages, set_num_threads, unavailable
 
 __all__ = [
     "add_rms_norm",
     "embed",
+    "ends_of_matches",
     "linear",
     "mask_logits",
     "num_threads",

@@ -5,9 +5,14 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.cpu import built, processor
+
+I32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
 
 # Arguments by letter, in the order of the entry points: n: rows, which differ from replay to replay of a tape;
 # i: another integer; f: a float; p: a pointer or None.
@@ -45,6 +50,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
         declare(library, name, None, *(_TYPES[letter] for letter in signature))
     declare(library, "packed_bytes", integer, integer, integer, integer)
     declare(library, "pack_weight", None, integer, integer, integer, pointer, pointer)
+    declare(library, "ends_of_matches", None, *[integer] * 3, pointer, integer, *[pointer] * 3)
     declare(library, "prefer_huge_pages", None, pointer, integer)
     declare(library, "set_num_threads", None, integer)
     declare(library, "num_threads", integer)
@@ -72,6 +78,20 @@ if LIBRARY is not None:
 
 def unavailable() -> str | None:
     return UNAVAILABLE
+
+
+def ends_of_matches(tokens: I32, slots: Rows, lengths: I32, shortest: int, longest: int) -> I32:
+    """For each of `slots` (rows of `tokens`, of which the first `lengths` count) where the earliest of the longest
+    earlier occurrences of its last `shortest` to `longest` tokens ends; 0: nowhere. Only where the library is there."""
+    assert LIBRARY is not None
+    assert tokens.strides[1] == tokens.itemsize
+    slots, lengths = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(lengths, np.int32)
+    ends = np.empty(len(slots), np.int32)
+    LIBRARY.quire_ends_of_matches(
+        len(slots), shortest, longest, tokens.ctypes.data, tokens.strides[0] // tokens.itemsize,
+        slots.ctypes.data, lengths.ctypes.data, ends.ctypes.data,
+    )  # fmt: skip
+    return ends
 
 
 def set_num_threads(threads: int) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
+from kernels import cpu
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.paged import spread
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
+
+MOST_TOKENS = 2**19  # that are searched before the clock is looked at, in some 0.3 ms
 
 
 class Ngram:
@@ -32,11 +38,33 @@ class NgramProposer(HostProposer):
         self._shortest, self._longest = shortest, longest
 
     def propose(self, wanted: Wanted) -> Drafts | None:
-        return self.search(wanted, self._continue)
+        return self.search(wanted, self._continue) if cpu.unavailable() else self._search_together(wanted)
+
+    def _search_together(self, wanted: Wanted) -> Drafts | None:
+        """In compiled code: 256 sequences of 600 tokens in 0.1 ms, one by one in 2 to 4."""
+        tokens, lengths = wanted.history.tokens, wanted.history.lengths[wanted.slots]
+        firsts = np.zeros_like(lengths)  # of what follows; 0: nothing
+        for rows in self.in_time(_groups(lengths)):
+            slots = wanted.slots[rows]
+            firsts[rows] = cpu.ends_of_matches(tokens, slots, lengths[rows], self._shortest, self._longest)
+        found = np.flatnonzero(firsts)
+        if not len(found):
+            return None
+        slots, firsts = wanted.slots[found], firsts[found]
+        counts = np.minimum(wanted.counts[found], lengths[found] - firsts)
+        owners, positions = spread(firsts, counts)
+        return Drafts(slots, counts, tokens[slots[owners], positions])
 
     def _continue(self, tokens: I32, most: int) -> I32:
         end = earliest_match(tokens, self._shortest, self._longest)
         return tokens[:0] if end is None else tokens[end : end + most]
+
+
+def _groups(lengths: I32) -> list[slice]:
+    """Rows that are searched at a time."""
+    group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // MOST_TOKENS
+    starts = [0, *(np.flatnonzero(np.diff(group_of)) + 1).tolist()]
+    return [slice(*pair) for pair in itertools.pairwise([*starts, len(lengths)])]
 
 
 def earliest_match(tokens: I32, shortest: int, longest: int) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from services.worker.block_copies import BlockCopies
 from services.worker.model_runner import Outcome
@@ -14,6 +14,8 @@ from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.step_inputs import StepInputs
 from shared.columns import I32
+
+T = TypeVar("T")
 
 LEAST_S = 0.002  # of searching for drafts in tokens that any step may have
 SHARE = 0.5  # of a forward pass, the same
@@ -61,16 +63,18 @@ class HostProposer:
 
     def search(self, wanted: Wanted, find: Callable[[I32, int], I32]) -> Drafts | None:
         """What `find` makes of the tokens of each, and how many are wanted of it, as far as there is time."""
+        each = list(zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True))
+        return Drafts.of({slot: find(wanted.history.of(slot), most) for slot, most in self.in_time(each)})
+
+    def in_time(self, searches: Sequence[T]) -> Iterator[T]:
+        """As many of them as there is time for; the others come first the next time."""
         end = perf_counter() + max(LEAST_S, SHARE * self._forward_s)
-        slots, counts = wanted.slots.tolist(), wanted.counts.tolist()
-        found = {}
-        for _ in slots:
-            row = self._turn % len(slots)
-            self._turn = row + 1
-            found[slots[row]] = find(wanted.history.of(slots[row]), counts[row])
+        for _ in searches:
+            at = self._turn % len(searches)
+            self._turn = at + 1
+            yield searches[at]
             if perf_counter() > end:
                 break
-        return Drafts.of(found)
 
     def hand_out(self, new: NewBlocks) -> None:
         """Nothing is kept by block."""

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import cpu
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.plan_violation import PlanViolation
-from services.worker.spec_decode import past_outputs, proposer
+from services.worker.spec_decode import ngram, past_outputs, proposer
 from services.worker.spec_decode.accept import accept
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.ngram import earliest_match
+from services.worker.spec_decode.ngram import NgramProposer
 from services.worker.spec_decode.past_outputs import PastOutputs
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
@@ -30,6 +31,15 @@ from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 LIMITS = Limits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiled library, where it is, and without."""
+    if request.param == "plain":
+        monkeypatch.setattr(ngram.cpu, "unavailable", lambda: "not here")
+    elif cpu.unavailable():
+        pytest.skip(cpu.unavailable() or "")
 
 
 @pytest.mark.parametrize(
@@ -46,11 +56,12 @@ LIMITS = Limits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_mod
     ],
 )
 def test_ngram_continues_the_earliest_match(
-    tokens: list[int], shortest: int, longest: int, count: int, drafts: list[int]
+    tokens: list[int], shortest: int, longest: int, count: int, drafts: list[int], plain: None
 ) -> None:
-    found = np.array(tokens, dtype=np.int32)
-    end = earliest_match(found, shortest, longest)
-    assert ([] if end is None else found[end : end + count].tolist()) == drafts
+    history = TokenHistory(LIMITS)
+    history.begin(3, array(*tokens))
+    found = NgramProposer(shortest, longest).propose(Wanted(np.array([3]), array(count), history))
+    assert ([] if found is None else found.token_ids.tolist()) == drafts
 
 
 def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
@@ -85,15 +96,48 @@ def test_a_search_ends_after_half_of_a_forward_pass(
     assert asked == [i % 16 for i in range(4 * found)]
 
 
-def test_ngram_finds_what_a_plain_search_finds() -> None:
+def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, plain: None) -> None:
+    monkeypatch.setattr(proposer, "LEAST_S", 60.0)
     rng = random.Random(0)
-    for _ in range(3000):
-        tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 14))]
+    for _ in range(800):
+        monkeypatch.setattr(ngram, "MOST_TOKENS", rng.choice([1, 20, 1000]))  # of a search
+        texts = [[rng.randrange(3) for _ in range(rng.randrange(1, 14))] for _ in range(6)]
         shortest = rng.randrange(1, 4)
         longest = rng.randrange(shortest, 6)
-        assert earliest_match(np.array(tokens, dtype=np.int32), shortest, longest) == slow_match(
-            tokens, shortest, longest
-        ), (tokens, shortest, longest)
+        history = TokenHistory(LIMITS)
+        for slot, text in enumerate(texts):
+            history.begin(slot, array(*text))
+        slots = np.array(sorted(rng.sample(range(6), rng.randrange(1, 7))))
+        counts = array(*[rng.randrange(1, 5) for _ in slots])
+        found = NgramProposer(shortest, longest).propose(Wanted(slots, counts, history))
+        wanted = {}
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            end = slow_match(texts[slot], shortest, longest)
+            if end is not None:
+                wanted[slot] = texts[slot][end : end + count]
+        assert drafts_by_slot(found) == wanted, (texts, slots, shortest, longest)
+
+
+def test_ngrams_that_there_is_no_time_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(proposer, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(ngram, "MOST_TOKENS", 8)
+    monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
+    monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
+    history = TokenHistory(LIMITS)
+    for slot in range(6):
+        history.begin(slot, array(1, 1, 1, 1))
+    finder = NgramProposer(1, 1)
+    turns = [drafts_by_slot(finder.propose(Wanted(np.arange(6), array(*[1] * 6), history))) for _ in range(4)]
+    assert sorted(slot for turn in turns[:-1] for slot in turn) == list(range(6))
+    assert turns[-1] == turns[0]
+
+
+def drafts_by_slot(drafts: Drafts | None) -> dict[int, list[int]]:
+    if drafts is None:
+        return {}
+    parts = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
+    return {slot: part.tolist() for slot, part in zip(drafts.slots.tolist(), parts, strict=True)}
 
 
 def array(*tokens: int) -> np.ndarray:
