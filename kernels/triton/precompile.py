@@ -49,8 +49,8 @@ class Missing:
     num_processes: int
     marker: Path
 
-    def found(self) -> None:
-        """All are on disk: nobody need ask again."""
+    def leave_marker(self) -> None:
+        """All are on disk now: nobody need ask again."""
         with contextlib.suppress(OSError):
             self.marker.touch()
 

@@ -19,6 +19,7 @@ from shared.rpc.channel import connect
 
 METHOD = "/quire.inference.v1.InferenceService/Generate"
 ATTEMPTS = 16  # for each frontend, to get a connection to it
+ASK_TIMEOUT_S = 10.0
 
 
 class GrpcCaller:
@@ -37,12 +38,11 @@ class GrpcCaller:
         by_frontend: dict[str, grpc.aio.Channel] = {}
         for _ in range(ATTEMPTS * self._frontends):
             channel = connect(self._address)
-            status = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest())
-            asked = status.services[0].id  # it comes first
-            if asked in by_frontend:
+            name = await _name_of(channel) if self._frontends > 1 else ""
+            if name in by_frontend:
                 await channel.close()
-            by_frontend.setdefault(asked, channel)
-            if len(by_frontend) == self._frontends:
+            by_frontend.setdefault(name, channel)
+            if not name or len(by_frontend) == self._frontends:
                 break
         self._channels = list(by_frontend.values())
         self._stubs = cycle([channel.unary_stream(METHOD) for channel in self._channels])
@@ -75,3 +75,13 @@ class GrpcCaller:
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
+
+
+async def _name_of(channel: grpc.aio.Channel) -> str:
+    """Of the frontend at its other end; empty if it does not say, which a call will say more about."""
+    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    try:
+        status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return ""
+    return str(status.services[0].id)  # the one asked comes first

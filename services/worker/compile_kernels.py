@@ -26,7 +26,7 @@ def main() -> int:
 
     if not compile_all(missing):
         return 1
-    missing.found()
+    missing.leave_marker()
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,15 @@ from shared.settings import WorkerSettings
 MODULE = "services.worker.compile_kernels"
 ROOT = Path(__file__).parents[2]  # of the packages
 MARKERS = "quire-*.compiled"  # left behind where kernels have been compiled
+LONGEST_WAIT_S = 120.0  # it takes 10, where it has cores to itself
 
 
 class CompileProcess:
+    """And those that it becomes, which are a process group: one that hangs is ended with all of them."""
+
     def __init__(self, settings: WorkerSettings) -> None:
-        self._process = subprocess.Popen([sys.executable, "-m", MODULE], stdin=subprocess.PIPE, text=True, cwd=ROOT)
+        command = [sys.executable, "-m", MODULE]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # wait() says so
             self._process.stdin.write(settings.model_dump_json())
@@ -29,7 +34,12 @@ class CompileProcess:
 
     def wait(self) -> bool:
         """Whether all went well. What it has not compiled will be where it is called."""
-        return self._process.wait() == 0
+        try:
+            return self._process.wait(LONGEST_WAIT_S) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            return False
 
 
 def begin(settings: WorkerSettings) -> CompileProcess | None:

@@ -81,7 +81,7 @@ def test_what_is_on_disk_is_not_compiled_again(tmp_path: Path, monkeypatch: pyte
     assert lacking is not None
     assert (lacking.shape, lacking.capability, lacking.num_processes) == (TINY, 90, 6)
     assert missing(TINY, 8) == lacking
-    lacking.found()
+    lacking.leave_marker()
     assert missing(TINY, 8) is None
     assert missing(dataclasses.replace(TINY, block_size=32), 8) is not None
 

@@ -37,6 +37,18 @@ async def load_of_each(address: str) -> list[int]:
     return found
 
 
+async def failure_at(address: str) -> str:
+    caller = GrpcCaller(address, 0.0, final_only=False, frontends=FRONTENDS)
+    await caller.open()
+    timing, _ = await caller.call(caller.body(Item((5, 6, 7), 4)))
+    await caller.close()
+    return timing.error
+
+
+def test_a_server_that_is_not_there_is_a_failed_request() -> None:
+    assert asyncio.run(failure_at("127.0.0.1:9")).startswith("UNAVAILABLE")
+
+
 def test_every_frontend_gets_as_many_requests() -> None:
     settings = {"worker": {"engine": "simulated", "simulated_step_ms": 100.0}}
     with Cluster(ClusterOptions(frontends=FRONTENDS, http_port=0, grpc_port=0, settings=settings)) as cluster:
