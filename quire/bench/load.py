@@ -133,7 +133,19 @@ def measure(
     effort: Effort,
     read: Callable[[Outcome], Mapping[str, float]],
 ) -> list[dict[str, float]]:
-    """For each side medians over the runs of what `read` says, and its services' CPU time.
+    """For each side medians over its runs."""
+    return [medians(runs) for runs in measure_runs(sides, work, arrival=arrival, effort=effort, read=read)]
+
+
+def measure_runs(
+    sides: Sequence[Side],
+    work: Workload,
+    *,
+    arrival: str,
+    effort: Effort,
+    read: Callable[[Outcome], Mapping[str, float]],
+) -> list[list[Mapping[str, float]]]:
+    """For each side and run what `read` says, and its services' CPU time.
 
     Sides take turns run by run, there and back, so that what else goes on in the machine meets all of them alike.
     """
@@ -161,7 +173,7 @@ def measure(
                 found = run(side, players, f"{side.target.name} {work.name} {arrival}, {name}")
                 if number >= 0:
                     runs.append(found)
-    return [medians(runs) for runs in measured]
+    return measured
 
 
 def beside(names: Sequence[str], about: Row, measured: Sequence[Row]) -> Iterator[Row]:
@@ -195,7 +207,7 @@ class Watch:
         }
 
 
-def medians(runs: list[Mapping[str, float]]) -> dict[str, float]:
+def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The median of each measure over the runs that have it, and how many runs there were."""
     names = dict.fromkeys(name for run in runs for name in run)
     return {

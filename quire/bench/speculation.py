@@ -7,10 +7,11 @@ import contextlib
 import functools
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from quire.bench import load, shapes, target, tiny_work, workloads
+from quire.bench.ratio import of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.timing import Outcome
@@ -18,6 +19,8 @@ from quire.cli.flags import human_int
 from quire.client import Client
 from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2
+
+Runs = Sequence[Mapping[str, float]]
 
 OFF = "off"
 CONTROL = "control"  # the same once more: how far two equal clusters are apart
@@ -82,20 +85,24 @@ def _rows(
     callers = [load.grpc_caller(each, work, final_only=whole) for each in served.values()]
     sides = [load.clients_side(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
     read = functools.partial(_read, at_once=at_once)
-    measured = dict(zip(served, load.measure(sides, work, arrival=arrival, effort=effort, read=read), strict=True))
-    off = measured[OFF]
-    for method, row in measured.items():
-        full = {"full_speedup": row["full_tok_s"] / off["full_tok_s"]} if at_once else {}
+    measured = load.measure_runs(sides, work, arrival=arrival, effort=effort, read=read)
+    runs_of = dict(zip(served, measured, strict=True))
+    for method, runs in runs_of.items():
         yield {
             "shape": served[method].name,
             "work": work.name,
             "load": arrival,
             "method": method,
-            "speedup": row["out_tok_s"] / off["out_tok_s"],
-            **full,
-            **row,
+            **_beside(runs, runs_of[OFF], "out_tok_s", "speedup"),
+            **(_beside(runs, runs_of[OFF], "full_tok_s", "full_speedup") if at_once else {}),
+            **load.medians(runs),
             **_came_of(before[method], drafts(served[method])),
         }
+
+
+def _beside(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
+    ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
+    return {name: ratio.value} | ({f"{name}_error": ratio.error} if ratio.error else {})
 
 
 def drafts(served: Target) -> admin_pb2.DraftCounts:

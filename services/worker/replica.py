@@ -18,7 +18,7 @@ from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.sampling.component import check_token_ids
 from services.worker.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
-from services.worker.spec_decode.speculation import Speculation, Ticket
+from services.worker.spec_decode.speculation import Speculation
 from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs, assemble
 from shared import columns
@@ -66,7 +66,7 @@ class Flight:
     launch: Launch
     refused: dict[int, QuireError]  # sampling slots that were admitted with something that cannot be done
     idle: Rows  # slots that would have sampled if they had had room
-    ticket: Ticket | None  # for speculation
+    num_begun: int  # sequences by then, for speculation
     copies: BlockCopies | None
     moves: BeamMoves | None
 
@@ -155,8 +155,8 @@ class Replica:
         if moves is not None:
             self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
-        ticket = self._speculation.ticket(inputs) if self._speculation else None
-        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, ticket, copies, moves)
+        num_begun = speculation.num_begun if speculation else 0
+        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, num_begun, copies, moves)
 
     def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
         """A step of which anything may have changed; the slots that sit out."""
@@ -207,8 +207,8 @@ class Replica:
             places, token_ids = places[right], token_ids[right]
         self._held.write(places, token_ids)
         self._last_tokens[inputs.sampled_slots] = outcome.last_tokens
-        if self._speculation is not None and flight.ticket is not None:
-            self._speculation.record(flight.ticket, inputs, outcome)
+        if self._speculation is not None:
+            self._speculation.record(inputs, outcome, flight.num_begun)
 
     def rest(self) -> HeldReport:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""

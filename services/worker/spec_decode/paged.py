@@ -97,6 +97,9 @@ class FilledBlocks:
     def begin(self, slot: int) -> int:
         """How many positions of a new sequence are filled, from the first one on."""
         size, num_cached = self._table.block_size, int(self._table.num_cached_tokens[slot])
+        if num_cached == 0:
+            self._num_marked[slot] = 0
+            return 0
         row = self._table.block_table[slot, : -(-num_cached // size)]
         cached = np.minimum(num_cached - size * np.arange(len(row)), size)  # positions of each block
         held = np.minimum(self._num_filled[row], cached)

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.worker.limits import Limits
 from services.worker.plan_violation import require
-from services.worker.slots import NO_BLOCKS, NewBlocks, Order, Rows, SlotTable, Step
+from services.worker.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
 from services.worker.spec_decode.drafts import Drafts
 from shared import columns
 from shared.columns import I32, U32
@@ -35,11 +35,14 @@ class DraftingSlotTable(SlotTable):
         released, moved = self._begin(plan)
         counts = self._counts(plan)
         new_blocks = self._hand_out_named(columns.u32(plan.new_block_slots), columns.u32(plan.new_block_ids))
-        room = self.num_blocks * self.block_size - self.num_computed_tokens
         named = columns.u32(plan.counted_slots)
-        require(bool((counts[named] <= room[named]).all()), lambda: f"no blocks for what slots {named} are to compute")
-        idle = np.flatnonzero((counts > 0) & (counts > room))
-        counts[idle] = 0
+        room = self.num_blocks * self.block_size - self.num_computed_tokens
+        lacking = (counts > 0) & (counts > room)
+        idle = NO_SLOTS
+        if lacking.any():
+            require(not lacking[named].any(), lambda: f"no blocks for what slots {named[lacking[named]]} are to compute")
+            idle = np.flatnonzero(lacking)
+            counts[idle] = 0
         new_blocks = moved.followed_by(new_blocks)
         return Order(released, plan.admitted, counts, new_blocks, idle, self._most_drafts(counts, named))
 
@@ -71,10 +74,10 @@ class DraftingSlotTable(SlotTable):
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
         if not len(ids):
             return NO_BLOCKS
-        growing, gains = slots, np.ones(len(slots), dtype=np.intp)
-        if not (slots[1:] > slots[:-1]).all():
-            require(bool((slots[1:] >= slots[:-1]).all()), lambda: f"new_block_slots do not ascend: {slots}")
-            growing, gains = np.unique(slots, return_counts=True)
+        begins = np.ones(len(slots) + 1, dtype=np.bool_)  # a slot's blocks; and behind the last ones
+        np.not_equal(slots[1:], slots[:-1], out=begins[1:-1])
+        bounds = np.flatnonzero(begins)
+        growing, gains = slots[bounds[:-1]], bounds[1:] - bounds[:-1]
         self._require_slots(growing, "new_block_slots")
         require(bool(self.live[growing].all()), lambda: f"new_block_slots are not live: {growing[~self.live[growing]]}")
         return self.hand_out(growing.astype(np.intp), gains, ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from services.worker.block_copies import BlockCopies
 from services.worker.limits import Limits
@@ -20,17 +19,6 @@ from services.worker.steady import Steady
 from services.worker.step_inputs import StepInputs
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """Whose step it was: slots pass to other sequences while it runs."""
-
-    slots: Rows  # those that sampled
-    lives: npt.NDArray[np.int64]
-    rows: Rows  # slots of all rows
-    row_lives: npt.NDArray[np.int64]
-    num_lives: int  # that there had been by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +53,8 @@ class Speculation:
         self._proposer = proposer
         self.constrained_only = constrained_only
         self._history = history
-        self._lives = np.zeros(limits.max_num_seqs, dtype=np.int64)  # sequences that the slot has had
-        self._num_lives = 0  # of all slots
-        self._ticket: Ticket | None = None  # the last one
+        self._num_begun = 0  # sequences
+        self._begun_as = np.zeros(limits.max_num_seqs, dtype=np.int64)  # the slot's last one, as the how many-th of all
         self._num_unsettled = 0  # steps with drafts that are not recorded
         self._found: Found | None = None  # for the step that is being ordered
         self._made_up: Drafts | None = None
@@ -85,8 +72,8 @@ class Speculation:
         self._proposer.copy_blocks(copies)
 
     def begin(self, slot: int, token_ids: I32) -> None:
-        self._lives[slot] += 1
-        self._num_lives += 1
+        self._num_begun += 1
+        self._begun_as[slot] = self._num_begun
         self._agreement.begin(slot)
         self._history.begin(slot, token_ids)
         self._proposer.begin(slot)
@@ -123,30 +110,29 @@ class Speculation:
         self._num_unsettled += drafts is not None
         return self.table.advance(order, drafts), drafts
 
-    def ticket(self, inputs: StepInputs) -> Ticket:
-        slots, rows, last = inputs.sampled_slots, inputs.slots, self._ticket
-        if last is None or last.slots is not slots or last.rows is not rows or last.num_lives != self._num_lives:
-            self._ticket = Ticket(slots, self._lives[slots], rows, self._lives[rows], self._num_lives)
-        assert self._ticket is not None
-        return self._ticket
+    @property
+    def num_begun(self) -> int:
+        """Sequences so far. What it was when a step was launched tells record() whose slots have passed to others
+        since then."""
+        return self._num_begun
 
-    def record(self, ticket: Ticket, inputs: StepInputs, outcome: Outcome) -> None:
-        """A step has run."""
-        token_ids, counts = outcome.token_ids, outcome.token_counts
+    def record(self, inputs: StepInputs, outcome: Outcome, num_begun: int) -> None:
+        """A step has run that was launched when so many had begun."""
+        token_ids, counts, slots = outcome.token_ids, outcome.token_counts, inputs.sampled_slots
         if outcome.drafted:
             self._num_unsettled -= 1
-            self.table.settle(ticket.slots, counts)
+            self.table.settle(slots, counts)
             if inputs.drafts is not None:
-                self._agreement.learn(ticket.slots, inputs.drafts.counts, counts - 1)
-        slots, same = ticket.slots, ticket.num_lives == self._num_lives
-        if not same:
-            current = self._lives[slots] == ticket.lives
-            token_ids, counts, slots = token_ids[np.repeat(current, counts)], counts[current], slots[current]
+                self._agreement.learn(slots, inputs.drafts.counts, counts - 1)
+        current = None if num_begun == self._num_begun else self._begun_as[slots] <= num_begun
+        if current is not None and not current.all():
+            token_ids = token_ids[np.repeat(current, counts) if outcome.drafted else current]
+            counts, slots = counts[current], slots[current]
         if outcome.drafted:
             self._history.extend(slots, counts, token_ids)
         else:
             self._history.extend_each(slots, token_ids)
-        if outcome.features is None or same or np.array_equal(self._lives[ticket.rows], ticket.row_lives):
+        if outcome.features is None or bool((self._begun_as[inputs.slots] <= num_begun).all()):
             self._proposer.observe(inputs, outcome)
 
     def _propose_for(self, order: Order) -> Drafts | None:

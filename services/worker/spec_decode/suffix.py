@@ -70,7 +70,7 @@ class SuffixProposer(HostProposer):
         self._starts = np.zeros(len(history.lengths), dtype=np.int32)  # where outputs begin in the history
 
     def begin(self, slot: int) -> None:
-        self._starts[slot] = self._history.lengths[slot]
+        self._starts[slot] = len(self._history.of(slot))
 
     def end(self, slot: int) -> None:
         self._past.add(self._history.of(slot)[self._starts[slot] :])

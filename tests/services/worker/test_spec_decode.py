@@ -351,7 +351,7 @@ def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None
     [
         ({"new_block_ids": u32(7)}, "0 new_block_slots, 1 new_block_ids"),
         ({"new_block_ids": u32(7), "new_block_slots": u32(2)}, "not live"),
-        ({"new_block_ids": u32(7, 8), "new_block_slots": u32(1, 0)}, "do not ascend"),
+        ({"new_block_ids": u32(7, 8), "new_block_slots": u32(1, 0)}, "not ascending"),
         ({"new_block_ids": u32(61), "new_block_slots": u32(1)}, "not all in 1..60"),
         ({"new_block_ids": u32(*range(7, 16)), "new_block_slots": u32(*[1] * 9)}, "outgrows 10 blocks"),
     ],
@@ -439,8 +439,8 @@ def test_the_history_is_what_came_however_it_is_read() -> None:
                 assert history.of(slot).tolist() == expected[slot]
                 assert history.lengths.tolist() == [len(tokens) for tokens in expected]
             case _:
-                tokens = [rng.randrange(99) for _ in slots]
+                tokens = [rng.randrange(-1, 99) for _ in slots]
                 history.extend_each(slots.copy(), array(*tokens))
                 for slot, token in zip(slots, tokens, strict=True):
-                    expected[slot] = [*expected[slot], token][:longest]
+                    expected[slot] = [*expected[slot], max(token, 0)][:longest]
     assert [history.of(slot).tolist() for slot in range(LIMITS.max_num_seqs)] == expected
