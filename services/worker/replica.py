@@ -156,7 +156,9 @@ class Replica:
             self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
         num_begun = speculation.num_begun if speculation else 0
-        return Flight(plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, num_begun, copies, moves)
+        return Flight(
+            plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, num_begun, copies, moves
+        )
 
     def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
         """A step of which anything may have changed; the slots that sit out."""

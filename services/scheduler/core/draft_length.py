@@ -61,25 +61,29 @@ class DraftLength:
         self._odds = DraftOdds(most)
         self._try: Try | None = None
         self._size_class = -1
+        self._num_sequences = -1  # that were last asked for, where nobody came in; they are of `_size_class`
         self._length = most
         self._unsettled = 0
 
     def choose(self, num_sequences: int, num_entering: int = 0) -> int:
         """Drafts per sequence for a step that so many sequences advance in. `num_entering`: that come in just now: who
         knows what is good for all of them does not draft for the first few of a burst first."""
-        if self._fixed:
-            return self._most
+        if self._fixed or (num_sequences == self._num_sequences and not num_entering):
+            return self._length
         size_class, soon = self._class_of(num_sequences), self._class_of(num_sequences + num_entering)
         if soon in self._regimes and self._regimes[soon].times:
             size_class = soon
         if size_class != self._size_class:
             self._enter(size_class)
+        self._num_sequences = -1 if num_entering else num_sequences
         return self._length
 
     def learn(self, num_sequences: int, length: int, seconds: float, *, alone: bool, drafted: bool) -> None:
         """A step with drafts of `length` took so long. `alone`: it did nothing else, and began when it could;
         `drafted`: somebody found something to draft."""
-        if self._fixed or self._class_of(num_sequences) != self._size_class or length != self._length:
+        if self._fixed or length != self._length:
+            return
+        if num_sequences != self._num_sequences and self._class_of(num_sequences) != self._size_class:
             return
         if self._try is not None:
             self._try.seconds += seconds

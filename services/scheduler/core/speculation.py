@@ -66,20 +66,25 @@ class Speculation:
         many as are good for them together with the `num_entering` that come in now."""
         if num_ready == 0 or not self.enabled:
             return self.most
-        return max(0, min(self.most, self.lengths.choose(num_ready, num_entering), budget // num_ready - 1))
+        length = self.lengths.choose(num_ready, num_entering)
+        return length and max(0, min(length, budget // num_ready - 1))
 
     def learn(self, flight: Flight, result: StepResult, seconds: float) -> None:
         """A step returned, `seconds` after it began."""
-        if not self.enabled or not len(flight.slots):
+        num_sequences = len(flight.slots)
+        if not self.enabled or not num_sequences:
+            return
+        if flight.drafts is None and result.draft_counts is None:
+            self.lengths.learn(num_sequences, 0, seconds, alone=flight.num_tokens == num_sequences, drafted=False)
             return
         length = 0 if flight.drafts is None else int(flight.drafts.max())
         if result.draft_counts is not None and result.token_counts is not None:
             self.lengths.learn_right(result.token_counts.astype(np.int64) - 1, length)
         elif length:
-            self.lengths.learn_nothing_drafted(len(flight.slots), length)
-        alone = flight.num_tokens == len(flight.slots) * (1 + length)
+            self.lengths.learn_nothing_drafted(num_sequences, length)
+        alone = flight.num_tokens == num_sequences * (1 + length)
         drafted = result.draft_counts is not None
-        self.lengths.learn(len(flight.slots), length, seconds, alone=alone, drafted=drafted)
+        self.lengths.learn(num_sequences, length, seconds, alone=alone, drafted=drafted)
 
     def news(self, length: int) -> int | None:
         """What a plan has to say of it: nothing if it stays as it was."""

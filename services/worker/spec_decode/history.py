@@ -3,84 +3,92 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from services.worker.limits import Limits
 from services.worker.slots import Rows
 from shared.columns import I32
 
-MOST_RECENT = 64  # steps
+MOST_PENDING = 64  # steps
 NOTHING = -2  # no token; -1 is one that could not be sampled
 
 
 class TokenHistory:
     """A row for each slot. Memory of rows that are not in use costs nothing until it is written.
 
-    While nobody drafts nobody reads: steps with a token for each slot are kept as they come, and written down together.
-    256 places far from one another are 5 µs of cache misses in every step otherwise.
+    While nobody drafts nobody reads: steps with a token for each slot are kept as they come, and written down together
+    (a step of 256 rows costs 3 µs so, and 18 by itself). By then some slots may have passed to other sequences, so that
+    a step also says how many sequences had begun when it was launched.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._tokens = np.zeros((limits.max_num_seqs, limits.max_model_len + 1), dtype=np.int32)
-        self._lengths = np.zeros(limits.max_num_seqs, dtype=np.int32)
-        self._recent = np.full((MOST_RECENT, limits.max_num_seqs), NOTHING, dtype=np.int32)  # by step
-        self._num_recent = 0  # steps
+        num_slots = limits.max_num_seqs
+        self._tokens = np.zeros((num_slots, limits.max_model_len + 1), dtype=np.int32)
+        self._lengths = np.zeros(num_slots, dtype=np.int32)
+        self.num_begun = 0  # sequences
+        self._begun_as = np.zeros(num_slots, dtype=np.int64)  # the slot's last one: the how many-th of all
+        self._pending: list[tuple[Rows, I32, int]] = []  # slots, a token for each, how many sequences had begun
 
     @property
     def tokens(self) -> I32:
         """[max_num_seqs, width]"""
-        self._write_recent()
+        self._write_pending()
         return self._tokens
 
     @property
     def lengths(self) -> I32:
         """[max_num_seqs]"""
-        self._write_recent()
+        self._write_pending()
         return self._lengths
 
+    def of(self, slot: int) -> I32:
+        """A view."""
+        row: I32 = self.tokens[slot, : self._lengths[slot]]
+        return row
+
+    def still_has(self, slots: Rows, num_begun: int) -> npt.NDArray[np.bool_]:
+        """Whether each slot has the sequence that it had when so many had begun."""
+        has: npt.NDArray[np.bool_] = self._begun_as[slots] <= num_begun
+        return has
+
     def begin(self, slot: int, token_ids: I32) -> None:
-        self._recent[: self._num_recent, slot] = NOTHING
+        """Another sequence has the slot."""
+        self.num_begun += 1
+        self._begun_as[slot] = self.num_begun
         self._tokens[slot, : len(token_ids)] = token_ids
         self._lengths[slot] = len(token_ids)
 
-    def extend_each(self, slots: Rows, token_ids: I32) -> None:
-        """A token more for each of `slots`."""
-        self._recent[self._num_recent, slots] = token_ids
-        self._num_recent += 1
-        if self._num_recent == MOST_RECENT:
-            self._write_recent()
+    def extend_each(self, slots: Rows, token_ids: I32, num_begun: int) -> None:
+        """A token more for each of `slots` that has the sequence that it had when so many had begun."""
+        self._pending.append((slots, token_ids, num_begun))
+        if len(self._pending) == MOST_PENDING:
+            self._write_pending()
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
         """So many tokens more for each of `slots`, slot after slot; no token (-1) counts as 0. What is too long is cut
         off."""
-        self._write_recent()
+        self._write_pending()
         self._append(slots, counts, token_ids)
 
-    def of(self, slot: int) -> I32:
-        """A view."""
-        recent = self._recent[: self._num_recent, slot]
-        token_ids = recent[recent != NOTHING]
-        if len(token_ids):
-            recent[:] = NOTHING
-            row, start = self._tokens[slot], int(self._lengths[slot])
-            end = min(start + len(token_ids), len(row))
-            row[start:end] = np.maximum(token_ids[: end - start], 0)
-            self._lengths[slot] = end
-        known: I32 = self._tokens[slot, : self._lengths[slot]]
-        return known
-
-    def _write_recent(self) -> None:
-        if not self._num_recent:
+    def _write_pending(self) -> None:
+        if not self._pending:
             return
-        recent, self._num_recent = self._recent[: self._num_recent], 0
-        there = recent != NOTHING
+        pending, self._pending = self._pending, []
+        first = pending[0][0]
+        if all(slots is first and num_begun == self.num_begun for slots, _, num_begun in pending):
+            self._append_to_all(first, np.stack([token_ids for _, token_ids, _ in pending]))
+            return
+        steps = np.full((len(pending), len(self._lengths)), NOTHING, dtype=np.int32)
+        for step, (slots, token_ids, _) in zip(steps, pending, strict=True):
+            step[slots] = token_ids
+        steps[np.array([[num_begun] for _, _, num_begun in pending]) < self._begun_as] = NOTHING
+        there = steps != NOTHING
         always = there.all(axis=0)
         slots = np.flatnonzero(always)
-        self._append_to_all(slots, recent[:, slots])
+        self._append_to_all(slots, steps[:, slots])
         others = np.flatnonzero(there.any(axis=0) & ~always)
-        if len(others):
-            which = there[:, others]
-            self._append(others, which.sum(axis=0, dtype=np.int32), recent[:, others].T[which.T])
-        recent[:] = NOTHING
+        which = there[:, others]
+        self._append(others, which.sum(axis=0, dtype=np.int32), steps[:, others].T[which.T])
 
     def _append_to_all(self, slots: Rows, steps: I32) -> None:
         """`steps`: [num_steps, num_slots] a token of each in each."""

@@ -40,7 +40,9 @@ class DraftingSlotTable(SlotTable):
         lacking = (counts > 0) & (counts > room)
         idle = NO_SLOTS
         if lacking.any():
-            require(not lacking[named].any(), lambda: f"no blocks for what slots {named[lacking[named]]} are to compute")
+            require(
+                not lacking[named].any(), lambda: f"no blocks for what slots {named[lacking[named]]} are to compute"
+            )
             idle = np.flatnonzero(lacking)
             counts[idle] = 0
         new_blocks = moved.followed_by(new_blocks)

@@ -53,8 +53,6 @@ class Speculation:
         self._proposer = proposer
         self.constrained_only = constrained_only
         self._history = history
-        self._num_begun = 0  # sequences
-        self._begun_as = np.zeros(limits.max_num_seqs, dtype=np.int64)  # the slot's last one, as the how many-th of all
         self._num_unsettled = 0  # steps with drafts that are not recorded
         self._found: Found | None = None  # for the step that is being ordered
         self._made_up: Drafts | None = None
@@ -72,8 +70,6 @@ class Speculation:
         self._proposer.copy_blocks(copies)
 
     def begin(self, slot: int, token_ids: I32) -> None:
-        self._num_begun += 1
-        self._begun_as[slot] = self._num_begun
         self._agreement.begin(slot)
         self._history.begin(slot, token_ids)
         self._proposer.begin(slot)
@@ -99,7 +95,8 @@ class Speculation:
         followed = steady.follow(plan)
         if followed is not None:
             self._found = None
-            self._proposer.hand_out(followed[1])
+            if len(followed[1].ids):
+                self._proposer.hand_out(followed[1])
         return followed
 
     def advance(self, order: Order) -> tuple[Step, Drafts | None]:
@@ -114,26 +111,28 @@ class Speculation:
     def num_begun(self) -> int:
         """Sequences so far. What it was when a step was launched tells record() whose slots have passed to others
         since then."""
-        return self._num_begun
+        return self._history.num_begun
 
     def record(self, inputs: StepInputs, outcome: Outcome, num_begun: int) -> None:
         """A step has run that was launched when so many had begun."""
-        token_ids, counts, slots = outcome.token_ids, outcome.token_counts, inputs.sampled_slots
+        history = self._history
         if outcome.drafted:
             self._num_unsettled -= 1
-            self.table.settle(slots, counts)
-            if inputs.drafts is not None:
-                self._agreement.learn(slots, inputs.drafts.counts, counts - 1)
-        current = None if num_begun == self._num_begun else self._begun_as[slots] <= num_begun
-        if current is not None and not current.all():
-            token_ids = token_ids[np.repeat(current, counts) if outcome.drafted else current]
-            counts, slots = counts[current], slots[current]
-        if outcome.drafted:
-            self._history.extend(slots, counts, token_ids)
+            self._take_drafted(inputs, outcome, num_begun)
         else:
-            self._history.extend_each(slots, token_ids)
-        if outcome.features is None or bool((self._begun_as[inputs.slots] <= num_begun).all()):
+            history.extend_each(inputs.sampled_slots, outcome.token_ids, num_begun)
+        if outcome.features is None or bool(history.still_has(inputs.slots, num_begun).all()):
             self._proposer.observe(inputs, outcome)
+
+    def _take_drafted(self, inputs: StepInputs, outcome: Outcome, num_begun: int) -> None:
+        slots, counts, token_ids = inputs.sampled_slots, outcome.token_counts, outcome.token_ids
+        self.table.settle(slots, counts)
+        if inputs.drafts is not None:
+            self._agreement.learn(slots, inputs.drafts.counts, counts - 1)
+        current = self._history.still_has(slots, num_begun)
+        if not current.all():
+            slots, counts, token_ids = slots[current], counts[current], token_ids[np.repeat(current, counts)]
+        self._history.extend(slots, counts, token_ids)
 
     def _propose_for(self, order: Order) -> Drafts | None:
         if order.most_drafts is None:

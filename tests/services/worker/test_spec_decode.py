@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from kernels import cpu
 from services.worker.limits import Limits
 from services.worker.model_runner import Outcome
 from services.worker.plan_violation import PlanViolation
+from services.worker.slots import Rows
 from services.worker.spec_decode import ngram, past_outputs, proposer
 from services.worker.spec_decode.accept import accept
 from services.worker.spec_decode.agreement import Agreement
@@ -409,38 +411,40 @@ def test_no_configuration_is_no_speculation() -> None:
 
 
 def test_the_history_is_what_came_however_it_is_read() -> None:
-    """Against plain lists: steps with a token for each slot, of the same slots or others, or with several; new rows."""
+    """Against plain lists: steps with a token for each slot, of the same slots or others, or with several; slots that
+    pass to other sequences between a step's launch and its tokens."""
     rng = random.Random(0)
     history = TokenHistory(LIMITS)
     longest = LIMITS.max_model_len + 1
-    expected: list[list[int]] = [[] for _ in range(LIMITS.max_num_seqs)]
+    expected: list[list[int]] = [[] for _ in range(LIMITS.max_num_seqs)]  # each sequence's own list
+    launched: deque[tuple[Rows, list[list[int]], int]] = deque()
     slots = np.array([0, 2, 3])
-    for _ in range(3000):
-        match rng.randrange(12):
+
+    def add(sequences: list[list[int]], parts: list[list[int]]) -> None:
+        for sequence, part in zip(sequences, parts, strict=True):
+            sequence.extend([max(token, 0) for token in part][: longest - len(sequence)])
+
+    for _ in range(4000):
+        match rng.randrange(16):
             case 0:
-                slot, tokens = (
-                    rng.randrange(LIMITS.max_num_seqs),
-                    [rng.randrange(99) for _ in range(rng.randrange(1, 9))],
-                )
-                history.begin(slot, array(*tokens))
-                expected[slot] = tokens
+                slot = rng.randrange(LIMITS.max_num_seqs)
+                expected[slot] = [rng.randrange(99) for _ in range(rng.randrange(1, 9))]
+                history.begin(slot, array(*expected[slot]))
             case 1:
                 slots = np.array(sorted(rng.sample(range(LIMITS.max_num_seqs), rng.randrange(0, 5))), dtype=np.intp)
-            case 2:
-                counts = np.array([rng.randrange(4) for _ in slots], dtype=np.int32)
-                tokens = [rng.randrange(99) for _ in range(int(counts.sum()))]
-                history.extend(slots, counts, array(*tokens))
-                for slot, part in (
-                    zip(slots, np.split(array(*tokens), np.cumsum(counts)[:-1]), strict=True) if len(slots) else ()
-                ):
-                    expected[slot] = (expected[slot] + part.tolist())[:longest]
+            case 2 if not launched:
+                parts = [[rng.randrange(-1, 99) for _ in range(rng.randrange(4))] for _ in slots]
+                history.extend(slots, array(*map(len, parts)), array(*itertools.chain(*parts)))
+                add([expected[slot] for slot in slots], parts)
             case 3:
                 slot = rng.randrange(LIMITS.max_num_seqs)
                 assert history.of(slot).tolist() == expected[slot]
                 assert history.lengths.tolist() == [len(tokens) for tokens in expected]
             case _:
-                tokens = [rng.randrange(-1, 99) for _ in slots]
-                history.extend_each(slots.copy(), array(*tokens))
-                for slot, token in zip(slots, tokens, strict=True):
-                    expected[slot] = [*expected[slot], max(token, 0)][:longest]
+                launched.append((slots, [expected[slot] for slot in slots], history.num_begun))
+                while len(launched) > rng.randrange(3):
+                    of, sequences, num_begun = launched.popleft()
+                    tokens = [rng.randrange(-1, 99) for _ in of]
+                    history.extend_each(of, array(*tokens), num_begun)
+                    add(sequences, [[token] for token in tokens])
     assert [history.of(slot).tolist() for slot in range(LIMITS.max_num_seqs)] == expected
