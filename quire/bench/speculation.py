@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from quire.bench import load, shapes, target, tiny_work, workloads
+from quire.bench import load, same_cores, shapes, target, tiny_work, workloads
 from quire.bench.ratio import of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
@@ -46,6 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--whole", action="store_true", help="answers in one piece: where frontends would be what is measured"
     )
     parser.add_argument(
+        "--same-cores",
+        action="store_true",
+        help="services of all clusters on the same cores, each role on its own: where processor time is the limit",
+    )
+    parser.add_argument(
         "--fixed", action="store_true", help="drafts always of that length, whether they pay or not (adaptive_length)"
     )
 
@@ -53,12 +59,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """All clusters run at the same time and take turns, so that what else goes on meets all of them alike."""
     effort = load.effort_of(arguments)
+    cores = same_cores.shared_out(sorted(os.sched_getaffinity(0))) if arguments.same_cores else {}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         methods = _methods(arguments, Path(scratch))
         served = {}
         for method, config in methods.items():
             progress(f"starting a cluster: {method}")
             served[method] = stack.enter_context(_cluster(arguments, config, Path(scratch)))
+            same_cores.hold_services(served[method].pids, cores)
+        if cores:
+            same_cores.hold(os.getpid(), cores[same_cores.CLIENTS])
         for work in workloads.named(arguments.work):
             for arrival in arguments.load.split(","):
                 trimmed = effort.trimmed(work, served[OFF].vocab_size)
