@@ -103,16 +103,16 @@ def _rows(
             "work": work.name,
             "load": arrival,
             "method": method,
-            **_beside(runs, runs_of[OFF], "out_tok_s", "speedup"),
-            **(_beside(runs, runs_of[OFF], "full_tok_s", "full_speedup") if at_once else {}),
+            **_ratio(runs, runs_of[OFF], "out_tok_s", "speedup"),
+            **(_ratio(runs, runs_of[OFF], "full_tok_s", "full_speedup") if at_once else {}),
             **load.medians(runs),
             **_came_of(before[method], drafts(served[method])),
         }
 
 
-def _beside(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
+def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
     ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
-    return {name: ratio.value} | ({f"{name}_error": ratio.error} if ratio.error else {})
+    return {name: ratio.value} | ({f"{name}_error": ratio.error} if ratio.error else {})  # `off` beside itself has none
 
 
 def drafts(served: Target) -> admin_pb2.DraftCounts:

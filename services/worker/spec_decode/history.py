@@ -10,7 +10,7 @@ from services.worker.slots import Rows
 from shared.columns import I32
 
 MOST_PENDING = 64  # steps
-NOTHING = -2  # no token; -1 is one that could not be sampled
+ABSENT = -2  # the slot took no part in the step; -1 is a token that could not be sampled
 
 
 class TokenHistory:
@@ -78,11 +78,11 @@ class TokenHistory:
         if all(slots is first and num_begun == self.num_begun for slots, _, num_begun in pending):
             self._append_to_all(first, np.stack([token_ids for _, token_ids, _ in pending]))
             return
-        steps = np.full((len(pending), len(self._lengths)), NOTHING, dtype=np.int32)
+        steps = np.full((len(pending), len(self._lengths)), ABSENT, dtype=np.int32)
         for step, (slots, token_ids, _) in zip(steps, pending, strict=True):
             step[slots] = token_ids
-        steps[np.array([[num_begun] for _, _, num_begun in pending]) < self._begun_as] = NOTHING
-        there = steps != NOTHING
+        steps[np.array([[num_begun] for _, _, num_begun in pending]) < self._begun_as] = ABSENT
+        there = steps != ABSENT
         always = there.all(axis=0)
         slots = np.flatnonzero(always)
         self._append_to_all(slots, steps[:, slots])
