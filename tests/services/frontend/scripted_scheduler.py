@@ -24,6 +24,7 @@ from shared.rpc.duplex import Duplex
 from shared.rpc.server import Server
 
 EPOCHS = itertools.count(1)
+HEARTBEAT_S = 1.0  # silence of five ends a session: scheduler, frontend and client are one process that may stand still
 
 STOP = finish_pb2.FINISH_REASON_STOP
 LENGTH = finish_pb2.FINISH_REASON_LENGTH
@@ -169,12 +170,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         if self.reject_hello is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.reject_hello)
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
-        session = Session(Duplex(context, heartbeat, 0.2), hello)
+        session = Session(Duplex(context, heartbeat, HEARTBEAT_S), hello)
         welcome = pb.SchedulerWelcome(
             scheduler_id=self.scheduler_id,
             epoch=self.epoch,
             version="test",
-            heartbeat_interval_ms=200,
+            heartbeat_interval_ms=round(1000 * HEARTBEAT_S),
             takes_further_submissions=self.takes_further_submissions,
         )
         session.duplex.send(pb.SessionResponse(welcome=welcome))
