@@ -17,8 +17,9 @@ class TokenHistory:
     """A row for each slot. Memory of rows that are not in use costs nothing until it is written.
 
     While nobody drafts nobody reads: steps with a token for each slot are kept as they come, and written down together
-    (a step of 256 rows costs 3 µs so, and 18 by itself). By then some slots may have passed to other sequences, so that
-    a step also says how many sequences had begun when it was launched.
+    (a step of 256 rows costs 3 µs so, and 18 by itself), in memory of their own: that of the step's arrays is better
+    used again at once. By then some slots may have passed to other sequences, so that a step also says how many
+    sequences had begun when it was launched.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -27,7 +28,8 @@ class TokenHistory:
         self._lengths = np.zeros(num_slots, dtype=np.int32)
         self.num_begun = 0  # sequences
         self._begun_as = np.zeros(num_slots, dtype=np.int64)  # the slot's last one: the how many-th of all
-        self._pending: list[tuple[Rows, I32, int]] = []  # slots, a token for each, how many sequences had begun
+        self._pending: list[tuple[Rows, int]] = []  # steps: slots, how many sequences had begun
+        self._kept = np.zeros((MOST_PENDING, num_slots), dtype=np.int32)  # a row of tokens for each of these
 
     @property
     def tokens(self) -> I32:
@@ -60,8 +62,10 @@ class TokenHistory:
 
     def extend_each(self, slots: Rows, token_ids: I32, num_begun: int) -> None:
         """A token more for each of `slots` that has the sequence that it had when so many had begun."""
-        self._pending.append((slots, token_ids, num_begun))
-        if len(self._pending) == MOST_PENDING:
+        pending = self._pending
+        self._kept[len(pending), : len(slots)] = token_ids
+        pending.append((slots, num_begun))
+        if len(pending) == MOST_PENDING:
             self._write_pending()
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
@@ -74,14 +78,14 @@ class TokenHistory:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        first = pending[0][0]
-        if all(slots is first and num_begun == self.num_begun for slots, _, num_begun in pending):
-            self._append_to_all(first, np.stack([token_ids for _, token_ids, _ in pending]))
+        first, kept = pending[0][0], self._kept[: len(pending)]
+        if all(slots is first and num_begun == self.num_begun for slots, num_begun in pending):
+            self._append_to_all(first, kept[:, : len(first)])
             return
-        steps = np.full((len(pending), len(self._lengths)), ABSENT, dtype=np.int32)
-        for step, (slots, token_ids, _) in zip(steps, pending, strict=True):
-            step[slots] = token_ids
-        steps[np.array([[num_begun] for _, _, num_begun in pending]) < self._begun_as] = ABSENT
+        steps = np.full_like(kept, ABSENT)
+        for step, tokens, (slots, _) in zip(steps, kept, pending, strict=True):
+            step[slots] = tokens[: len(slots)]
+        steps[np.array([[num_begun] for _, num_begun in pending]) < self._begun_as] = ABSENT
         there = steps != ABSENT
         always = there.all(axis=0)
         slots = np.flatnonzero(always)
