@@ -10,7 +10,6 @@ Medians in microseconds, by what a step does: `plain` (everybody has one more to
 from __future__ import annotations
 
 import argparse
-import gc
 import multiprocessing
 import time
 from collections import Counter, deque
@@ -175,7 +174,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     rows = []
     for method in arguments.methods:
-        with spawn.Pool(1, initializer=gc.freeze) as process:  # as services do
+        with spawn.Pool(1) as process:
             rows += process.apply(measure, (method, arguments.device, arguments.num_seqs, arguments.rounds))
     print(table(rows))
 
