@@ -22,9 +22,9 @@ import torch
 
 from quire.bench.report import Row, table
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.model_runner import Model
-from services.worker.replica import Flight, Replica
+from services.worker.replica import Flight
 from shared.pb.worker.v1 import worker_pb2 as pb
+from tests.services.worker.no_model import leave_out_forward
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
 
@@ -34,20 +34,6 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 128, 512
 BUDGET = 8192
 WORKER = ("launch", "result", "record")
 SCHEDULER = ("schedule", "encode", "decode", "apply")
-
-
-class NoModel:
-    """Computes nothing."""
-
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
-        self._logits = torch.zeros(1, vocab_size).expand(num_rows, -1)
-
-    def forward(self, batch: Any, caches: object) -> int:
-        """How many rows are asked for, in place of their hidden states."""
-        return int((batch.token_ids if batch.logit_tokens is None else batch.logit_tokens).numel())
-
-    def logits(self, hidden: int) -> torch.Tensor:
-        return self._logits[:hidden]
 
 
 @dataclass
@@ -110,19 +96,6 @@ def _kind(wire: pb.StepPlan, flight: Flight) -> str:
     return "blocks" if wire.new_block_ids else "plain"
 
 
-def leave_out_forward(replica: Replica) -> None:
-    runner = replica._runner
-    generator = torch.Generator().manual_seed(0)
-
-    def choose(logits: torch.Tensor, *_parameters: object) -> torch.Tensor:
-        return torch.randint(3, replica.vocab_size, (len(logits),), generator=generator, dtype=torch.int32)
-
-    model: Model = NoModel(BUDGET, replica.vocab_size)
-    runner.use_model(model)
-    runner.sampler._core.ops = type("Ops", (), {"sample": staticmethod(choose)})
-    runner.wants_features = lambda inputs: False
-
-
 @torch.inference_mode()
 def measure(method: str, device: str, num_seqs: int, rounds: int) -> list[Row]:
     """The first round is not counted."""
@@ -133,7 +106,11 @@ def measure(method: str, device: str, num_seqs: int, rounds: int) -> list[Row]:
         config, device=device, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=BUDGET, **settings
     )
     if device == "cpu":
-        leave_out_forward(replica)
+        made_up = torch.Generator().manual_seed(0)
+        leave_out_forward(
+            replica,
+            lambda rows: torch.randint(3, replica.vocab_size, (rows,), generator=made_up, dtype=torch.int32),
+        )
     pair, random = Pair(replica), np.random.default_rng(0)
     found: list[Step] = []
     rounds_s = []
@@ -147,11 +124,11 @@ def measure(method: str, device: str, num_seqs: int, rounds: int) -> list[Row]:
             found += steps
     counts = Counter(step.kind for step in found)
     rows = [
-        {"method": method, "steps": kind, "a_round": counts[kind] / rounds, **_medians(found, kind)}
+        {"method": method, "kind": kind, "steps_a_round": counts[kind] / rounds, **_medians(found, kind)}
         for kind in ("plain", "blocks", "prompts", "drafts")
         if counts[kind]
     ]
-    return [*rows, {"method": method, "steps": "all", "round_ms": 1e3 * float(np.median(rounds_s))}]
+    return [*rows, {"method": method, "kind": "all", "round_ms": 1e3 * float(np.median(rounds_s))}]
 
 
 def _medians(steps: list[Step], kind: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ from tests.spec_decode import bench_idle
 
 @pytest.mark.parametrize("method", ["off", "draft_model"])
 def test_steps_of_every_kind_are_timed(method: str) -> None:
-    rows = {row["steps"]: row for row in bench_idle.measure(method, "cpu", num_seqs=8, rounds=1)}
+    rows = {row["kind"]: row for row in bench_idle.measure(method, "cpu", num_seqs=8, rounds=1)}
     assert {"plain", "blocks", "prompts", "all"} <= set(rows)
     assert method != "off" or "drafts" not in rows
     for kind in ("plain", "blocks", "prompts"):

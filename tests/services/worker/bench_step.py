@@ -13,28 +13,12 @@ import torch
 from services.worker.replica import Replica
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker import checkpoints
+from tests.services.worker.no_model import leave_out_forward
 from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.rig import Rig
 
 NUM_STEPS = 300
 PROMPT = list(range(16))
-
-
-class NoModel:
-    """Computes nothing."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._logits = torch.zeros(num_rows, checkpoints.VOCAB_SIZE)
-
-    def forward(self, batch: object, caches: object) -> None:
-        """No hidden states."""
-
-    def logits(self, hidden: None) -> torch.Tensor:
-        return self._logits
-
-
-def choose_one(logits: torch.Tensor, *_parameters: object) -> torch.Tensor:
-    return torch.ones(logits.size(0), dtype=torch.int32)
 
 
 def measure(replica: Replica, wire: bytes) -> tuple[float, ...]:
@@ -58,9 +42,8 @@ def main(num_seqs: int) -> None:
         num_blocks, most = 40 * num_seqs, 16 * num_seqs
         made = checkpoints.make("qwen3-tied", Path(folder), max_position_embeddings=1024)
         rig = Rig(made.folder, block_size=16, num_blocks=num_blocks, max_num_seqs=num_seqs, max_num_batched_tokens=most)
-    runner = rig.replica._runner
-    del runner.sampler.sample  # the recording one
-    runner._model, runner.sampler._core.ops = NoModel(num_seqs), type("Ops", (), {"sample": staticmethod(choose_one)})
+    del rig.replica._runner.sampler.sample  # the recording one
+    leave_out_forward(rig.replica)
     paper = PaperScheduler(16, num_blocks)
     plans = [paper.plan([New(slot, PROMPT) for slot in range(num_seqs)], dict.fromkeys(range(num_seqs), 16))]
     plans += [paper.plan() for _ in range(NUM_STEPS)]

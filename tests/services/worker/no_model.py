@@ -1,0 +1,43 @@
+"""A replica on the CPU whose steps compute nothing: what is left is what they cost beside the model and the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.worker.replica import Replica
+
+Choose = Callable[[int], torch.Tensor]  # a token for each of so many rows
+
+
+class NoModel:
+    def __init__(self, vocab_size: int) -> None:
+        self._logits = torch.zeros(1, vocab_size)
+        self._made: dict[int, torch.Tensor] = {}  # by number of rows: making a view takes longer than finding it
+
+    def forward(self, batch: Any, caches: object) -> int:
+        """How many rows are asked for, in place of their hidden states."""
+        return int((batch.token_ids if batch.logit_tokens is None else batch.logit_tokens).numel())
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        if num_rows not in self._made:
+            self._made[num_rows] = self._logits.expand(num_rows, -1)
+        return self._made[num_rows]
+
+
+def ones(num_rows: int) -> torch.Tensor:
+    return torch.ones(num_rows, dtype=torch.int32)
+
+
+def leave_out_forward(replica: Replica, choose: Choose = ones) -> None:
+    """And sampling: tokens are what `choose` says."""
+
+    def sample(logits: torch.Tensor, *_parameters: object) -> torch.Tensor:
+        return choose(len(logits))
+
+    runner = replica._runner
+    runner.use_model(NoModel(replica.vocab_size))
+    runner.sampler._core.ops = type("Ops", (), {"sample": staticmethod(sample)})
+    runner.wants_features = lambda inputs: False
