@@ -66,7 +66,13 @@ class Frontend:
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
         self.metrics = FrontendMetrics(identity.name, context)
         self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template)
-        self._grpc = Server(settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports)
+        self._grpc = Server(
+            settings.host,
+            settings.grpc_port,
+            SERVICES,
+            share_port=settings.share_ports,
+            max_receive_bytes=settings.max_request_bytes,
+        )
         self.grpc_address = settings.reachable(self._grpc.port)
         hello = scheduler_pb2.FrontendHello(
             frontend_id=settings.name, pid=os.getpid(), address=self.grpc_address, version=VERSION, model=identity

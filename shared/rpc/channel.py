@@ -12,10 +12,11 @@ import grpc.aio
 KEEPALIVE_MS = 10_000
 CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # a worker with a million blocks reports 36 MB of hashes when it attaches
+RECEIVE_OPTION = "grpc.max_receive_message_length"
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    (RECEIVE_OPTION, MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from shared.errors import FailedPrecondition
-from shared.rpc.channel import COMMON_OPTIONS
+from shared.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, RECEIVE_OPTION
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -28,8 +28,22 @@ LIVENESS = "liveness"  # health name that says SERVING while the process itself 
 class Server:
     """Add servicers to `.grpc`, then `start()`; health says NOT_SERVING until `set_serving(True)`."""
 
-    def __init__(self, host: str, port: int, services: Iterable[str], *, share_port: bool = False) -> None:
-        self.grpc = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", int(share_port))])
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        services: Iterable[str],
+        *,
+        share_port: bool = False,
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read."""
+        options = [
+            *(option for option in SERVER_OPTIONS if option[0] != RECEIVE_OPTION),
+            (RECEIVE_OPTION, max_receive_bytes),
+            ("grpc.so_reuseport", int(share_port)),
+        ]
+        self.grpc = grpc.aio.server(options=options)
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

@@ -29,7 +29,9 @@ class FrontendSettings(Settings):
         4_000_000, ge=1, description="prompt and output tokens promised to requests in flight; more are refused (429)"
     )
     max_prompts_per_request: int = Field(1024, ge=1, description="prompts in one completions call, samples counted")
-    max_request_bytes: int = Field(32 * 2**20, ge=1, description="largest body of an HTTP call; more is refused (413)")
+    max_request_bytes: int = Field(
+        16 * 2**20, ge=1, description="largest body of an HTTP call and message of a gRPC call; more is refused (413)"
+    )
     retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")
     unavailable_after_s: float = Field(
         30.0, ge=0, description="how long a request waits for a worker when there is none, seconds"

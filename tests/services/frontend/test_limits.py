@@ -156,6 +156,18 @@ async def test_bodies_are_bounded(folder: Path, announced: bool, path: str) -> N
     assert (error["code"], error["message"]) == (413, f"POST {path}: the body has more than 1000 bytes")
 
 
+async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, max_request_bytes=500) as frontend:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await read(frontend, pb.GenerateRequest(text="x" * 1000))
+        fits = pb.GenerateRequest(text="x" * 400, sampling=sampling_pb2.SamplingParams(max_tokens=3))
+        assert len(await read(frontend, fits)) == 3
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in (refused.value.details() or "")
+    assert "500" in (refused.value.details() or "")
+
+
 @pytest.mark.parametrize("edge", ["http", "grpc"])
 async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
     for chance in range(5):  # somebody else may need the machine at the moment
