@@ -9,21 +9,32 @@ from shared.metrics.frontend import FrontendMetrics
 
 
 class Lease:
-    """A request's share of the budget, given back once."""
+    """A request's share of the budget: nothing until it takes some, nothing again once its `with` is left."""
 
-    def __init__(self, admission: Admission, num_samples: int, num_tokens: int) -> None:
+    __slots__ = ("_admission", "num_samples", "num_tokens")
+
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self.num_samples = num_samples
-        self.num_tokens = num_tokens
+        self.num_samples = 0
+        self.num_tokens = 0
+
+    def take(self, num_samples: int, num_tokens: int) -> None:
+        """All or nothing; ResourceExhausted with a hint when full, Unavailable once closed."""
+        self._admission.check(num_samples, num_tokens)
+        self._admission.add(self, num_samples, num_tokens)
 
     def settle(self, num_tokens: int) -> None:
         """The true number of tokens, known after tokenizing; what was admitted stays admitted."""
-        self._admission.add(0, num_tokens - self.num_tokens)
-        self.num_tokens = num_tokens
+        self._admission.add(self, 0, num_tokens - self.num_tokens)
 
     def release(self) -> None:
-        self._admission.add(-self.num_samples, -self.num_tokens)
-        self.num_samples = self.num_tokens = 0
+        self._admission.add(self, -self.num_samples, -self.num_tokens)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class Admission:
@@ -39,20 +50,22 @@ class Admission:
         self._closed = False
         self.num_samples = 0
         self.num_tokens = 0
+        metrics.inflight_requests.set_function(lambda: self.num_samples)
+        metrics.queued_tokens.set_function(lambda: self.num_tokens)
 
     def check_open(self) -> None:
         """Raises what the smallest request would be told."""
-        self._check_closed()
-        self._check("max_inflight_requests", self._max_samples, self.num_samples, 1)
-        self._check("max_queued_tokens", self._max_tokens, self.num_tokens, 1)
+        self.check(1, 1)
 
-    def admit(self, num_samples: int, num_tokens: int) -> Lease:
-        """All or nothing; ResourceExhausted with a hint when full, Unavailable once closed."""
+    def lease(self) -> Lease:
+        """For a `with`; what it takes is counted here until that is left."""
+        return Lease(self)
+
+    def check(self, num_samples: int, num_tokens: int) -> None:
+        """Raises if so much more does not fit."""
         self._check_closed()
         self._check("max_inflight_requests", self._max_samples, self.num_samples, num_samples)
         self._check("max_queued_tokens", self._max_tokens, self.num_tokens, num_tokens)
-        self.add(num_samples, num_tokens)
-        return Lease(self, num_samples, num_tokens)
 
     def _check_closed(self) -> None:
         if self._closed:
@@ -66,11 +79,12 @@ class Admission:
             f"{limit}: {present} in flight and {more} asked for exceed {most}", retry_after_ms=self._retry_after_ms
         )
 
-    def add(self, num_samples: int, num_tokens: int) -> None:
+    def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
+        """What `lease` holds and what is held in all change together."""
+        lease.num_samples += num_samples
+        lease.num_tokens += num_tokens
         self.num_samples += num_samples
         self.num_tokens += num_tokens
-        self._metrics.inflight_requests.set(self.num_samples)
-        self._metrics.queued_tokens.set(self.num_tokens)
         if self.num_samples:
             self._idle.clear()
         else:

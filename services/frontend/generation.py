@@ -1,4 +1,4 @@
-"""One accepted request until its end: its samples, its deadline, its share of the budget, what its reader gets."""
+"""One accepted request until its end: its samples, its deadline, what its reader gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from services.frontend import measures
-from services.frontend.admission import Lease
 from services.frontend.delta import Delta
 from services.frontend.input_processor.processor import Prepared
 from services.frontend.output_processor.answer_formats import AnswerFormats
@@ -40,15 +39,14 @@ class Usage(NamedTuple):
 
 
 class Generation:
-    """Iterate it for lists of deltas, until every sample's finish was handed out or an error is raised; close() it in
-    any case. Closing early cancels what still runs."""
+    """Begin it in a `with`, iterate it for lists of deltas until every sample's finish was handed out or an error is
+    raised. Leaving the `with` cancels what still runs."""
 
     def __init__(
         self,
         request: Request,
         *,
         prepared: Seq[Prepared],
-        lease: Lease,
         client: SchedulerClient,
         tokenizer: Tokenizer,
         formats: AnswerFormats,
@@ -57,7 +55,6 @@ class Generation:
     ) -> None:
         self.request = request
         self.prepared = prepared
-        self._lease = lease
         self._client = client
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
@@ -89,12 +86,12 @@ class Generation:
         return Sequence(self.prepared[prompt].work, number, sample)
 
     def begin(self, held: Seq[Held]) -> None:
-        """Submits everything and starts the clock; `held`: of each prompt, who holds how much."""
+        """Starts the clock and submits everything; `held`: of each prompt, who holds how much."""
+        if self.request.deadline_s is not None:
+            self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         n = self.request.sampling.n
         for prompt, holders in enumerate(held):
             self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
-        if self.request.deadline_s is not None:
-            self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
 
     def __aiter__(self) -> Generation:
         return self
@@ -153,11 +150,13 @@ class Generation:
         self._metrics.time_to_first_token.observe(now - self.request.arrival_s)
 
     def on_done(self, sample: Sample, end: End, now: float) -> None:
+        if end.error is not None:
+            self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED)
         if end.finish.stop_string is not None:
             self._metrics.cancellations["stop_string"].inc()
         self._count(sample, end.finish.reason, now)
         if end.error is not None:
-            self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED, "failed")
+            self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
 
     def _count(self, sample: Sample, reason: FinishReason, now: float) -> None:
         measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
@@ -168,32 +167,39 @@ class Generation:
             measures.prompt_ended(self._metrics, self.prepared[prompt], siblings)
 
     def _expire(self) -> None:
-        self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE, "deadline")
+        self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE)
+        self._count_unfinished(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
 
-    def _fail(self, error: QuireError, reason: FinishReason, counted_as: str) -> None:
+    def _fail(self, error: QuireError, reason: FinishReason) -> None:
+        """The reader hears of it first, whatever happens to the rest."""
+        self._mailbox.fail(error)
+        self._client.cancel(self._sequences, reason)
         if isinstance(error, ResourceExhausted):
             self._metrics.rejections["scheduler"].inc()
-        self._mailbox.fail(error)
-        self._cancel(reason, counted_as)
 
-    def _cancel(self, reason: FinishReason, counted_as: str) -> None:
+    def _count_unfinished(self, reason: FinishReason, counted_as: str) -> None:
         unwanted = [sample for sample in self._samples if not sample.done]
-        self._client.cancel([self._sequences[sample.index] for sample in unwanted], reason)
         self._metrics.cancellations[counted_as].inc(len(unwanted))
         for sample in unwanted:
             sample.done = True
             self._count(sample, reason, self._loop.time())
 
-    def close(self) -> None:
-        """Nobody reads on: what still runs is cancelled, and others may take its place."""
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody reads on: what still runs is cancelled."""
+        late = self._is_late()
+        reason = finish_pb2.FINISH_REASON_DEADLINE if late else finish_pb2.FINISH_REASON_CANCELLED
+        self._close(reason)
+        self._count_unfinished(reason, "deadline" if late else "cancelled")
+
+    def _close(self, reason: FinishReason) -> None:
+        """Gives back what schedulers, timers and the pace of the writers hold for it."""
+        self._client.cancel(self._sequences, reason)
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._is_late():
-            self._cancel(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
-        else:
-            self._cancel(finish_pb2.FINISH_REASON_CANCELLED, "cancelled")
         self._mailbox.close()
-        self._lease.release()
 
     def _is_late(self) -> bool:
         deadline_s = self.request.deadline_s

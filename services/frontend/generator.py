@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from services.frontend.admission import Admission
@@ -46,35 +48,39 @@ class Generator:
         self._stream_interval = stream_interval
         self._pace = Pace(metrics.write.observe)
 
-    async def start(self, request: Request) -> Generation:
-        """Raises what a client should hear instead of an answer; afterwards errors come out of the generation."""
-        self._catalogue.check(request.model)
-        self._processor.check(request)
-        request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
-        self._formats.check(request)
-        request = self._constrained(request)
-        lease = self._admission.admit(request.num_samples, self._processor.estimate_tokens(request))
-        try:
+    @asynccontextmanager
+    async def answering(self, request: Request) -> AsyncIterator[Generation]:
+        """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
+        was taken for the request is given back at the end, whichever way that comes."""
+        request = self._checked(request)
+        with self._admission.lease() as lease:
+            lease.take(request.num_samples, self._processor.estimate_tokens(request))
             limits = await self._client.ready(request.deadline_s)
             prepared = await self._prepare(request, limits)
             held = await self._prefixes.held([prompt.work for prompt in prepared])
             num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
             lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
-            generation = Generation(
-                request,
-                prepared=prepared,
-                lease=lease,
-                client=self._client,
-                tokenizer=self._tokenizer,
-                formats=self._formats,
-                metrics=self._metrics,
-                pace=self._pace,
-            )
-        except BaseException:
-            lease.release()
-            raise
-        generation.begin(held)
-        return generation
+            with self._generation(request, prepared) as generation:
+                generation.begin(held)
+                yield generation
+
+    def _generation(self, request: Request, prepared: list[Prepared]) -> Generation:
+        return Generation(
+            request,
+            prepared=prepared,
+            client=self._client,
+            tokenizer=self._tokenizer,
+            formats=self._formats,
+            metrics=self._metrics,
+            pace=self._pace,
+        )
+
+    def _checked(self, request: Request) -> Request:
+        self._catalogue.check(request.model)
+        self._processor.check(request)
+        request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
+        self._formats.check(request)
+        return self._constrained(request)
 
     def _constrained(self, request: Request) -> Request:
         """A constraint that comes of tools has to go with everything else, too."""

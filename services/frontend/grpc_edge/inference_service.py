@@ -51,9 +51,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def _stream(self, request: Request, to_message: ToMessage, context: Context) -> None:
         """One message for each sample with news; while one is being written, the next news gather."""
-        generation = await self._generator.start(request)
         is_first = True
-        try:
+        async with self._generator.answering(request) as generation:
             async for deltas in generation:
                 for delta in deltas:
                     response = to_message(request.request_id, delta)
@@ -61,8 +60,6 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                         responses.complete(response, delta, generation, is_first)
                         is_first = False
                     await context.write(response)
-        finally:
-            generation.close()
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with answering("Tokenize", context, self._metrics):

@@ -56,11 +56,8 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with while_connected(receive):
             try:
-                generation = await self._generator.start(self._request)
-                try:
+                async with self._generator.answering(self._request) as generation:
                     await (self._stream(generation, send) if self._streams else self._whole(generation, send))
-                finally:
-                    generation.close()
             except QuireError as error:
                 response = self._format.refusal(error)
                 response.headers.update(request_id_header(self._request.request_id))

@@ -72,6 +72,9 @@ class InputProcessor:
         ):
             if len(text) > most:
                 raise InvalidArgument(f"{field} must have at most {most} characters, got {len(text)}.", field=field)
+        for field, text in (("request_id", request.request_id), ("tenant", request.tenant)):
+            if not text.isprintable():
+                raise InvalidArgument(f"{field} must be printable characters, got {text!r}.", field=field)
         if not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
             message = f"priority must be in [-2^31, 2^31 - 1], got {request.priority}."
             raise InvalidArgument(message, field="priority")

@@ -15,7 +15,7 @@ from services.frontend.scheduler_client.roster import Roster
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.scheduler_client.session import Session
 from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
-from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted, Unavailable
+from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
@@ -54,7 +54,8 @@ class SchedulerClient:
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
         self._sessions: list[Session] = []
-        self._room = WaitingRoom(patience_s, self._fail_for_want_of_workers)
+        self._room = WaitingRoom(self._fail_for_want_of_workers)
+        self._refused = WaitingRoom(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
@@ -116,22 +117,31 @@ class SchedulerClient:
         self._place(group, held)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Nothing more comes from these."""
-        by_session: dict[Session, list[Sequence]] = {}
+        """Nothing more comes from these, wherever they are."""
         for sequence in sequences:
             sequence.wanted = False
-            if sequence.session is not None:
-                by_session.setdefault(sequence.session, []).append(sequence)
-        for session, members in by_session.items():
-            session.withdraw(members, reason)
+        for session in {sequence.session for sequence in sequences if sequence.session is not None}:
+            session.withdraw([sequence for sequence in sequences if sequence.session is session], reason)
+        self._room.leave(sequences)
+        self._refused.leave(sequences)
 
     def _place(self, group: Group, held: Held = NOTHING_HELD) -> None:
+        """A group that cannot be sent for a fault of ours ends with that, and disturbs nobody else."""
         wanted = tuple(sequence for sequence in group if sequence.wanted)
         if not wanted:
             return
+        try:
+            self._send(wanted, held)
+        except Exception:
+            log.exception("a request cannot be submitted", request=wanted[0].work.request_id)
+            self.cancel(wanted, finish_pb2.FINISH_REASON_CANCELLED)
+            for sequence in wanted:
+                self._fail(sequence, Internal("internal error"))
+
+    def _send(self, wanted: Group, held: Held) -> None:
         session = choose(self._sessions, wanted[0].work.num_promised_tokens, held)
         if session is None:
-            self._room.enter(wanted)
+            self._room.enter(wanted, self._patience_s)
         else:
             session.submit(wanted, held.get(session.scheduler_id, 0))
 
@@ -153,9 +163,9 @@ class SchedulerClient:
 
     def on_broken(self, session: Session) -> None:
         self._sessions.remove(session)
-        self._metrics.sessions_open.set(len(self._sessions))
-        self._feed(session)
         orphans = session.abandon()
+        self._feed(session)
+        self._metrics.sessions_open.set(len(self._sessions))
         if orphans:
             log.warning("sequences go on elsewhere", scheduler=session.scheduler_id, sequences=len(orphans))
         self._resubmit(orphans)
@@ -163,7 +173,7 @@ class SchedulerClient:
 
     def on_view(self, session: Session) -> None:
         if usable(session.view):
-            for group in self._room.leave():
+            for group in self._room.clear():
                 self._place(group)
         if session.view.num_workers:
             self._feed(session)
@@ -210,17 +220,22 @@ class SchedulerClient:
         """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""
         if not sequence.wanted:
             return
-        loop = asyncio.get_running_loop()
+        try:
+            self._ask_again(sequence, error)
+        except Exception:
+            log.exception("a request cannot be submitted again", request=sequence.work.request_id)
+            self._fail(sequence, Internal("internal error"))
+
+    def _ask_again(self, sequence: Sequence, error: QuireError) -> None:
+        now = asyncio.get_running_loop().time()
         passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.fresh)
-        sequence.refused_since = sequence.refused_since or loop.time()
+        sequence.refused_since = sequence.refused_since or now
         if passing and sequence.group and sequence is not sequence.group[0]:
             return  # they are asked again together
-        if not passing or loop.time() - sequence.refused_since > self._patience_s:
+        if not passing or now - sequence.refused_since > self._patience_s:
             self._fail(sequence, error)
         else:
-            loop.call_later(
-                error.retry_after_ms / 1000 or REFUSAL_PAUSE_S, self._resubmit, sequence.group or (sequence,)
-            )
+            self._refused.enter(sequence.group or (sequence,), error.retry_after_ms / 1000 or REFUSAL_PAUSE_S)
 
     def _fail_for_want_of_workers(self, group: Group) -> None:
         for sequence in group:
@@ -233,7 +248,10 @@ class SchedulerClient:
     def _fail(self, sequence: Sequence, error: QuireError) -> None:
         sequence.wanted = False
         now = asyncio.get_running_loop().time()
-        sequence.sink.on_end(End(Finish(finish_pb2.FINISH_REASON_ERROR), error), now)
+        try:
+            sequence.sink.on_end(End(Finish(finish_pb2.FINISH_REASON_ERROR), error), now)
+        except Exception:  # others of the same step have to hear of theirs
+            log.exception("the end of a request went wrong", request=sequence.work.request_id)
 
     def _notify(self) -> None:
         """Wakes everybody in changed(); later callers wait for the next change."""

@@ -86,42 +86,48 @@ class Session:
         self.last_tokens_s = self._loop.time()
         if self._since_view:
             for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
-                self.num_tokens_since_view -= self._since_view.pop(sequence_id, 0)
+                self._waits_no_more(sequence_id)
         began_s = perf_counter()
         outcome = token_batch.deliver(batch, self.live, self.last_tokens_s)
-        self._owner.on_step(perf_counter() - began_s)
+        took_s = perf_counter() - began_s
         self._cancel(outcome.stopped, finish_pb2.FINISH_REASON_STOP)
         self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)
         for sequence in (*outcome.stopped, *outcome.broken):
             sequence.session = None
-        for sequence in outcome.resumed:
-            self._owner.on_resumed(sequence, self.last_tokens_s)
         for sequence in outcome.broken:
             self._owner.on_refused(sequence, Internal("internal error"))
         for sequence, error in outcome.refused:
             sequence.session = None
             self._owner.on_refused(sequence, error)
+        for sequence in outcome.resumed:
+            self._owner.on_resumed(sequence, self.last_tokens_s)
+        self._owner.on_step(took_s)
 
     def submit(self, sequences: Seq[Sequence], num_held: int = 0) -> None:
         """Consecutive samples of one work without tokens, or a single sequence with or without; `num_held`: tokens of
-        the prompt that need no computing there."""
+        the prompt that need no computing there. If it raises, withdraw() undoes what it did."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
         num_tokens = len(message.token_ids) // TOKEN_BYTES - num_held
         for sequence in sequences:
             sequence.session, sequence.id = self, self._next_id
             self.live[self._next_id] = sequence
             self._since_view[self._next_id] = num_tokens
+            self.num_tokens_since_view += num_tokens
             self._next_id += 1
-        self.num_tokens_since_view += num_tokens * len(sequences)
         self._outbox.submit(message)
         if self._next_id > RENEW_AFTER_ID:
             self._link.close()
 
     def withdraw(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Ends them here; nothing more comes from them."""
-        self._cancel([s for s in sequences if self.live.pop(s.id, None) is not None], reason)
+        withdrawn = [sequence for sequence in sequences if self.live.pop(sequence.id, None) is not None]
         for sequence in sequences:
             sequence.session = None
+            self._waits_no_more(sequence.id)
+        self._cancel(withdrawn, reason)
+
+    def _waits_no_more(self, sequence_id: int) -> None:
+        self.num_tokens_since_view -= self._since_view.pop(sequence_id, 0)
 
     def _cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         if sequences:

@@ -28,25 +28,43 @@ class Outcome:
     resumed: list[Sequence] = field(default_factory=list)  # had moved, and go on
     refused: list[tuple[Sequence, QuireError]] = field(default_factory=list)  # ended by the scheduler with an error
 
+    def lose(self, sequence: Sequence, live: dict[int, Sequence]) -> None:
+        """One stream that cannot be shown must not take the others along; called where an exception is handled."""
+        log.exception("tokens lost", request=sequence.work.request_id)
+        self.broken.append(sequence)
+        live.pop(sequence.id, None)
+
 
 def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Outcome:
     """Takes what ended out of `live`."""
     outcome = Outcome()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
-            sequence.start(started.num_cached_tokens, started.queue_us)
+            try:
+                sequence.start(started.num_cached_tokens, started.queue_us)
+            except Exception:
+                outcome.lose(sequence, live)
     if batch.HasField("prompt_logprobs"):
-        _deliver_prompts(batch.prompt_logprobs, live)
+        _deliver_prompts(batch.prompt_logprobs, live, outcome)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
     _deliver_tokens(batch, live, ends, now, outcome)
+    _deliver_ends(ends, live, now, outcome)
+    return outcome
+
+
+def _deliver_ends(ends: dict[int, End], live: dict[int, Sequence], now: float, outcome: Outcome) -> None:
     for sequence_id, end in ends.items():
-        if (sequence := live.pop(sequence_id, None)) is None:
+        if (sequence := live.get(sequence_id)) is None:
             continue
         if end.error is not None:
             outcome.refused.append((sequence, end.error))
-        else:
+            del live[sequence_id]
+            continue
+        try:
             sequence.sink.on_end(end, now)
-    return outcome
+            del live[sequence_id]
+        except Exception:
+            outcome.lose(sequence, live)
 
 
 def _deliver_tokens(
@@ -69,9 +87,8 @@ def _deliver_tokens(
             outcome.resumed.append(sequence)
         try:
             enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
-        except Exception:  # one stream that cannot be shown must not take the others along
-            log.exception("tokens lost", request=sequence.work.request_id)
-            outcome.broken.append(live.pop(sequence_id))
+        except Exception:
+            outcome.lose(sequence, live)
             continue
         if end is not None or enough:
             del live[sequence_id]
@@ -106,14 +123,18 @@ def _error(finished: pb.FinishedSequence) -> QuireError | None:
     )
 
 
-def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence]) -> None:
+def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], outcome: Outcome) -> None:
     positions = _positions(batch, u32(batch.entry_counts).tolist())
     for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.position_counts).tolist(), strict=True):
         new = list(islice(positions, count))
         sequence = live.get(sequence_id)
-        if sequence is not None:
-            sequence.num_prompt_logprobs += count
+        if sequence is None:
+            continue
+        sequence.num_prompt_logprobs += count
+        try:
             sequence.sink.on_prompt_logprobs(new)
+        except Exception:
+            outcome.lose(sequence, live)
 
 
 def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int, list[TokenLogprobs]]:

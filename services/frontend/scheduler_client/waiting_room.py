@@ -1,38 +1,62 @@
-"""Where sequences wait for a session that can run them, each for a bounded time."""
+"""Where sequences wait, each for a bounded time: for a session that can run them, or until they may ask again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from services.frontend.scheduler_client.sequence import Sequence
 
 Group = tuple[Sequence, ...]  # consecutive samples of one work without tokens, or a single sequence
 
 
-class WaitingRoom:
-    """First in, first out; `give_up` is told of a group that waited `patience_s` in vain."""
+@dataclass(slots=True, eq=False)
+class _Stay:
+    group: Group
+    num_waiting: int  # of the group
+    timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, patience_s: float, give_up: Callable[[Group], None]) -> None:
-        self._patience_s = patience_s
-        self._give_up = give_up
-        self._timers: dict[Group, asyncio.TimerHandle] = {}
+
+class WaitingRoom:
+    """First in, first out; `on_time` is told of a group that has waited for its time."""
+
+    def __init__(self, on_time: Callable[[Group], None]) -> None:
+        self._on_time = on_time
+        self._stays: dict[_Stay, None] = {}  # in order of arrival
+        self._stay_of: dict[Sequence, _Stay] = {}
 
     def __len__(self) -> int:
-        return len(self._timers)
+        return len(self._stays)
 
-    def enter(self, group: Group) -> None:
-        loop = asyncio.get_running_loop()
-        self._timers[group] = loop.call_later(self._patience_s, self._expire, group)
+    def enter(self, group: Group, wait_s: float) -> None:
+        """If it raises, leave() undoes what it did."""
+        stay = _Stay(group, len(group))
+        self._stay_of.update(dict.fromkeys(group, stay))
+        self._stays[stay] = None
+        stay.timer = asyncio.get_running_loop().call_later(wait_s, self._expire, stay)
 
-    def _expire(self, group: Group) -> None:
-        del self._timers[group]
-        self._give_up(group)
+    def leave(self, sequences: Iterable[Sequence]) -> None:
+        """Nobody waits for these any more, where they do; a group goes with the last of its members."""
+        for sequence in sequences:
+            stay = self._stay_of.pop(sequence, None)
+            if stay is not None:
+                stay.num_waiting -= 1
+                if not stay.num_waiting:
+                    self._end(stay)
 
-    def leave(self) -> list[Group]:
-        """Everybody, in order of arrival."""
-        groups = list(self._timers)
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+    def clear(self) -> list[Group]:
+        """Everybody leaves, in order of arrival."""
+        groups = [stay.group for stay in self._stays]
+        for group in groups:
+            self.leave(group)
         return groups
+
+    def _expire(self, stay: _Stay) -> None:
+        self.leave(stay.group)
+        self._on_time(stay.group)
+
+    def _end(self, stay: _Stay) -> None:
+        self._stays.pop(stay, None)
+        if stay.timer is not None:
+            stay.timer.cancel()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.frontend.admission import Admission
+from services.frontend.admission import Admission, Lease
 from shared.errors import ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 
@@ -16,16 +16,23 @@ def door(max_samples: int = 4, max_tokens: int = 100) -> tuple[Admission, Fronte
     return Admission(max_samples, max_tokens, 1500, metrics), metrics
 
 
+def taken(admission: Admission, num_samples: int, num_tokens: int) -> Lease:
+    lease = admission.lease()
+    lease.take(num_samples, num_tokens)
+    return lease
+
+
 async def test_samples_are_counted_all_or_nothing() -> None:
     admission, metrics = door()
-    lease = admission.admit(3, 10)
+    lease = taken(admission, 3, 10)
     with pytest.raises(ResourceExhausted) as refusal:
-        admission.admit(2, 10)
+        taken(admission, 2, 10)
     assert refusal.value.retry_after_ms == 1500
     assert (admission.num_samples, admission.num_tokens) == (3, 10)
-    admission.admit(1, 10)
+    assert metrics.registry.get_sample_value("quire_frontend_inflight_requests") == 3
+    taken(admission, 1, 10)
     lease.release()
-    admission.admit(3, 10)
+    taken(admission, 3, 10)
     assert (
         metrics.registry.get_sample_value(
             "vllm:admission_rejections_total", {"model_name": "m", "reason": "max_inflight_requests"}
@@ -36,28 +43,42 @@ async def test_samples_are_counted_all_or_nothing() -> None:
 
 async def test_tokens_are_counted_and_corrected_after_tokenizing() -> None:
     admission, _ = door()
-    lease = admission.admit(1, 90)
+    lease = taken(admission, 1, 90)
     with pytest.raises(ResourceExhausted):
-        admission.admit(1, 20)
+        taken(admission, 1, 20)
     lease.settle(40)
-    admission.admit(1, 20)
+    taken(admission, 1, 20)
     lease.release()
     lease.release()
     assert (admission.num_samples, admission.num_tokens) == (1, 20)
 
 
+async def test_a_lease_is_given_back_however_its_with_is_left() -> None:
+    admission, _ = door()
+
+    def fails() -> None:
+        with admission.lease() as lease:
+            lease.take(2, 10)
+            lease.settle(20)
+            taken(admission, 4, 10)
+
+    with pytest.raises(ResourceExhausted):
+        fails()
+    assert (admission.num_samples, admission.num_tokens) == (0, 0)
+
+
 async def test_a_request_alone_always_fits() -> None:
     admission, _ = door()
-    admission.admit(1000, 1_000_000).release()
+    taken(admission, 1000, 1_000_000).release()
     assert admission.num_samples == 0
 
 
 async def test_closed_means_unavailable_and_idle_means_empty() -> None:
     admission, _ = door()
-    lease = admission.admit(1, 1)
+    lease = taken(admission, 1, 1)
     admission.close()
     with pytest.raises(Unavailable):
-        admission.admit(1, 1)
+        taken(admission, 1, 1)
     waiting = asyncio.create_task(admission.idle())
     await asyncio.sleep(0)
     assert not waiting.done()

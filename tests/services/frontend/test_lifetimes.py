@@ -1,0 +1,78 @@
+"""Nothing that is taken for a request outlives it, whatever goes wrong on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.frontend.scheduler_client import submission
+from services.frontend.scheduler_client.sequence import Sequence
+from shared.pb.common.v1.sampling_pb2 import SamplingParams
+from shared.pb.inference.v1 import inference_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from tests.services.frontend.running import running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "a\\u0000b", "a\\nb", "\\u2028", "a" * 257])
+async def test_an_id_that_is_no_plain_text_is_refused_and_holds_nothing(folder: Path, name: str) -> None:
+    """A lone surrogate is text to Python and JSON, and to nobody else; a line break would end a line of the log."""
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
+        body = f'{{"prompt": "a", "n": 16, "temperature": 1, "max_tokens": 1, "request_id": "{name}"}}'
+        for _ in range(3):
+            headers = {"content-type": "application/json"}
+            reply = await frontend.http.post("/v1/completions", content=body.encode(), headers=headers)
+            assert reply.status_code == 400, reply.text
+            assert "request_id" in reply.json()["error"]["message"]
+        assert (await frontend.http.get("/load")).json() == {"server_load": 0}
+        fits = await frontend.http.post("/v1/completions", json={"prompt": "a", "n": 16, "max_tokens": 1})
+    assert fits.status_code == 200
+
+
+async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = submission.build
+
+    def picky(sequences: list[Sequence], *rest: Any) -> pb.Submission:
+        if sequences[0].work.request_id == "odd":
+            raise ValueError("it has a field that no message can hold")
+        return build(sequences, *rest)
+
+    monkeypatch.setattr(submission, "build", picky)
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=4) as frontend:
+        long = {"prompt": "a", "max_tokens": 300, "ignore_eos": True}
+        other = asyncio.create_task(frontend.http.post("/v1/completions", json=long))
+        for _ in range(3):
+            odd = {"prompt": ["a", "b", "c"], "request_id": "odd", "max_tokens": 1}
+            reply = await frontend.http.post("/v1/completions", json=odd)
+            assert (reply.status_code, reply.json()["error"]["message"]) == (500, "internal error")
+        assert (await other).status_code == 200
+        assert (await frontend.http.get("/load")).json() == {"server_load": 0}
+        assert len(script.hellos) == 1, "the session goes on"
+
+
+async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder: Path) -> None:
+    """Not only once their patience is over."""
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, unavailable_after_s=60.0) as frontend:
+        call = frontend.inference.Generate(
+            inference_pb2.GenerateRequest(text="x", sampling=SamplingParams(n=3, max_tokens=400, ignore_eos=True))
+        )
+        await anext(aiter(call))
+        script.pause()
+        script.view.num_workers = 0
+        script.break_sessions()
+        await frontend.until_sessions(0)
+        client = frontend.frontend._client
+        async with asyncio.timeout(10):
+            while client.num_waiting != 3:
+                await asyncio.sleep(0.005)
+            call.cancel()
+            while client.num_waiting or frontend.frontend._admission.num_samples:
+                await asyncio.sleep(0.005)
