@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,8 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.running import Running
 from services.scheduler.core.sequence import Sequence
 from shared import block_hash, columns
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 def make_sequence(
@@ -55,3 +60,23 @@ def make_limits(**fields: object) -> Limits:
 @pytest.fixture
 def core() -> Callable[..., Core]:
     return lambda **fields: Core(make_limits(**fields))
+
+
+def count_operations(work: Callable[[], object]) -> int:
+    """Bytecode instructions that `work` takes: what it costs, whatever else runs here."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> TraceFunction:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count

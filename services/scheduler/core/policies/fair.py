@@ -11,6 +11,7 @@ longest prompt, T the most tokens that can be in the running batch (KV blocks * 
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
@@ -20,6 +21,7 @@ from services.scheduler.core.policies.policy import least_work_lost
 from services.scheduler.core.running import Running, Slots
 from services.scheduler.core.sequence import Sequence
 
+Rank = tuple[float, int, int]  # counter, when it began to wait, index of the tenant
 REMEMBERED_TENANTS = 4096  # tenants without a sequence keep their counter until there are more than this
 
 
@@ -31,16 +33,27 @@ class Tenant:
         self.index = index
         self.weight = weight
         self.counter = counter
+        self.waits_since = 0  # how many had begun to wait before it did, and itself
+        self.ranked = False  # whether it has its entry in the heap
         self.queue: OrderedDict[int, Sequence] = OrderedDict()
+
+    @property
+    def rank(self) -> Rank:
+        """Who waits with the smallest is next. Ranks only ever grow."""
+        return self.counter, self.waits_since, self.index
 
 
 class Fair:
-    """A queue for each tenant."""
+    """A queue for each tenant. A heap has one entry for each tenant that waits, with its rank of some time ago; as
+    ranks only grow, the first entry that is still true is the smallest: a step costs what changes, not what waits."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._tenants: OrderedDict[str, Tenant] = OrderedDict()  # by last arrival
+        self._tenants: dict[str, Tenant] = {}
+        self._without_queue: OrderedDict[str, Tenant] = OrderedDict()  # whose last sequence was taken first comes first
         self._by_index: dict[int, Tenant] = {}
+        self._heap: list[Rank] = []
+        self._num_waits = 0
         self._next_index = 0
         self._waiting = 0
         self._last: Tenant | None = None  # whose sequence was taken last
@@ -52,15 +65,23 @@ class Fair:
         tenant = self._tenant(sequence.tenant)
         if not tenant.queue:
             tenant.counter = max(tenant.counter, self._floor())
-        tenant.queue[sequence.key] = sequence
-        sequence.tenant_index = tenant.index
-        self._waiting += 1
+        self._wait(tenant, sequence)
 
     def push_back(self, sequence: Sequence) -> None:
         tenant = self._tenant(sequence.tenant)
-        tenant.queue[sequence.key] = sequence
+        self._wait(tenant, sequence)
         tenant.queue.move_to_end(sequence.key, last=False)
+
+    def _wait(self, tenant: Tenant, sequence: Sequence) -> None:
+        if not tenant.queue:
+            self._num_waits += 1
+            tenant.waits_since = self._num_waits
+        tenant.queue[sequence.key] = sequence
         sequence.tenant_index = tenant.index
+        self._without_queue.pop(tenant.name, None)
+        if not tenant.ranked:
+            tenant.ranked = True
+            heapq.heappush(self._heap, tenant.rank)
         self._waiting += 1
 
     def peek(self) -> Sequence:
@@ -68,13 +89,21 @@ class Fair:
 
     def pop(self) -> Sequence:
         tenant = self._next()
-        self._waiting -= 1
         self._last = tenant
-        return tenant.queue.popitem(last=False)[1]
+        sequence = tenant.queue.popitem(last=False)[1]
+        self._left(tenant)
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        del self._tenants[sequence.tenant].queue[sequence.key]
+        tenant = self._tenants[sequence.tenant]
+        del tenant.queue[sequence.key]
+        self._left(tenant)
+
+    def _left(self, tenant: Tenant) -> None:
+        """One of its sequences waits no longer."""
         self._waiting -= 1
+        if not tenant.queue:
+            self._without_queue[tenant.name] = tenant
 
     def __len__(self) -> int:
         return self._waiting
@@ -105,14 +134,31 @@ class Fair:
         return 0.0 if tenant is None else tenant.counter
 
     def _next(self) -> Tenant:
-        waiting = (tenant for tenant in self._tenants.values() if tenant.queue)
-        return min(waiting, key=lambda tenant: tenant.counter)
+        """The tenant with the smallest rank; only while one waits."""
+        tenant = self._first()
+        assert tenant is not None, "a tenant waits"
+        return tenant
+
+    def _first(self) -> Tenant | None:
+        while self._heap:
+            entry = self._heap[0]
+            tenant = self._by_index.get(entry[2])
+            if tenant is None:
+                heapq.heappop(self._heap)  # it was forgotten
+            elif not tenant.queue:
+                heapq.heappop(self._heap)
+                tenant.ranked = False
+            elif entry == tenant.rank:
+                return tenant
+            else:
+                heapq.heapreplace(self._heap, tenant.rank)
+        return None
 
     def _floor(self) -> float:
         """What a tenant's counter is at least when it begins to wait."""
-        waiting = [tenant.counter for tenant in self._tenants.values() if tenant.queue]
-        if waiting:
-            return min(waiting)
+        first = self._first()
+        if first is not None:
+            return first.counter
         return 0.0 if self._last is None else self._last.counter
 
     def _tenant(self, name: str) -> Tenant:
@@ -123,14 +169,19 @@ class Fair:
             self._next_index += 1
             self._tenants[name] = tenant
             self._by_index[tenant.index] = tenant
-        self._tenants.move_to_end(name)
         return tenant
 
     def _forget_one(self) -> None:
-        """Names come from clients: those who have not come for longest are forgotten when there are too many."""
+        """Names come from clients: of those without a queue, who has been so for longest is forgotten when there are
+        too many."""
         if len(self._tenants) < REMEMBERED_TENANTS:
             return
-        oldest = next((tenant for tenant in self._tenants.values() if not tenant.queue), None)
-        if oldest is not None:
-            del self._tenants[oldest.name]
-            del self._by_index[oldest.index]
+        if self._without_queue:
+            name, tenant = self._without_queue.popitem(last=False)
+            del self._tenants[name]
+            del self._by_index[tenant.index]
+        if len(self._heap) > 2 * len(self._tenants):  # entries of those who are forgotten
+            self._heap = [tenant.rank for tenant in self._tenants.values() if tenant.queue]
+            heapq.heapify(self._heap)
+            for tenant in self._tenants.values():
+                tenant.ranked = bool(tenant.queue)

@@ -14,7 +14,7 @@ from services.scheduler.core.plan import StepResult
 from services.scheduler.core.policies import fair
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Reason
-from tests.services.scheduler.conftest import Optimist, make_sequence
+from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 
 NewCore = Callable[..., Core]
 
@@ -165,6 +165,43 @@ def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch:
     while c.has_work:
         step(c)
     assert len(c.waiting._tenants) <= 4  # type: ignore[attr-defined]
+
+
+def operations_to_admit(core: NewCore, num_tenants: int) -> int:
+    """Of a step that lets in 64 of 3 sequences for each of so many tenants."""
+    c = core(scheduling_policy="fair", max_num_seqs=64)
+    for key in range(3 * num_tenants):
+        c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key % num_tenants}"))
+    operations = count_operations(lambda: c.schedule(0))
+    assert len(running(c)) == 64
+    return operations
+
+
+def test_an_admission_costs_no_more_where_thousands_of_tenants_wait(core: NewCore) -> None:
+    assert operations_to_admit(core, 4000) < 1.5 * operations_to_admit(core, 100)
+
+
+def test_a_new_tenant_costs_no_more_where_all_that_are_known_wait(core: NewCore) -> None:
+    c = core(scheduling_policy="fair", max_num_seqs=1)
+    for key in range(fair.REMEMBERED_TENANTS + 10):
+        c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
+    newcomer = make_sequence(key + 1, [1] * 10, 2, tenant="another")
+    assert count_operations(lambda: c.add(newcomer)) < 2000
+
+
+def test_what_cancelled_sequences_of_new_tenants_leave_behind_is_bounded(
+    core: NewCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 8)
+    c = core(scheduling_policy="fair", max_num_seqs=1)
+    c.add(make_sequence(0, [1] * 10, 2, tenant="first"))
+    for key in range(1, 1000):
+        c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
+        c.cancel(key)
+    policy = c.waiting
+    assert len(policy._tenants) <= 9  # type: ignore[attr-defined]
+    assert len(policy._heap) <= 20  # type: ignore[attr-defined]
+    assert policy.peek().tenant == "first"
 
 
 def test_an_unknown_policy_is_refused_with_the_list() -> None:
