@@ -24,10 +24,11 @@ from services.worker.limits import Limits
 from services.worker.loader import Loader
 from services.worker.model_runner import ModelRunner
 from services.worker.models import taped
-from services.worker.models.decoder import Decoder
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.registry import read_model_config
-from services.worker.models.taped import TapedDecoder
+from services.worker.models.registry import find_model, read_model_config
+from services.worker.models.taped import TapedModel
 from services.worker.profiling import run_largest_steps
 from services.worker.replica import Replica
 from services.worker.sampling.sampler import Sampler
@@ -63,7 +64,9 @@ def build_replica(
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
     drafting = speculative_config.parse(settings.speculative_config)
-    config = read_model_config(read_config(Path(settings.model)))
+    values = read_config(Path(settings.model))
+    family = find_model(values)
+    config = family.read(ConfigFile(values))
     wanted = limits.from_settings(settings, config.max_positions)
     compiling = Kernels(settings, compiler)
     device = open_device(settings.device, settings.threads)
@@ -75,7 +78,7 @@ def build_replica(
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
-    model = Decoder(config, backend, place, wanted.max_model_len)
+    model = family(config, backend, place, wanted.max_model_len)
     _load(model, settings, loader, place)
     target = Target(model, place, wanted, settings.attention_backend, loader)
     drafter = open_drafter(drafting, target) if drafting else None
@@ -166,9 +169,9 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     return LLGuidanceBackend(folder, read_model_config(config).vocab_size, eos_ids)
 
 
-def _load(model: Decoder, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
+def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
     started = time.perf_counter()
-    loader.load(model, Path(settings.model), tied=model.config.tie_word_embeddings)
+    loader.load(model, Path(settings.model))
     log.info(
         "model loaded",
         model=settings.model,
@@ -180,7 +183,7 @@ def _load(model: Decoder, settings: WorkerSettings, loader: Loader, place: Place
 
 def _graph_maker(
     settings: WorkerSettings,
-    model: Decoder,
+    model: CausalLM,
     backend: AttentionBackend,
     spec: AttentionSpec,
     place: Placement,
@@ -202,11 +205,11 @@ def _graph_maker(
 
 
 def _use_tape(
-    runner: ModelRunner, model: Decoder, backend: AttentionBackend, place: Placement, fitting: Limits
+    runner: ModelRunner, model: CausalLM, backend: AttentionBackend, place: Placement, fitting: Limits
 ) -> None:
-    reason = taped.reject_reason(backend, place)
+    reason = taped.reject_reason(model, backend, place)
     if reason is None:
-        runner.use_model(TapedDecoder(model, runner.caches, fitting))
+        runner.use_model(TapedModel(model, runner.caches, fitting))
     elif place.device.type == "cpu":
         log.info("no tape: steps are launched kernel by kernel", reason=reason)
 

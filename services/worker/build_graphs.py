@@ -17,9 +17,8 @@ from services.worker.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
 from services.worker.model_runner import ModelRunner
-from services.worker.models import single_row
-from services.worker.models.decoder import Decoder
-from services.worker.models.single_row import SingleRowDecoder
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.single_row import SingleRowProgram
 from services.worker.recorded_steps import Features, RecordedModel
 from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
@@ -37,7 +36,7 @@ class GraphMaker:
 
     def __init__(
         self,
-        model: Decoder,
+        model: CausalLM,
         rows_per_prefix_tile: int,
         place: Placement,
         *,
@@ -53,8 +52,8 @@ class GraphMaker:
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
         self._most_chunk_tokens: int | None = None  # of a step that a graph pays for; None: not known yet
-        reason = single_row.reject_reason(model.config, place)
-        self._single_row = None if reason else SingleRowDecoder(model, pdl=torch.cuda.get_device_capability() >= HOPPER)
+        reason = model.single_row(model.config, place)
+        self._single_row = None if reason else SingleRowProgram(model, pdl=torch.cuda.get_device_capability() >= HOPPER)
         if reason:
             log.info("no fused chain for single rows", reason=reason)
 

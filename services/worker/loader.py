@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from services.worker.layers.placement import Loadable, Tensor
+from services.worker.layers.placement import LoadableModel, Tensor
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -19,7 +19,6 @@ NAMED_IN_ERRORS = 5
 
 # Tensors that old checkpoints carry although they follow from the configuration.
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
-TIED_HEAD = "lm_head.weight"
 
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
@@ -31,30 +30,28 @@ class Loader:
     load_format: str
     seed: int
 
-    def load(self, model: Loadable, folder: Path, *, tied: bool) -> None:
-        """`tied`: as in load_checkpoint."""
+    def load(self, model: LoadableModel, folder: Path) -> None:
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
         else:
-            load_checkpoint(model, folder, tied=tied)
+            load_checkpoint(model, folder)
 
 
-def load_checkpoint(model: Loadable, folder: Path, *, tied: bool) -> None:
-    """`tied`: the output head is the embedding, so that a second copy of it in the files means nothing."""
+def load_checkpoint(model: LoadableModel, folder: Path) -> None:
     missing = dict(model.destinations())
     unexpected = []
     for name, tensor in _tensors(folder):
         destination = missing.pop(name, None)
         if destination is not None:
             _copy(name, tensor, destination)
-        elif not name.endswith(DERIVED_SUFFIXES) and not (tied and name == TIED_HEAD):
+        elif not name.endswith(DERIVED_SUFFIXES) and name not in model.passed_over:
             unexpected.append(name)
     _complain(folder, "lacks tensors that the model needs", list(missing))
     _complain(folder, "holds tensors that the model does not have", unexpected)
     model.finish()
 
 
-def fill_dummy(model: Loadable, seed: int) -> None:
+def fill_dummy(model: LoadableModel, seed: int) -> None:
     """Random weights of a scale that keeps activations near 1, whatever the depth; norms are 1, biases 0."""
     destinations = list(model.destinations())
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
@@ -114,6 +111,6 @@ def _complain(folder: Path, what: str, names: list[str]) -> None:
         raise InvalidArgument(f"model: {folder} {what}: {named}{more}", field="model")
 
 
-def num_parameters(model: Loadable) -> int:
+def num_parameters(model: LoadableModel) -> int:
     """Before finish()."""
     return sum(math.prod(destination.shape) for _, destination in model.destinations())

@@ -23,7 +23,6 @@ from services.worker.decode_graphs import DecodeGraphs
 from services.worker.device import Device
 from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
-from services.worker.models.decoder import Decoder
 from services.worker.recorded_steps import StepGraphs
 from services.worker.sampling.component import Positions, upload
 from services.worker.sampling.prompt_logprobs import PromptRows
@@ -141,10 +140,10 @@ class Launch:
 class ModelRunner:
     """Owns the model, its KV memory and everything by slot that lives on the device."""
 
-    def __init__(self, model: Decoder, sampler: Sampler, device: Device) -> None:
+    def __init__(self, model: Model, sampler: Sampler, device: Device) -> None:
         self.sampler = sampler
-        self._decoder = model
-        self._model: Model = model
+        self._whole_model = model  # what steps go through that nothing recorded takes
+        self._model = model
         self._device = device
         self._staging: Staging = staging_for(device)
         self._timer = StepTimer(device)
@@ -159,7 +158,7 @@ class ModelRunner:
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
         """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
         self.caches = caches
-        self._graphs, self._chunk_graphs, self._model = None, None, self._decoder
+        self._graphs, self._chunk_graphs, self._model = None, None, self._whole_model
         num_slots, width = block_table.shape
         device = self._device.torch_device
         tables = torch.from_numpy(block_table)

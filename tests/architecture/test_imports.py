@@ -1,4 +1,4 @@
-"""Frontends and schedulers run where there is no torch."""
+"""Frontends and schedulers run where there is no torch; a config.json is checked before it is imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+
+from services.worker.models.registry import ARCHITECTURES
 
 BLOCKED = ("torch", "triton", "transformers", "safetensors")
 
@@ -39,6 +41,7 @@ for module in {modules!r}:
             "quire.cli.status",
             "quire.cli.services",
         ],
+        ["services.worker.models.registry", *(name.partition(":")[0] for name in ARCHITECTURES.values())],
     ],
 )
 def test_nothing_pulls_in_a_tensor_library(modules: list[str]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 from services.worker.attention.by_phase import ByPhase
 from services.worker.attention.port import AttentionBackend, AttentionSpec
+from shared import plugins
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.logs import logger
 
@@ -13,7 +12,9 @@ log = logger("worker.attention")
 
 AUTO = "auto"
 
-# Imported when considered.
+GROUP = "quire.attention_backends"
+
+# Imported when considered. Those that other packages bring are taken by name only.
 BACKENDS = {
     "cpu": "services.worker.attention.cpu:CpuAttention",
     "flash_attn": "services.worker.attention.flash_attn:FlashAttention",
@@ -38,9 +39,10 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
     """The backend called `name`, or with "auto" the best for each phase of those that do not refuse `spec`."""
     if name == AUTO:
         return _best(spec)
-    if name not in BACKENDS:
+    known = plugins.known(GROUP, BACKENDS)
+    if name not in known:
         raise InvalidArgument(
-            f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(BACKENDS)}",
+            f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(known)}",
             field="attention_backend",
         )
     if spec.batch_invariant and name not in BATCH_INVARIANT:
@@ -49,7 +51,7 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             f"{', '.join(BATCH_INVARIANT)}",
             field="attention_backend",
         )
-    backend = _load(name)
+    backend = _load(known[name])
     reason = backend.reject_reason(spec)
     if reason:
         raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
@@ -79,7 +81,7 @@ def _first_that_can(
     """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""
     for name in names:
         if name not in usable and name not in refusals:
-            backend = _load(name)
+            backend = _load(BACKENDS[name])
             reason = backend.reject_reason(spec)
             if reason is None:
                 usable[name] = backend
@@ -91,7 +93,6 @@ def _first_that_can(
     raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
 
 
-def _load(name: str) -> AttentionBackend:
-    module, _, attribute = BACKENDS[name].partition(":")
-    backend: AttentionBackend = getattr(importlib.import_module(module), attribute)()
+def _load(reference: str) -> AttentionBackend:
+    backend: AttentionBackend = plugins.load(reference)()
     return backend

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from services.worker.attention.port import AttentionBackend, AttentionMetadata
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_cache import LayerCache
 from services.worker.layers.linear import Linear, Part
-from services.worker.layers.placement import Loadable, Placement, Tensor
 from services.worker.layers.rms_norm import RMSNorm
-from services.worker.models.decoder_config import DecoderConfig
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.forward_batch import ForwardBatch
+    from services.worker.kv_cache import LayerCache
+    from services.worker.layers.placement import Loadable, Placement, Tensor
+    from services.worker.models.decoder_config import DecoderConfig
+    from services.worker.models.single_row import RowKernels
 
 
 class Attention:
@@ -27,7 +31,7 @@ class Attention:
         norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place) for norm in norms]
         self._parts: tuple[Loadable, ...] = (self.qkv, self.output, *self._norms)
-        self._config, self.window, self._backend, self._ops = config, window, backend, place.ops
+        self._config, self._window, self._backend, self._ops = config, window, backend, place.ops
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         for part in self._parts:
@@ -38,7 +42,7 @@ class Attention:
             part.finish()
 
     @property
-    def norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
+    def _norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
         """Of queries and keys, [head_dim] each; None where the model has none."""
         return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
 
@@ -48,9 +52,9 @@ class Attention:
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
-        q_weight, k_weight = self.norm_weights
+        q_weight, k_weight = self._norm_weights
         return self._ops.qk_norm_rope_store(
-            self.qkv(x),
+            self._projected(x),
             q_weight,
             k_weight,
             self._config.rms_norm_eps,
@@ -63,8 +67,29 @@ class Attention:
             self._config.num_kv_heads,
         )
 
+    def _projected(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side, before norms of heads and rotation."""
+        return self.qkv(x)
+
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
         scale = self._config.head_dim**-0.5
-        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=self.window)
+        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=self._window)
         return self.output(attended.flatten(1))
+
+    def run_row(
+        self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
+    ) -> None:
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        config = self._config
+        attended = kernels.attention(
+            kernels.linear(residual, self.qkv.packed, norm=norm),
+            self._norm_weights,
+            config.rms_norm_eps,
+            batch,
+            cache,
+            num_q_heads=config.num_q_heads,
+            scale=config.head_dim**-0.5,
+            window=self._window,
+        )
+        kernels.linear(attended, self.output.packed, residual=residual)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.linear import Linear, Part
-from services.worker.layers.placement import Placement, Tensor
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement, Tensor
 
 
 class Embedding:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.placement import Placement, Tensor
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from services.worker.layers.linear import Linear, Part
-from services.worker.layers.placement import Placement, Tensor
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.layers.rms_norm import RMSNorm
+    from services.worker.models.single_row import RowKernels
 
 
 class MLP:
@@ -27,3 +32,8 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._ops.silu_mul(self.gate_up(x)))
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        gated = kernels.linear(residual, self.gate_up.packed, norm=norm, gated=True)
+        kernels.linear(gated, self.down.packed, residual=residual)

@@ -35,3 +35,11 @@ class Loadable(Protocol):
 
     def finish(self) -> None:
         """All destinations are filled: the layer may now pack them as it likes."""
+
+
+class LoadableModel(Loadable, Protocol):
+    """What a checkpoint is loaded into."""
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Tensors that a checkpoint may hold although nobody needs them."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from services.worker.layers.placement import Placement, Tensor
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement, Tensor
 
 
 class RMSNorm:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-
-from services.worker.layers.placement import Tensor
-from services.worker.models.rope_config import RopeConfig
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Tensor
+    from services.worker.models.rope_config import RopeConfig
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
     """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles. On the CPU."""
+    import torch  # here: families are also read where there is none
+
     frequencies = FREQUENCIES[rope.kind](rope, head_dim)
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
@@ -19,6 +21,8 @@ def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor
 
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
     """[head_dim / 2] angle per position of each pair."""
+    import torch
+
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     return 1.0 / rope.theta**exponents
 
@@ -30,6 +34,8 @@ def _linear(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
     """Llama 3.1: long waves are slowed, short ones kept, those between blended by their turns in the old context."""
+    import torch
+
     plain = _plain(rope, head_dim)
     turns = rope.original_max_positions * plain / (2 * math.pi)  # of each pair over the old context
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -38,6 +44,8 @@ def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
     """NTK by parts (arXiv 2309.00071, section 3.2)."""
+    import torch
+
     plain = _plain(rope, head_dim)
 
     def pair_with(turns: float) -> float:

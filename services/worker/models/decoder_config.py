@@ -1,4 +1,4 @@
-"""What distinguishes one decoder-only transformer from another."""
+"""The sizes that every decoder-only transformer's config.json names, and what its family makes of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.worker.models.rope_config import RopeConfig, max_positions, read_r
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Pre-norm blocks of grouped-query attention and a gated feed-forward layer, on rotary positions."""
+    """Grouped-query attention and a gated feed-forward layer in each block, on rotary positions."""
 
     vocab_size: int
     hidden_size: int
@@ -31,29 +31,20 @@ class DecoderConfig:
     qk_norm: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What a family decides beyond the fields that all config files share."""
-
-    sliding_windows: tuple[int, ...]
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-
-
-def read_decoder(config: ConfigFile, traits: Traits) -> DecoderConfig:
+def read_decoder(config: ConfigFile) -> DecoderConfig:
+    """What all families share; each replaces what it decides itself (windows, biases, norms)."""
     _refuse_unknown(config)
     rope = read_rope(config)
     num_q_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     num_kv_heads = config.integer("num_key_value_heads", num_q_heads)
+    num_layers = config.integer("num_hidden_layers")
     if num_q_heads % num_kv_heads:
         raise refusal("num_key_value_heads", num_kv_heads, f"must divide num_attention_heads, {num_q_heads}")
     return DecoderConfig(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=config.integer("head_dim", hidden_size // num_q_heads),
@@ -62,16 +53,8 @@ def read_decoder(config: ConfigFile, traits: Traits) -> DecoderConfig:
         max_positions=max_positions(config, rope),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
-        sliding_windows=traits.sliding_windows,
-        qkv_bias=traits.qkv_bias,
-        o_bias=traits.o_bias,
-        mlp_bias=traits.mlp_bias,
-        qk_norm=traits.qk_norm,
+        sliding_windows=(0,) * num_layers,
     )
-
-
-def no_windows(config: ConfigFile) -> tuple[int, ...]:
-    return (0,) * config.integer("num_hidden_layers")
 
 
 def _refuse_unknown(config: ConfigFile) -> None:

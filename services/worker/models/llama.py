@@ -1,12 +1,78 @@
-"""Llama 1 to 3 (LlamaForCausalLM)."""
+"""Llama 1 to 3 (LlamaForCausalLM), whose blocks most families share: normalise, attend, add; normalise, feed, add."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.mlp import MLP
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.models import single_row
+from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig, Traits, no_windows, read_decoder
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.forward_batch import ForwardBatch
+    from services.worker.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.models.single_row import RowKernels
 
 
-def read(config: ConfigFile) -> DecoderConfig:
-    bias = config.flag("attention_bias")
-    traits = Traits(no_windows(config), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias"))
-    return read_decoder(config, traits)
+class LlamaLayer:
+    """Attention, then feed-forward, each beside the residual stream and with a norm at its door."""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
+        self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
+        self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
+        self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
+        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, config.mlp_bias, place)
+        self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        attended = self._attention(self._normed(x, residual), batch, cache, cos_sin)
+        return self._mlp(self._middle_norm(attended, residual))
+
+    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        return self._attention.store(self._normed(x, residual), batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        return self._mlp(self._middle_norm(self._attention.attend(q, cache, metadata), residual))
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        self._attention.run_row(kernels, residual, self._input_norm, batch, cache)
+        self._mlp.run_row(kernels, residual, self._middle_norm)
+
+    def _normed(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._input_norm(residual) if x is None else self._input_norm(x, residual)
+
+
+class LlamaForCausalLM(CausalLM):
+    """Biases by two flags."""
+
+    taped_functions = ("linear", "embed", "rms_norm", "add_rms_norm", "qk_norm_rope_store", "silu_mul")
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        bias = config.flag("attention_bias")
+        return replace(read_decoder(config), qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias"))
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> LlamaLayer:
+        return LlamaLayer(index, config, backend, place)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return single_row.reject_reason(config, place)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig, Traits, read_decoder
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.llama import LlamaForCausalLM
 
 
-def read(config: ConfigFile) -> DecoderConfig:
-    windows = (config.integer("sliding_window", 0),) * config.integer("num_hidden_layers")
-    return read_decoder(config, Traits(windows))
+class MistralForCausalLM(LlamaForCausalLM):
+    """One window for all layers, or none."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = read_decoder(config)
+        return replace(decoder, sliding_windows=(config.integer("sliding_window", 0),) * decoder.num_layers)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.worker.models.config_file import ConfigFile, refusal
-from services.worker.models.decoder_config import DecoderConfig, Traits, no_windows, read_decoder
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.llama import LlamaForCausalLM
 
 WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 
-def read(config: ConfigFile) -> DecoderConfig:
-    return read_decoder(config, Traits(read_windows(config), qkv_bias=True))
+class Qwen2ForCausalLM(LlamaForCausalLM):
+    """Biases of queries, keys and values; windows on some layers."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return replace(read_decoder(config), sliding_windows=read_windows(config), qkv_bias=True)
 
 
 def read_windows(config: ConfigFile) -> tuple[int, ...]:
     """By layer: layer_types where the file has it (transformers 5), else all from max_window_layers on."""
+    num_layers = config.integer("num_hidden_layers")
     if not config.flag("use_sliding_window") or not config.has("sliding_window"):
-        return no_windows(config)
-    window, num_layers = config.integer("sliding_window"), config.integer("num_hidden_layers")
+        return (0,) * num_layers
+    window = config.integer("sliding_window")
     first = config.integer("max_window_layers", 28)
     implied = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
     types = config.get("layer_types", implied)

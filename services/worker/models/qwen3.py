@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig, Traits, read_decoder
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.qwen2 import read_windows
 
 
-def read(config: ConfigFile) -> DecoderConfig:
-    bias = config.flag("attention_bias")
-    return read_decoder(config, Traits(read_windows(config), qkv_bias=bias, o_bias=bias, qk_norm=True))
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    """Norms per head; biases by a flag; windows as in Qwen2."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        bias, windows = config.flag("attention_bias"), read_windows(config)
+        return replace(read_decoder(config), sliding_windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)

@@ -1,32 +1,38 @@
-"""Architectures by the name that config.json gives them."""
+"""Architectures by the name that config.json gives them. Needs no torch."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
+from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
+from shared import plugins
 from shared.errors import InvalidArgument
 
-# Architecture -> module with read(ConfigFile) -> DecoderConfig; imported when needed.
+GROUP = "quire.models"
+
+# Architecture -> its class, a CausalLM; imported when needed.
 ARCHITECTURES = {
-    "LlamaForCausalLM": "services.worker.models.llama",
-    "MistralForCausalLM": "services.worker.models.mistral",
-    "Qwen2ForCausalLM": "services.worker.models.qwen2",
-    "Qwen3ForCausalLM": "services.worker.models.qwen3",
+    "LlamaForCausalLM": "services.worker.models.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "services.worker.models.mistral:MistralForCausalLM",
+    "Olmo2ForCausalLM": "services.worker.models.olmo2:Olmo2ForCausalLM",
+    "Qwen2ForCausalLM": "services.worker.models.qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "services.worker.models.qwen3:Qwen3ForCausalLM",
 }
+
+
+def find_model(values: dict[str, Any]) -> type[CausalLM]:
+    """`values`: config.json. Raises InvalidArgument for an architecture that nobody brings."""
+    names = ConfigFile(values).get("architectures", [])
+    known = plugins.known(GROUP, ARCHITECTURES)
+    name = next((name for name in names if name in known), None)
+    if name is None:
+        raise InvalidArgument(f"config.json: architectures is {names!r}; there are {', '.join(known)}", field="model")
+    model: type[CausalLM] = plugins.load(known[name])
+    return model
 
 
 def read_model_config(values: dict[str, Any]) -> DecoderConfig:
     """`values`: config.json. Raises InvalidArgument for what cannot be run as it is meant."""
-    config = ConfigFile(values)
-    names = config.get("architectures", [])
-    known = next((name for name in names if name in ARCHITECTURES), None)
-    if known is None:
-        raise InvalidArgument(
-            f"config.json: architectures is {names!r}; there are {', '.join(ARCHITECTURES)}", field="model"
-        )
-    module = importlib.import_module(ARCHITECTURES[known])
-    decoder: DecoderConfig = module.read(config)
-    return decoder
+    return find_model(values).read(ConfigFile(values))

@@ -1,24 +1,26 @@
-"""The decoder for a step of one token, as a chain of fused kernels: a single stream is bound by the time between them.
+"""A step of one token as a chain of fused kernels: a single stream is bound by the time between them.
 
 Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (kernels.triton:
-row_linear, row_attention, pdl). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as Decoder.forward with
-cuBLAS, 1.16.
+row_linear, row_attention, pdl). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as CausalLM.forward with
+cuBLAS, 1.16. Layers put themselves into the chain (`run_row`), of what RowKernels has.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_cache import LayerCache
-from services.worker.layers.placement import Placement, Tensor
-from services.worker.layers.rms_norm import RMSNorm
-from services.worker.models.decoder import Decoder, DecoderLayer
 from services.worker.models.decoder_config import DecoderConfig
+
+if TYPE_CHECKING:
+    from services.worker.forward_batch import ForwardBatch
+    from services.worker.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.layers.rms_norm import RMSNorm
+    from services.worker.models.causal_lm import CausalLM
 
 
 def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
-    """Why this chain cannot run the model here, or None."""
+    """Why a chain of attention and gated feed-forward layers cannot run here, or None."""
     if place.batch_invariant:
         return "sums in an order of its own"
     if place.ops.sources["rms_norm"] != "kernels.triton":
@@ -36,51 +38,69 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     return f"rows of {uneven[0]} elements are not whole chunks" if uneven else None
 
 
-class SingleRowDecoder:
-    """Runs the weights of `model`; made after they are loaded."""
+class RowKernels:
+    """What layers can ask for, on one row each."""
 
-    def __init__(self, model: Decoder, *, pdl: bool) -> None:
+    def __init__(self, cos_sin: Tensor, *, pdl: bool) -> None:
         """`pdl`: the device has programmatic dependent launch."""
         from kernels.triton.row_attention import row_attention
         from kernels.triton.row_linear import Norm, row_linear
 
-        self._model = model
         self._attention: Any = row_attention
         self._linear: Any = row_linear
         self._norm: Any = Norm
+        self._cos_sin = cos_sin
         self._pdl = pdl
+
+    def linear(
+        self, x: Tensor, packed: Any, *, norm: RMSNorm | None = None, residual: Tensor = None, gated: bool = False
+    ) -> Tensor:
+        """Of the normalised x, if there is a norm; `gated`: silu of the first half times the second. With a `residual`
+        the result is added to it, in place."""
+        normed = self._norm(norm.weight, norm.eps) if norm is not None else None
+        return self._linear(x, packed, norm=normed, gated=gated, residual=residual, pdl=self._pdl)
+
+    def attention(
+        self,
+        qkv: Tensor,
+        norm_weights: tuple[Tensor | None, Tensor | None],
+        eps: float,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        *,
+        num_q_heads: int,
+        scale: float,
+        window: int,
+    ) -> Tensor:
+        """Norms of queries and keys, rotation, the store and attention itself: [1, num_q_heads * head_dim]."""
+        return self._attention(
+            qkv,
+            *norm_weights,
+            eps,
+            self._cos_sin,
+            batch.slot_mapping,
+            cache.k,
+            cache.v,
+            batch.attention.block_tables,
+            batch.attention.seq_lens,
+            num_q_heads,
+            scale,
+            window,
+            pdl=self._pdl,
+        )
+
+
+class SingleRowProgram:
+    """Runs the weights of a model that offers it (CausalLM.single_row); made after they are loaded."""
+
+    def __init__(self, model: CausalLM, *, pdl: bool) -> None:
+        self._model = model
+        self._kernels = RowKernels(model.cos_sin, pdl=pdl)
 
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """[1, vocab_size] after a step of one token."""
         model = self._model
         residual: Tensor = model.embedding(batch.token_ids)
         for layer, cache in zip(model.layers, caches, strict=True):
-            self._run(layer, residual, batch, cache)
-        return self._linear(residual, model.head.packed, norm=self._norm_of(model.norm), pdl=self._pdl)
-
-    def _run(self, layer: DecoderLayer, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
-        """Changes `residual`."""
-        config, attention, pdl = self._model.config, layer.attention, self._pdl
-        qkv = self._linear(residual, attention.qkv.packed, norm=self._norm_of(layer.input_norm), pdl=pdl)
-        attended = self._attention(
-            qkv,
-            *attention.norm_weights,
-            config.rms_norm_eps,
-            self._model.cos_sin,
-            batch.slot_mapping,
-            cache.k,
-            cache.v,
-            batch.attention.block_tables,
-            batch.attention.seq_lens,
-            config.num_q_heads,
-            config.head_dim**-0.5,
-            attention.window,
-            pdl=pdl,
-        )
-        self._linear(attended, attention.output.packed, residual=residual, pdl=pdl)
-        norm = self._norm_of(layer.middle_norm)
-        gated = self._linear(residual, layer.mlp.gate_up.packed, norm=norm, gated=True, pdl=pdl)
-        self._linear(gated, layer.mlp.down.packed, residual=residual, pdl=pdl)
-
-    def _norm_of(self, layer: RMSNorm) -> Any:
-        return self._norm(layer.weight, layer.eps)
+            layer.run_row(self._kernels, residual, batch, cache)
+        return self._kernels.linear(residual, model.head.packed, norm=model.norm)

@@ -1,4 +1,4 @@
-"""The decoder as a tape: what a CUDA graph is to a GPU, but for steps of any size (kernels/cpu/README.md, "Tape").
+"""A model as a tape: what a CUDA graph is to a GPU, but for steps of any size (kernels/cpu/README.md, "Tape").
 
 Its inputs lie in the same memory at every step. What it costs beside the kernels is one call and the copies into that
 memory, instead of a Python call for every kernel of every layer.
@@ -13,17 +13,18 @@ from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
-from services.worker.models.decoder import Decoder
+from services.worker.models.causal_lm import CausalLM
 
 PACKAGE = "kernels.cpu"
-RECORDED = ("linear", "embed", "rms_norm", "add_rms_norm", "qk_norm_rope_store", "silu_mul")
 
 
-def reject_reason(backend: AttentionBackend, place: Placement) -> str | None:
+def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) -> str | None:
     """Why the model's steps cannot be recorded on a tape, or None."""
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
-    elsewhere = [name for name in RECORDED if place.ops.sources[name] != PACKAGE]
+    if not model.taped_functions:
+        return "this family's forward pass cannot be recorded"
+    elsewhere = [name for name in model.taped_functions if place.ops.sources[name] != PACKAGE]
     if elsewhere:
         return f"{elsewhere[0]} is not that of {PACKAGE}"
     if place.dtype not in (torch.float32, torch.bfloat16):
@@ -31,13 +32,13 @@ def reject_reason(backend: AttentionBackend, place: Placement) -> str | None:
     return None if backend.records_decodes else "the attention backend cannot be recorded"
 
 
-class TapedDecoder:
-    """Stands in for `decoder`, over the caches that it was recorded with."""
+class TapedModel:
+    """Stands in for `model`, over the caches that it was recorded with."""
 
-    def __init__(self, decoder: Decoder, caches: list[LayerCache], limits: Limits) -> None:
+    def __init__(self, model: CausalLM, caches: list[LayerCache], limits: Limits) -> None:
         from kernels.cpu.tape import Tape
 
-        self._decoder, self._caches = decoder, caches
+        self._model, self._caches = model, caches
         num_seqs = limits.max_num_seqs
         num_tokens = max(limits.max_num_batched_tokens, num_seqs + 1)
         num_samples = num_tokens + 1  # sizes have to differ; hidden states of every token may be wanted
@@ -46,7 +47,7 @@ class TapedDecoder:
         self._every = torch.arange(num_samples, dtype=torch.int32)
         self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
         with self._tape.recording():
-            self._hidden: Tensor = decoder.forward(self._inputs, caches)
+            self._hidden: Tensor = model.forward(self._inputs, caches)
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_size], until the next step."""
@@ -59,7 +60,7 @@ class TapedDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, vocab_size] in the model's dtype"""
-        return self._decoder.logits(hidden)
+        return self._model.logits(hidden)
 
     def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
         inputs, attention, given = self._inputs, self._inputs.attention, batch.attention

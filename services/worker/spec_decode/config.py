@@ -7,9 +7,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from shared import plugins
 from shared.errors import InvalidArgument
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "medusa", "grammar")
+GROUP = "quire.drafters"
+
+# Method -> class that is made of (SpeculativeConfig, drafter.Target); imported when needed.
+METHODS = {
+    "ngram": "services.worker.spec_decode.ngram:Ngram",
+    "suffix": "services.worker.spec_decode.suffix:Suffix",
+    "draft_model": "services.worker.spec_decode.draft_model:DraftModel",
+    "eagle": "services.worker.spec_decode.eagle:Eagle",
+    "medusa": "services.worker.spec_decode.medusa:Medusa",
+    "grammar": "services.worker.spec_decode.grammar:Grammar",
+}
 WITH_WEIGHTS = ("draft_model", "eagle", "medusa")
 MOST_TOKENS = 128
 SETTING = "speculative_config"
@@ -46,8 +57,9 @@ class SpeculativeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SpeculativeConfig:
-        if self.method not in METHODS:
-            raise ValueError(f"method: {self.method!r}; there are {', '.join(METHODS)}")
+        known = plugins.known(GROUP, METHODS)
+        if self.method not in known:
+            raise ValueError(f"method: {self.method!r}; there are {', '.join(known)}")
         if self.method in WITH_WEIGHTS and not self.model:
             raise ValueError(f"model: the method {self.method} needs a folder")
         if self.prompt_lookup_min > self.prompt_lookup_max:

@@ -14,9 +14,9 @@ from services.worker.block_copies import BlockCopies
 from services.worker.kv_memory import BlockShape
 from services.worker.model_runner import Model, Outcome
 from services.worker.models import taped
-from services.worker.models.decoder import Decoder
-from services.worker.models.registry import read_model_config
-from services.worker.models.taped import TapedDecoder
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.registry import find_model
+from services.worker.models.taped import TapedModel
 from services.worker.sampling.component import Tensor
 from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.config import SpeculativeConfig
@@ -39,7 +39,9 @@ class DraftModel:
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
-        config = read_model_config(read_config(folder))
+        values = read_config(folder)
+        family = find_model(values)
+        config = family.read(ConfigFile(values))
         if config.vocab_size != target.model.config.vocab_size:
             raise InvalidArgument(
                 f"speculative_config.model: {folder} has a vocabulary of {config.vocab_size} tokens, the model one of "
@@ -49,8 +51,8 @@ class DraftModel:
         limits, self.place = target.limits, target.place
         self.backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.num_positions = min(config.max_positions, limits.max_model_len)
-        self.decoder = Decoder(config, self.backend, self.place, self.num_positions)
-        target.loader.load(self.decoder, folder, tied=config.tie_word_embeddings)
+        self.model = family(config, self.backend, self.place, self.num_positions)
+        target.loader.load(self.model, folder)
         self.shape = BlockShape(
             config.num_layers, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype
         )
@@ -69,8 +71,8 @@ class DraftModelProposer:
         self._draft = draft
         limits, place = worker.limits, draft.place
         self._caches = kv_cache.allocate(draft.shape, limits.num_blocks, place.device)
-        recorded = taped.reject_reason(draft.backend, place) is None
-        self._model: Model = TapedDecoder(draft.decoder, self._caches, limits) if recorded else draft.decoder
+        recorded = taped.reject_reason(draft.model, draft.backend, place) is None
+        self._model: Model = TapedModel(draft.model, self._caches, limits) if recorded else draft.model
         self._passes = Passes(worker.table, place.device)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
         self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions whose KV is there, by slot

@@ -8,7 +8,7 @@ from typing import Protocol
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.loader import Loader
-from services.worker.models.decoder import Decoder
+from services.worker.models.causal_lm import CausalLM
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.history import TokenHistory
@@ -20,7 +20,7 @@ from services.worker.spec_decode.slot_table import DraftingSlotTable
 class Target:
     """Whom drafts are for."""
 
-    model: Decoder
+    model: CausalLM
     place: Placement
     limits: Limits  # as wished: memory is not measured yet
     attention_backend: str  # the setting

@@ -46,7 +46,7 @@ class Eagle:
         config = read_eagle(read_config(folder), self.model.config)
         backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.head = EagleHead(config, backend, self.place, limits.max_model_len)
-        target.loader.load(self.head, folder, tied=False)
+        target.loader.load(self.head, folder)
         self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 

@@ -12,9 +12,10 @@ from services.worker.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
+from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder import Decoder, DecoderLayer
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.llama import LlamaLayer
 from shared.errors import InvalidArgument
 
 MODEL_TYPE = "quire_eagle"
@@ -54,12 +55,14 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> DecoderConfig:
 class EagleHead:
     """From features and the tokens behind them to features one position on."""
 
+    passed_over = ()
+
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
         self._ops = place.ops
         self._embed_norm = RMSNorm("model.embed_norm", size, eps, place)
         self._hidden_norm = RMSNorm("model.hidden_norm", size, eps, place)
-        self._layer = DecoderLayer(0, config, backend, place)
+        self._layer = LlamaLayer(0, config, backend, place)
         self._norm = RMSNorm("model.norm", size, eps, place)
         self._fc: Tensor = place.empty(size, 2 * size)
         self._of_token: Any = None  # its two halves, as the ops want them, once loaded
@@ -79,7 +82,7 @@ class EagleHead:
         for part in self._parts:
             part.finish()
 
-    def __call__(self, model: Decoder, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+    def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """`features` [num_tokens, hidden_size] of `model` -> those one position on, behind `batch.logit_tokens`."""
         tokens = self._embed_norm(model.embedding(batch.token_ids))
         x = self._ops.linear(tokens, self._of_token)

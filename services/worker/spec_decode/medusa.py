@@ -30,6 +30,8 @@ MODEL_TYPE = "quire_medusa"
 class MedusaHeads:
     """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0."""
 
+    passed_over = ()
+
     def __init__(self, hidden_size: int, num_heads: int, place: Placement) -> None:
         self.num_heads = num_heads
         self._weights: Tensor = place.empty(num_heads, hidden_size, hidden_size)
@@ -70,7 +72,7 @@ class Medusa:
                 field="speculative_config",
             )
         self.heads = MedusaHeads(hidden_size, config.integer("num_heads"), self.place)
-        target.loader.load(self.heads, folder, tied=False)
+        target.loader.load(self.heads, folder)
 
     def start(self, worker: Worker) -> MedusaProposer:
         return MedusaProposer(self, worker)

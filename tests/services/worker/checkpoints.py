@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {"attention_bias": False}),
+    "olmo2-tied-heads": ("Olmo2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
     "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN, "attention_bias": True}),
 }
 

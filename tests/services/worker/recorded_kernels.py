@@ -35,10 +35,10 @@ from services.worker.forward_batch import ForwardBatch
 from services.worker.kv_memory import BlockShape
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
-from services.worker.models.decoder import Decoder
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.registry import read_model_config
-from services.worker.models.single_row import SingleRowDecoder
+from services.worker.models.single_row import SingleRowProgram
 from services.worker.recorded_steps import RecordedModel
 from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
@@ -107,11 +107,11 @@ def record_all(settings: WorkerSettings) -> None:
     place = Placement(kernels.load("cuda"), torch.bfloat16, META)
     backend, spec = TritonAttention(), replace(attention_spec(config, fitting.block_size, place), device="cuda")
     assert backend.reject_reason(spec) is None
-    model = Decoder(config, backend, place, fitting.max_model_len)
+    model = LlamaForCausalLM(config, backend, place, fitting.max_model_len)
     model.finish()
     shape = BlockShape(config.num_layers, fitting.block_size, config.num_kv_heads, config.head_dim, place.dtype)
     caches = kv_cache.allocate(shape, NUM_BLOCKS, META)
-    single_row = SingleRowDecoder(model, pdl=True)
+    single_row = SingleRowProgram(model, pdl=True)
 
     def logits(batch: ForwardBatch) -> Tensor:
         if batch.token_ids.size(0) == 1:

@@ -58,7 +58,7 @@ def use_chunk_graphs(
     """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
     `features`: somebody may want them."""
     runner, limits, seen = replica._runner, replica.limits, Seen()
-    decoder = runner._decoder
+    decoder = runner._whole_model
     runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
     runner.prepare(runner.caches, replica._table.block_table)
 

@@ -30,7 +30,7 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False)
     runner = rig.replica._runner
-    chain = single_row.SingleRowDecoder(runner._model, pdl=torch.cuda.is_available())
+    chain = single_row.SingleRowProgram(runner._model, pdl=torch.cuda.is_available())
     rig.step([New(0, PROMPT)], {0: len(PROMPT)})
     batches = []
     forward = runner._model.forward

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.worker.models.taped import TapedDecoder
+from services.worker.models.taped import TapedModel
 from shared.pb.common.v1 import sampling_pb2
 from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
@@ -29,9 +29,9 @@ SAMPLINGS = [
 def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
     """With a tape, and without."""
     taped, called = (Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2) for _ in range(2))
-    assert isinstance(taped.replica._runner._model, TapedDecoder)
+    assert isinstance(taped.replica._runner._model, TapedModel)
     runner = called.replica._runner
-    runner.use_model(runner._decoder)
+    runner.use_model(runner._whole_model)
     return [taped, called]
 
 
@@ -73,6 +73,6 @@ def test_what_cannot_be_recorded_is_called(checkpoint: Make) -> None:
     made = checkpoint("llama")
     for settings in ({"dtype": "float16", "attention_backend": "auto"}, {"attention_backend": "reference"}):
         rig = Rig(made.folder, **settings)
-        assert not isinstance(rig.replica._runner._model, TapedDecoder)
+        assert not isinstance(rig.replica._runner._model, TapedModel)
         rig.step([New(0, [1, 2, 3])], {0: 3})
         assert len(rig.tokens(0)) == 4

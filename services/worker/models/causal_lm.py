@@ -1,0 +1,132 @@
+"""What decoder-only language models have in common: an embedding, layers beside a residual stream, a norm, a head.
+
+A family is a class in a file of its own, found by `registry`. It says how its config.json is read and what its layers
+are made of; the rest of the worker knows the face of CausalLM and never a layer's insides. What makes some models
+faster than one call a kernel is *offered*: `single_row` and `taped_functions` say what a family can do, and whoever
+runs it asks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.rotary import cos_sin_table
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.decoder_config import DecoderConfig
+
+if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.forward_batch import ForwardBatch
+    from services.worker.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.models.single_row import RowKernels
+
+TIED_HEAD = "lm_head.weight"
+
+Norm = Callable[..., "Tensor"]  # of x, or of x and the residual that x is first added to, in place
+
+
+class Layer(Protocol):
+    """Reads the residual stream and gives what is to be added to it."""
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def finish(self) -> None: ...
+
+    def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """`x` [num_tokens, hidden_size]: what the layer before adds to the residual (updated in place), None before
+        the first layer -> what this one adds."""
+
+    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """The first part of that, without which later steps cannot do: keys and values. Returns the queries."""
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """The rest, for the tokens in `metadata`."""
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        """All of it for a step of one token, in fused kernels; changes `residual`. Called if `single_row` allows it."""
+
+
+class CausalLM(ABC):
+    """Tokens to logits."""
+
+    # Functions of `kernels` that forward() consists of, so that a tape can record it; none: it cannot.
+    taped_functions: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+        """`num_positions`: longest sequence that will be run."""
+        self.config = config
+        self._embed = place.ops.embed
+        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, place)
+        self.layers = [self.layer(index, config, backend, place) for index in range(config.num_layers)]
+        self.norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, place)
+        self.head = (
+            TiedOutputHead(self.embedding, place)
+            if config.tie_word_embeddings
+            else OutputHead(config.vocab_size, config.hidden_size, place)
+        )
+        self.cos_sin: Tensor = cos_sin_table(config.rope, config.head_dim, num_positions).to(place.device)
+
+    @staticmethod
+    @abstractmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        """Raises InvalidArgument for what would be computed otherwise than it is meant. Needs no torch."""
+
+    @staticmethod
+    @abstractmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Layer: ...
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        """Why steps of one token cannot run as a chain of fused kernels here; None if they can (single_row.py)."""
+        return "this family has no chain of fused kernels"
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Tensors that checkpoints may repeat although the model has them under another name."""
+        return (TIED_HEAD,) if self.config.tie_word_embeddings else ()
+
+    @property
+    def _parts(self) -> Sequence[Embedding | Layer | RMSNorm | OutputHead | TiedOutputHead]:
+        return (self.embedding, *self.layers, self.norm, self.head)
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
+        residual: Tensor = self.embedding(batch.token_ids)
+        x: Tensor = None
+        for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
+            x = layer(x, residual, batch, cache, self.cos_sin)
+        layer, cache, wanted = self.layers[-1], caches[-1], batch.logit_tokens
+        if batch.last is not None and wanted is not None:
+            q = layer.store(x, residual, batch, cache, self.cos_sin)
+            return self._complete(q, residual, cache, wanted, batch.last)
+        x = layer(x, residual, batch, cache, self.cos_sin)
+        if wanted is not None:
+            x, residual = (self._embed(wanted, t) for t in (x, residual))  # a gather of rows
+        return self.norm(x, residual)
+
+    def _complete(
+        self, q: Tensor, residual: Tensor, cache: LayerCache, wanted: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """The last layer behind its cache, for the `wanted` tokens alone: 3 % of what a prompt takes."""
+        q, residual = (t.index_select(0, wanted) for t in (q, residual))
+        if not wanted.size(0):
+            return residual
+        return self.norm(self.layers[-1].complete(q, residual, cache, metadata), residual)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_samples, vocab_size] in the model's dtype"""
+        logits: Tensor = self.head(hidden)
+        return logits

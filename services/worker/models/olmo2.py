@@ -1,0 +1,98 @@
+"""OLMo 2 (Olmo2ForCausalLM): norms stand behind attention and feed-forward, queries and keys are normalised whole.
+
+arXiv 2501.00656, section 3.1: x + norm(attention(x)), then x + norm(feed-forward(x)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.mlp import MLP
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.forward_batch import ForwardBatch
+    from services.worker.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.models.single_row import RowKernels
+
+
+class Olmo2Attention(Attention):
+    """The norms of queries and of keys go over all their heads at once."""
+
+    def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        super().__init__(name, config, 0, backend, place)
+        self._sizes = (config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim)
+        self._whole_norms = [
+            RMSNorm(f"{name}.{part}_norm", size, config.rms_norm_eps, place)
+            for part, size in zip("qk", self._sizes, strict=True)
+        ]
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().destinations()
+        for norm in self._whole_norms:
+            yield from norm.destinations()
+
+    def _projected(self, x: Tensor) -> Tensor:
+        import torch
+
+        q_size, kv_size = self._sizes
+        q, k, v = self.qkv(x).split((q_size, kv_size, kv_size), dim=1)
+        q, k = (norm(part.contiguous()) for norm, part in zip(self._whole_norms, (q, k), strict=True))
+        return torch.cat((q, k, v), dim=1)
+
+
+class Olmo2Layer:
+    """Attention, then feed-forward, each with a norm behind it."""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
+        self._attention = Olmo2Attention(f"{name}.self_attn", config, backend, place)
+        self._attention_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
+        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
+        self._mlp_norm = RMSNorm(f"{name}.post_feedforward_layernorm", size, eps, place)
+        self._parts = (self._attention, self._attention_norm, self._mlp, self._mlp_norm)
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        return self.complete(self.store(x, residual, batch, cache, cos_sin), residual, cache, batch.attention)
+
+    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        if x is not None:
+            residual += x
+        return self._attention.store(residual, batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        residual += self._attention_norm(self._attention.attend(q, cache, metadata))
+        return self._mlp_norm(self._mlp(residual))
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        raise AssertionError("not offered: the fused chain has no norm behind a product")
+
+
+class Olmo2ForCausalLM(CausalLM):
+    """No biases, no windows."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        if config.flag("attention_bias"):
+            return replace(read_decoder(config), qkv_bias=True, o_bias=True)
+        return read_decoder(config)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Olmo2Layer:
+        return Olmo2Layer(index, config, backend, place)

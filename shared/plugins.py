@@ -1,0 +1,32 @@
+"""What other packages bring along: Python's entry points, by group (`quire.models`, `quire.attention_backends`, ...).
+
+A table of built-in names maps each to "module:attribute"; `known` adds those that installed packages declare. Nothing
+is imported before it is asked for by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from shared.errors import InvalidArgument
+
+
+def known(group: str, built_in: Mapping[str, str]) -> dict[str, str]:
+    """Name -> "module:attribute". Raises InvalidArgument for a name that is declared twice: neither would be right."""
+    found = dict(built_in)
+    for point in entry_points(group=group):
+        other = found.setdefault(point.name, point.value)
+        if other != point.value:
+            raise InvalidArgument(
+                f"{group}: {point.name} is declared twice, as {other} and as {point.value}", field=group
+            )
+    return found
+
+
+def load(reference: str) -> Any:
+    """What "module:attribute" names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)

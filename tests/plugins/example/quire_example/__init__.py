@@ -1,0 +1,1 @@
+"""What test_plugins.py installs."""

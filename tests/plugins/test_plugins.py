@@ -1,0 +1,89 @@
+"""A package that is merely installed beside Quire brings a family of models, an attention backend and a drafter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.worker.attention import backends
+from services.worker.models import registry
+from services.worker.spec_decode import config as speculative_config
+from shared import plugins
+from shared.errors import InvalidArgument
+from tests.services.worker import checkpoints
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.spec_decode.pair import Pair, build
+
+EXAMPLE = Path(__file__).parent / "example"
+PROMPT = [5, 9, 1, 77, 30, 12]
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that pip installed it into."""
+    site = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    source = tmp_path_factory.mktemp("source")
+    for file in EXAMPLE.rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            copy = source / file.relative_to(EXAMPLE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    subprocess.run([*pip, "--target", str(site), str(source)], check=True, capture_output=True)
+    return site
+
+
+@pytest.fixture
+def example(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(installed))
+    return installed
+
+
+def last_logits(folder: Path, **settings: str) -> list[float]:
+    rig = Rig(folder, **settings)
+    rig.step([New(0, PROMPT)], {0: len(PROMPT)})
+    return rig.logits[0][0].tolist()
+
+
+def test_a_family_of_models(example: Path, tmp_path: Path) -> None:
+    made = checkpoints.make("llama", tmp_path)
+    usual = last_logits(made.folder)
+    path = made.folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["BackwardsLlamaForCausalLM"]}))
+    assert last_logits(made.folder) == [-logit for logit in usual]
+
+
+def test_an_attention_backend(example: Path, tmp_path: Path) -> None:
+    made = checkpoints.make("llama", tmp_path)
+    assert last_logits(made.folder, attention_backend="counting") == last_logits(made.folder)
+    from quire_example.attention import CountingAttention
+
+    assert CountingAttention.num_calls == checkpoints.SHAPE["num_hidden_layers"]
+
+
+def test_a_method_of_drafting(example: Path) -> None:
+    same_again = {"method": "same_again", "num_speculative_tokens": 1, "adaptive_length": False}
+    pairs = [Pair(build(same_again)), Pair(build())]
+    drafting, plain = (pair.ask([40] * 9, max_tokens=30, eos=()) for pair in pairs)
+    for pair in pairs:
+        pair.run()
+    assert drafting.tokens == plain.tokens
+    assert pairs[0].core.speculation.counts.draft_tokens >= 20
+
+
+def test_unknown_names_are_told_apart_from_those_installed(example: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"there are .*Qwen3ForCausalLM, BackwardsLlamaForCausalLM"):
+        registry.find_model({"architectures": ["NobodysForCausalLM"]})
+    with pytest.raises(InvalidArgument, match=r"there are .*grammar, same_again"):
+        speculative_config.parse(json.dumps({"method": "nobodys", "num_speculative_tokens": 1}))
+
+
+def test_a_name_that_is_declared_twice_is_refused(example: Path) -> None:
+    taken = {"counting": "somewhere.else:Backend"}
+    with pytest.raises(InvalidArgument, match=r"counting is declared twice, as somewhere.else:Backend and as quire_ex"):
+        plugins.known(backends.GROUP, taken)
