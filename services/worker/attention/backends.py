@@ -51,7 +51,7 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             f"{', '.join(BATCH_INVARIANT)}",
             field="attention_backend",
         )
-    backend = _load(known[name])
+    backend = _load(name)
     reason = backend.reject_reason(spec)
     if reason:
         raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
@@ -81,7 +81,7 @@ def _first_that_can(
     """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""
     for name in names:
         if name not in usable and name not in refusals:
-            backend = _load(BACKENDS[name])
+            backend = _load(name)
             reason = backend.reject_reason(spec)
             if reason is None:
                 usable[name] = backend
@@ -93,6 +93,6 @@ def _first_that_can(
     raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
 
 
-def _load(reference: str) -> AttentionBackend:
-    backend: AttentionBackend = plugins.load(reference)()
+def _load(name: str) -> AttentionBackend:
+    backend: AttentionBackend = plugins.load(plugins.known(GROUP, BACKENDS)[name])()
     return backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -75,11 +76,10 @@ class Copying(SharedMemory):
 
 
 def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAttention]:
-    rig = Rig(made.folder, record_logits=False)
-    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
     attention = CheckedAttention()
-    for layer in runner._model.layers:
-        layer.attention._backend = attention
+    with mock.patch("services.worker.build.choose_attention", return_value=attention):
+        rig = Rig(made.folder, record_logits=False)
+    runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
     runner.prepare(runner.caches, table.block_table)
