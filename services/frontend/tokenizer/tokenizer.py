@@ -1,24 +1,19 @@
-"""The model's tokenizer: text to ids (long texts in a thread), ids to text at once or piece by piece."""
+"""The model's tokenizer: text to ids, ids to text at once or piece by piece."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.tokenizer import chat_template as templates
+from services.frontend.tokenizer.encoder import Encoder
 from services.frontend.tokenizer.folder import special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from services.frontend.tokenizer.pieces import Pieces, is_byte_level
 from shared.errors import InvalidArgument
 from shared.structured_output.literals import Specials
-
-# Up to here tokenizing takes under half a millisecond, less than a detour through a thread costs other streams
-# (tests/services/frontend/throughput.py prints it).
-INLINE_CHARACTERS = 1024
 
 # What model families put around their reasoning, as single tokens.
 THINKING_MARKS = (
@@ -31,12 +26,12 @@ THINKING_MARKS = (
 
 
 class Tokenizer:
-    """Owns the thread pool; `tokenizers` releases the GIL, so that long prompts do not hold up the streams."""
+    """Everything between text and ids that the model's folder decides."""
 
     def __init__(self, folder: Path, threads: int, chat_template: str = "") -> None:
         """`chat_template`: a file to use instead of the folder's own."""
         self._hf = _read(folder)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._encoder = Encoder(self._hf, threads)
         self.template = templates.load(folder, chat_template)
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
@@ -68,18 +63,12 @@ class Tokenizer:
                 return first, last
         return None
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) <= INLINE_CHARACTERS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._encode, text, add_special_tokens)
+    async def encode(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
+        """`enough`: of a long text, ids need not go on once there are more than so many."""
+        return await self._encoder.encode(text, add_special_tokens=add_special_tokens, enough=enough)
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._encode(text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._hf.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._encoder.encode_now(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
         """`shown`: special tokens that are not skipped in any case."""
@@ -129,7 +118,7 @@ class Tokenizer:
         return self._hf.id_to_token(token_id) or ""
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._encoder.close()
 
 
 def _read(folder: Path) -> HfTokenizer:

@@ -26,7 +26,8 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from services.frontend.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
+from services.frontend.tokenizer.encoder import INLINE_CHARACTERS
+from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler

@@ -1,0 +1,128 @@
+"""Text to ids: short texts at once, longer ones in threads and without the GIL, long ones piece by piece.
+
+Between two pieces whoever waits with a shorter text comes first, so that nobody waits for a long one; and there the
+work ends, when the client has left or has sent more tokens than can be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from services.frontend.tokenizer.cuts import Cuts
+from shared.errors import InvalidArgument
+
+# Up to here tokenizing takes less than a detour through a thread costs other streams
+# (tests/services/frontend/throughput.py prints it).
+INLINE_CHARACTERS = 1024
+PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character
+LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary could split: 20 ms, 13 MB
+
+
+class Encoder:
+    """Owns the threads; belongs to one event loop."""
+
+    def __init__(self, tokenizer: HfTokenizer, threads: int) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the thread that asks for it
+        self._tokenizer = tokenizer
+        self._cuts = Cuts(tokenizer)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._whole = ThreadPoolExecutor(1, thread_name_prefix="tokenize-whole")  # texts that cannot be cut
+        self._turns = Turns(threads)
+        self._before, self._behind = self._frame()
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts around any text by itself."""
+        inner, framed = self.encode_now("a", add_special_tokens=False), self.encode_now("a", add_special_tokens=True)
+        at = next((i for i in range(len(framed)) if framed[i : i + len(inner)] == inner), 0)
+        return framed[:at], framed[at + len(inner) :]
+
+    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """For short texts."""
+        # A batch, because the GIL is released for it, and a fast one, because nobody needs the characters' places.
+        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+    async def encode(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
+        """`enough`: of a long text, ids need not go on once there are more than so many."""
+        if len(text) <= INLINE_CHARACTERS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        if len(text) <= PIECE_CHARACTERS:
+            return await self._in_turn(text, len(text), add_special_tokens=add_special_tokens)
+        if not self._cuts.known:
+            return await self._run(self._whole, text, add_special_tokens)
+        ids = await self._in_pieces(text, enough)
+        return [*self._before, *ids, *self._behind] if add_special_tokens else ids
+
+    async def _in_pieces(self, text: str, enough: int | None) -> list[int]:
+        ids: list[int] = []
+        try:
+            for piece in self._cuts.pieces(text, PIECE_CHARACTERS, LONGEST_WORD):
+                ids += await self._in_turn(piece, len(text), add_special_tokens=False)
+                if enough is not None and len(ids) > enough:
+                    break
+        except ValueError:
+            message = f"prompt: more than {LONGEST_WORD} characters in a row without a blank, a digit or a mark."
+            raise InvalidArgument(message, field="prompt") from None
+        return ids
+
+    async def _in_turn(self, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
+        async with self._turns.turn(length):
+            return await self._run(self._pool, piece, add_special_tokens)
+
+    async def _run(self, pool: ThreadPoolExecutor, text: str, add_special_tokens: bool) -> list[int]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, self._encode, text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self.encode_now(text, add_special_tokens=add_special_tokens)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._whole.shutdown(wait=False, cancel_futures=True)
+
+
+class Turns:
+    """So many at a time; of those who wait, the one with the least work goes first."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def turn(self, work: int) -> AsyncIterator[None]:
+        if self._places:
+            self._places -= 1
+        else:
+            await self._wait(work)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, work: int) -> None:
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (work, next(self._numbers), called))
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.done() and not called.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            called = heapq.heappop(self._waiting)[2]
+            if not called.done():
+                called.set_result(None)
+                return
+        self._places += 1

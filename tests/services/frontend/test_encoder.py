@@ -1,0 +1,205 @@
+"""Long texts: pieces give the ids of the whole, shorter texts come first, and work that nobody wants ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from services.frontend.tokenizer import encoder
+from services.frontend.tokenizer.cuts import Cuts
+from services.frontend.tokenizer.encoder import Encoder, Turns
+from shared.errors import InvalidArgument
+from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
+
+CL100K = "|".join([
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+])  # fmt: skip
+O200K = "|".join([
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+])  # fmt: skip
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
+TINY = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SCRAPS = (
+    *" \n\t\r'’.,!?()[]<>/-_\"\\", "  ", "\r\n", "\n\n ", "don't", "DON'T", "'s", "I'LL", "word", "Word", "WORD",
+    "über", "e\u0301", "a\u0338", "\u0338", "<", "12", "3456",
+    "你好", "世界，", "。", "привет", "ёж", "שלום", "مرحبا", "हिन्दी",
+    "한국어", "カタカナ", "ǅ", "ª", "½", "Ⅷ", "🙂", "👨‍👩‍👧", "\u00a0", "\u3000", "\u200b",
+    "<|im_end|>", "<tool call>", "<tool", "call>",
+)  # fmt: skip
+
+
+def split_by(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def tokenizer(split: pre_tokenizers.PreTokenizer, *, nfc: bool) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = split
+    if nfc:
+        made.normalizer = normalizers.NFC()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator([*CORPUS, "".join(SCRAPS)], trainer)
+    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    made.add_tokens([AddedToken("<tool call>", special=False)])
+    start = ("<|im_start|>", made.token_to_id("<|im_start|>"))
+    made.post_processor = processors.TemplateProcessing(single="<|im_start|> $A <|im_start|>", special_tokens=[start])
+    return made
+
+
+KINDS = {
+    "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "cl100k": split_by(CL100K),
+    "qwen": split_by(CL100K.replace(r"\p{N}{1,3}", r"\p{N}")),
+    "o200k": split_by(O200K),
+    "deepseek": split_by(*DEEPSEEK),
+    "tiny": split_by(TINY),
+}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 20)
+    monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 8)
+
+
+@pytest.mark.parametrize("nfc", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool, small_pieces: None) -> None:
+    whole = tokenizer(KINDS[kind], nfc=nfc)
+    chance = random.Random(kind)
+    pieces = Encoder(whole, 2)
+    num_pieces = 0
+    for _ in range(150):
+        text = "".join(chance.choices(SCRAPS, k=chance.randrange(1, 120)))
+        num_pieces += len([*Cuts(whole).pieces(text, 20, sys.maxsize)])
+        for framed in (True, False):
+            want = whole.encode(text, add_special_tokens=framed).ids
+            assert await pieces.encode(text, add_special_tokens=framed) == want, repr(text)
+            assert pieces.encode_now(text, add_special_tokens=framed) == want
+    pieces.close()
+    assert num_pieces > 700, "the texts were hardly cut"
+
+
+def test_every_cut_of_a_text_is_one_of_its_words() -> None:
+    """Not only those that pieces of some size happen to use."""
+    chance = random.Random(1)
+    for kind, split in KINDS.items():
+        whole = tokenizer(split, nfc=True)
+        for _ in range(100):
+            text = "".join(chance.choices(SCRAPS, k=30))
+            pieces = [*Cuts(whole).pieces(text, 1, sys.maxsize)]
+            assert "".join(pieces) == text
+            ids = [i for piece in pieces for i in whole.encode(piece, add_special_tokens=False).ids]
+            assert ids == whole.encode(text, add_special_tokens=False).ids, (kind, text)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        split_by(r"\p{L}+ \p{L}+|" + TINY),
+        split_by(r"[a-z ]+"),
+        pre_tokenizers.Metaspace(),
+        pre_tokenizers.Whitespace(),
+    ],
+)
+def test_of_splits_that_nobody_knows_texts_stay_whole(split: pre_tokenizers.PreTokenizer) -> None:
+    assert not Cuts(tokenizer(split, nfc=False)).known
+
+
+async def test_texts_that_stay_whole_are_tokenized_all_the_same(small_pieces: None) -> None:
+    whole = metaspace_tokenizer()
+    text = "hello world and all the others " * 9
+    assert await Encoder(whole, 1).encode(text, add_special_tokens=True) == whole.encode(text).ids
+
+
+async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = Encoder(byte_level_tokenizer(), 1)
+    read: list[str] = []
+    encode = pieces._encode
+    monkeypatch.setattr(pieces, "_encode", lambda text, framed: (read.append(text), encode(text, framed))[1])
+    ids = await pieces.encode("hello world " * 100_000, add_special_tokens=False, enough=500)
+    assert len(ids) > 500
+    assert len(read) == 1
+
+
+async def test_a_word_without_end_is_refused_by_its_length() -> None:
+    with pytest.raises(InvalidArgument, match=f"more than {encoder.LONGEST_WORD} characters in a row") as refused:
+        await Encoder(byte_level_tokenizer(), 1).encode("a" * 300_000, add_special_tokens=False)
+    assert refused.value.field == "prompt"
+
+
+async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = Encoder(byte_level_tokenizer(), 1)
+    begun = threading.Semaphore(0)
+    read: list[str] = []
+    monkeypatch.setattr(pieces, "_encode", lambda text, framed: (begun.release(), read.append(text), [1])[2])
+    task = asyncio.create_task(pieces.encode("hello world " * 1_000_000, add_special_tokens=False))
+    await asyncio.to_thread(begun.acquire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    num_read = len(read)
+    assert await pieces.encode("x" * 2000, add_special_tokens=False) == [1], "the next one has the thread"
+    assert len(read) <= num_read + 2
+
+
+async def test_the_shortest_goes_first() -> None:
+    turns, order = Turns(1), []
+
+    async def work(amount: int) -> None:
+        async with turns.turn(amount):
+            order.append(amount)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for amount in (50, 40, 30, 10, 20):
+            tasks.create_task(work(amount))
+    assert order == [50, 10, 20, 30, 40]
+
+
+async def test_turns_survive_those_who_leave() -> None:
+    turns = Turns(1)
+
+    async def hold() -> None:
+        async with turns.turn(1):
+            await asyncio.Event().wait()
+
+    chance = random.Random(2)
+    tasks = [asyncio.create_task(hold()) for _ in range(50)]
+    chance.shuffle(tasks)
+    for task in tasks:
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(5), turns.turn(1):
+        assert turns._places == 0
+    assert turns._places == 1
+
+
+async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:
+    """Counted in turns of the loop, which there are none of while somebody holds the GIL."""
+    whole = Encoder(metaspace_tokenizer(), 1)
+    task = asyncio.create_task(whole.encode("hello world, " * 80_000, add_special_tokens=False))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len(await task) > 240_000
+    assert turns > 15
