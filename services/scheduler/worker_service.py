@@ -178,6 +178,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             enable_prefix_caching=settings.enable_prefix_caching,
             prefix_grain=settings.prefix_grain,
             scheduling_policy=settings.scheduling_policy,
+            priority_aging_s=settings.priority_aging_s,
             tenant_weights=settings.tenant_weights,
         )
 

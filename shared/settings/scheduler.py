@@ -17,6 +17,9 @@ class SchedulerSettings(Settings):
     scheduling_policy: Literal["fcfs", "priority", "fair"] = Field(
         "fcfs", description="order of waiting sequences: arrival, priority, or fairness between tenants by tokens"
     )
+    priority_aging_s: float = Field(
+        0.0, ge=0, description="waited so long, a sequence is one level of priority more urgent, seconds; 0: never"
+    )
     tenant_weights: dict[str, PositiveFloat] = Field(
         default_factory=dict, description="shares of tenants under the fair policy, NAME=WEIGHT,...; 1 if not named"
     )

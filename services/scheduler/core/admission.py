@@ -126,7 +126,10 @@ class Admitter:
             return False
         shared = core.kv.pool.num_shared + sum(core.kv.pool.references(block) > 0 for block in start.shared)
         usable = limits.usable_blocks - limits.watermark_blocks + shared
-        return core.forecast.fits(core.running, sequence, usable, limits.block_size)
+        if core.running.most_blocks + sequence.max_total_tokens // limits.block_size + 1 <= usable:
+            return True  # whatever comes: the usual case, and all it costs
+        counted = core.waiting.counted(core.running, sequence)
+        return core.forecast.fits(core.running, counted, sequence, usable, limits.block_size)
 
     def _too_late(self, sequence: Sequence, start: Start, now: float) -> bool:
         """Its deadline will have passed before it can have a single token."""

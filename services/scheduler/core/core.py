@@ -67,7 +67,7 @@ class Core:
             prefix_grain=limits.prefix_grain,
         )
         self.running = Running(limits.max_num_seqs, limits.block_size)
-        self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights)
+        self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights, limits.priority_aging_s)
         self.grammars = Grammars()
         self.siblings = Siblings()
         self.forecast = Forecast()

@@ -14,7 +14,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.running import Running
+from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
 
 REMEMBERED_ANSWERS = 256
@@ -37,14 +37,11 @@ class Forecast:
         self._lengths.append(num_output_tokens)
         self._curve = None
 
-    def fits(self, running: Running, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
-        """Whether `num_blocks` will do for everybody who runs and `newcomer`, until they end."""
-        if running.most_blocks + newcomer.max_total_tokens // block_size + 1 <= num_blocks:
-            return True  # whatever comes: the usual case, and all it costs
-        live = running.live
-        lengths = np.append(running.num_tokens[live], newcomer.num_tokens).astype(np.int64)
-        limits = np.append(running.limit[live], newcomer.max_total_tokens)
-        prompts = np.append(running.num_prompt_tokens[live], newcomer.num_prompt_tokens)
+    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
+        """Whether `num_blocks` will do for the `counted` ones of those that run and `newcomer`, until they end."""
+        lengths = np.append(running.num_tokens[counted], newcomer.num_tokens).astype(np.int64)
+        limits = np.append(running.limit[counted], newcomer.max_total_tokens)
+        prompts = np.append(running.num_prompt_tokens[counted], newcomer.num_prompt_tokens)
         rest = self._rest(lengths - prompts, limits - prompts)
         return peak_blocks(lengths, rest, block_size) <= num_blocks
 

@@ -24,6 +24,7 @@ class Limits:
     enable_prefix_caching: bool = True
     prefix_grain: int = 16  # least tokens of a block that are worth a copy of it; 0: only whole blocks are used again
     scheduling_policy: str = "fcfs"
+    priority_aging_s: float = 0.0  # waited, as much as a level of priority under that policy; 0: they do not age
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # under the fair policy; 1 if not named
 
     @property

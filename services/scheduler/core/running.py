@@ -37,6 +37,7 @@ class Running:
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
         self.num_uncertain = np.zeros(num_slots, dtype=np.int32)  # drafts under way
         self.tenants = np.zeros(num_slots, dtype=np.int32)
+        self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller comes first
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_known = np.zeros(num_slots, dtype=np.int32)  # tokens whose value has come back
         self.num_at_entry = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
@@ -72,6 +73,7 @@ class Running:
         self.owners[slot] = sequence.owner
         self.streams[slot] = sequence.stream
         self.tenants[slot] = sequence.tenant_index
+        self.urgency[slot] = sequence.urgency
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
         self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
         self.num_computed[slot] = num_computed

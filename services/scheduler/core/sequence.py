@@ -91,6 +91,7 @@ class Sequence:
     slot: int = -1
     order: int = -1  # arrival rank within a core
     tenant_index: int = 0  # of its tenant within a policy
+    urgency: float = 0.0  # under the priority policy: smaller comes first
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
     num_losses: int = 0  # workers lost in a row while it ran, without a token in between

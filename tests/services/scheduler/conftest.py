@@ -12,7 +12,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.forecast import Forecast
 from services.scheduler.core.limits import Limits
-from services.scheduler.core.running import Running
+from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
 from shared import block_hash, columns
 
@@ -40,7 +40,7 @@ def make_sequence(
 class Optimist(Forecast):
     """Lets everybody in, so that blocks run out."""
 
-    def fits(self, running: Running, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
+    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
         return True
 
 

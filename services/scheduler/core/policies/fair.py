@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from services.scheduler.core.policies.policy import least_work_lost
-from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
 Rank = tuple[float, int, int]  # counter, when it began to wait, index of the tenant
@@ -116,6 +116,9 @@ class Fair:
         slots = np.flatnonzero(running.live)
         served = np.array([self._served(index) for index in running.tenants[slots].tolist()])
         return least_work_lost(running, slots[served == served.max()])
+
+    def counted(self, running: Running, newcomer: Sequence) -> Mask:
+        return running.live
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
         tenant = self._by_index.get(sequence.tenant_index)

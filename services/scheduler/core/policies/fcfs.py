@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from services.scheduler.core.policies.policy import least_work_lost
-from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
 
@@ -42,6 +42,9 @@ class Fcfs:
 
     def victim(self, running: Running) -> int:
         return least_work_lost(running, np.flatnonzero(running.live))
+
+    def counted(self, running: Running, newcomer: Sequence) -> Mask:
+        return running.live
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
         pass

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
 
@@ -33,6 +33,10 @@ class Policy(Protocol):
 
     def victim(self, running: Running) -> int:
         """The slot to take blocks from; only while something runs."""
+
+    def counted(self, running: Running, newcomer: Sequence) -> Mask:
+        """The running sequences whose growth `newcomer` has to leave room for: all that would not be preempted for
+        it."""
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
         """`sequence` is admitted for the first time."""

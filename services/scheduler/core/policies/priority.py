@@ -1,4 +1,9 @@
-"""Smaller priority values first, then order of arrival. The victim is the last in that order."""
+"""Smaller priority values first, then order of arrival. The victim is the last in that order.
+
+With aging every so many seconds of waiting make a sequence more urgent by one level. As all who wait age alike, and who
+runs keeps what it had, their order never changes: it is that of priority + arrival / seconds, known on arrival. Whoever
+comes later than a number of levels times those seconds never comes before it, so nobody waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
-Rank = tuple[int, float, int]
+Rank = tuple[float, float, int]
 
 
 class Priority:
     """A heap; removed sequences drop out of it lazily."""
 
-    def __init__(self) -> None:
+    def __init__(self, aging_s: float = 0.0) -> None:
+        """`aging_s`: seconds that count as much as a level of priority; 0: priorities do not age."""
+        self._aging_s = aging_s
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Sequence] = {}
 
     def push(self, sequence: Sequence) -> None:
+        sequence.urgency = sequence.priority + (sequence.arrival / self._aging_s if self._aging_s else 0.0)
         self._waiting[sequence.key] = sequence
         heapq.heappush(self._heap, (_rank(sequence), sequence.key))
 
@@ -50,6 +58,11 @@ class Priority:
         slots = np.flatnonzero(running.live).tolist()
         return int(max(slots, key=lambda slot: _rank(running.sequence(slot))))
 
+    def counted(self, running: Running, newcomer: Sequence) -> Mask:
+        """Those at least as urgent: the others go when the newcomer needs their blocks."""
+        counted: Mask = running.live & (running.urgency <= newcomer.urgency)
+        return counted
+
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
         pass
 
@@ -58,4 +71,4 @@ class Priority:
 
 
 def _rank(sequence: Sequence) -> Rank:
-    return sequence.priority, sequence.arrival, sequence.order
+    return sequence.urgency, sequence.arrival, sequence.order

@@ -80,6 +80,65 @@ def test_under_priority_the_least_urgent_goes_even_if_it_is_old(core: NewCore) -
     assert waiting(c) == [0]
 
 
+def steps_until_it_runs(c: Core, key: int, at_most: int = 400) -> int:
+    for steps in range(at_most):
+        if key in running(c):
+            return steps
+        step(c)
+    return at_most
+
+
+def busy_with_priority_9(core: NewCore, **limits: object) -> Core:
+    """31 sequences, expected to need all blocks some day; most are free now."""
+    c = core(scheduling_policy="priority", num_blocks=1001, max_num_seqs=64, max_model_len=4096, **limits)
+    for key in range(31):
+        c.add(make_sequence(key, [key] * 100, 2000, priority=9, arrival=float(key)))
+    step(c)
+    return c
+
+
+def test_an_urgent_newcomer_does_not_wait_for_the_growth_of_those_that_it_may_preempt(core: NewCore) -> None:
+    c = busy_with_priority_9(core)
+    for _ in range(20):
+        step(c, now=40.0)
+    assert c.use.free > 700
+    c.add(make_sequence(100, [7] * 100, 2000, priority=0, arrival=40.0))
+    assert steps_until_it_runs(c, 100) <= 1
+
+
+def test_an_equally_urgent_newcomer_still_waits_for_room_to_grow(core: NewCore) -> None:
+    c = busy_with_priority_9(core)
+    assert len(running(c)) < 31
+    c.add(make_sequence(100, [7] * 100, 2000, priority=9, arrival=-1.0))  # the first of the queue
+    assert waiting(c)[0] == 100
+    assert steps_until_it_runs(c, 100, at_most=20) == 20
+    assert c.use.free > 500
+
+
+def test_whoever_waits_for_long_comes_before_more_urgent_newcomers_if_priorities_age(core: NewCore) -> None:
+    """A level for every 10 s: 5 levels are made up for by 50 s."""
+    for aging, expected in ((0.0, [2, 1, 0]), (10.0, [1, 0, 2])):
+        c = core(scheduling_policy="priority", priority_aging_s=aging)
+        c.add(make_sequence(0, [1] * 10, priority=5, arrival=0.0))
+        c.add(make_sequence(1, [1] * 10, priority=1, arrival=39.0))
+        c.add(make_sequence(2, [1] * 10, priority=0, arrival=51.0))
+        assert waiting(c) == expected
+
+
+def test_a_steady_stream_of_urgent_work_starves_nobody_if_priorities_age(core: NewCore) -> None:
+    ran_after = {}
+    for aging in (0.0, 2.0):
+        c = core(scheduling_policy="priority", priority_aging_s=aging, max_num_seqs=1)
+        c.add(make_sequence(0, [1] * 10, 1, priority=3, arrival=0.0))
+        for second in range(40):
+            c.add(make_sequence(1 + second, [1] * 10, 1, priority=0, arrival=float(second)))
+            step(c, now=float(second))
+            if any(f.sequence.key == 0 for f in c.take_events().finished):
+                ran_after[aging] = second
+                break
+    assert ran_after == {2.0: 6}
+
+
 def test_a_cancelled_sequence_leaves_the_priority_queue(core: NewCore) -> None:
     c = core(scheduling_policy="priority", max_num_seqs=1)
     for key in range(3):
