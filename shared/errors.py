@@ -60,6 +60,12 @@ class FailedPrecondition(QuireError):
     code = pb.ERROR_CODE_FAILED_PRECONDITION
 
 
+class Unauthenticated(QuireError):
+    """Whoever asks has not shown who it is."""
+
+    code = pb.ERROR_CODE_UNAUTHENTICATED
+
+
 class Unimplemented(QuireError):
     """Known, but not offered here."""
 
@@ -88,6 +94,7 @@ TRANSPORTS: dict[int, Transport] = {
     pb.ERROR_CODE_UNAVAILABLE: Transport(grpc.StatusCode.UNAVAILABLE, 503, "ServiceUnavailableError"),
     pb.ERROR_CODE_DEADLINE_EXCEEDED: Transport(grpc.StatusCode.DEADLINE_EXCEEDED, 504, "DeadlineExceededError"),
     pb.ERROR_CODE_FAILED_PRECONDITION: Transport(grpc.StatusCode.FAILED_PRECONDITION, 409, "ConflictError"),
+    pb.ERROR_CODE_UNAUTHENTICATED: Transport(grpc.StatusCode.UNAUTHENTICATED, 401, "AuthenticationError"),
     pb.ERROR_CODE_UNIMPLEMENTED: Transport(grpc.StatusCode.UNIMPLEMENTED, 501, "NotImplementedError"),
     pb.ERROR_CODE_INTERNAL: Transport(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
 }
@@ -101,6 +108,7 @@ _BY_CODE: dict[int, type[QuireError]] = {
         Unavailable,
         DeadlineExceeded,
         FailedPrecondition,
+        Unauthenticated,
         Unimplemented,
         Internal,
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from shared.settings import Settings
+from shared.settings.base import is_mapping
 
 UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
@@ -40,7 +41,7 @@ def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, de
     elif get_origin(annotation) is tuple:
         options["type"] = _words
         options["metavar"] = "A,B,..."
-    elif get_origin(annotation) is dict:
+    elif is_mapping(annotation):
         options["type"] = _mapping
         options["metavar"] = "NAME=VALUE,..."
     else:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from shared.settings.tls import NO_TLS, Tls
+from shared.tls import channel_credentials
+
 KEEPALIVE_MS = 10_000
 CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # a worker with a million blocks reports 36 MB of hashes when it attaches
@@ -32,5 +35,13 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def connect(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
+    """Certificates are read now, once for the channel; raises Unavailable if they are no use."""
+    if not tls.dials:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=secure_options(tls))
+
+
+def secure_options(tls: Tls) -> list[tuple[str, str | int]]:
+    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+    return [*CHANNEL_OPTIONS, *name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
@@ -11,6 +11,8 @@ from grpc_reflection.v1alpha import reflection
 
 from shared.errors import FailedPrecondition
 from shared.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, RECEIVE_OPTION
+from shared.settings.tls import NO_TLS, Tls
+from shared.tls import server_credentials
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -36,23 +38,35 @@ class Server:
         *,
         share_port: bool = False,
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
+        tls: Tls = NO_TLS,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        port_setting: str = "grpc_port",
+        tls_setting: str = "tls",
     ) -> None:
-        """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read."""
+        """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read.
+
+        `port_setting` and `tls_setting` are what errors name."""
         options = [
             *(option for option in SERVER_OPTIONS if option[0] != RECEIVE_OPTION),
             (RECEIVE_OPTION, max_receive_bytes),
             ("grpc.so_reuseport", int(share_port)),
         ]
-        self.grpc = grpc.aio.server(options=options)
+        self.grpc = grpc.aio.server(options=options, interceptors=interceptors)
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
         try:
-            self.port = self.grpc.add_insecure_port(f"{host}:{port}")
+            self.port = self._listen(f"{host}:{port}", tls, tls_setting)
         except RuntimeError as error:
-            raise FailedPrecondition(f"grpc_port: cannot listen on {host}:{port}: {error}", field="grpc_port") from None
+            message = f"{port_setting}: cannot listen on {host}:{port}: {error}"
+            raise FailedPrecondition(message, field=port_setting) from None
+
+    def _listen(self, address: str, tls: Tls, tls_setting: str) -> int:
+        if tls.serves:
+            return self.grpc.add_secure_port(address, server_credentials(tls, tls_setting))
+        return self.grpc.add_insecure_port(address)
 
     async def start(self) -> None:
         await self.set_serving(False)

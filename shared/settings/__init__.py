@@ -7,6 +7,7 @@ them must know every key to refuse the unknown ones.
 from shared.settings.base import Settings, load
 from shared.settings.frontend import FrontendSettings
 from shared.settings.scheduler import SchedulerSettings
+from shared.settings.tls import NO_TLS, Tls
 from shared.settings.worker import WorkerSettings
 
 SERVICES: dict[str, type[Settings]] = {
@@ -15,4 +16,13 @@ SERVICES: dict[str, type[Settings]] = {
     "worker": WorkerSettings,
 }
 
-__all__ = ["SERVICES", "FrontendSettings", "SchedulerSettings", "Settings", "WorkerSettings", "load"]
+__all__ = [
+    "NO_TLS",
+    "SERVICES",
+    "FrontendSettings",
+    "SchedulerSettings",
+    "Settings",
+    "Tls",
+    "WorkerSettings",
+    "load",
+]

@@ -15,6 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shared.errors import InvalidArgument
+from shared.secret_file import SecretFile
+from shared.settings.tls import NO_TLS, Tls
 
 CONFIG_VARIABLE = "QUIRE_CONFIG"
 OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "QUIRE_ADDRESS", "QUIRE_PARENT_PIPE"})
@@ -30,6 +32,21 @@ class Settings(BaseModel):
     advertise: str = Field(
         "",
         description="name that others reach this service by; default: host, or this machine's name",
+    )
+    tls: Tls = Field(
+        NO_TLS,
+        description="TLS between services and of metrics: cert=FILE,key=FILE,ca=FILE,clients=require,server_name=NAME",
+    )
+    cluster_secret_file: str = Field(
+        "", description="file with the secret that services of a cluster prove to each other; empty: none"
+    )
+    insecure: bool = Field(
+        False, description="listen for services beyond this machine without a cluster secret or certificates of callers"
+    )
+    admin_host: str = Field("127.0.0.1", description="address that the admin service listens on")
+    admin_port: int = Field(0, ge=0, le=65535, description="port of the admin service; 0: any free one")
+    admin_key_file: str = Field(
+        "", description="file with the key that admin calls show; empty: one that only this user's commands find"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line printed")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for collectors")
@@ -47,6 +64,15 @@ class Settings(BaseModel):
     @property
     def name(self) -> str:
         return self.id or f"{self.role}-{socket.gethostname()}"
+
+    @property
+    def title(self) -> str:
+        """Role and id."""
+        return f"{self.role} {self.name}"
+
+    def cluster_secret(self) -> SecretFile | None:
+        """Raises InvalidArgument if the file is no use."""
+        return SecretFile(self.cluster_secret_file, "cluster_secret_file") if self.cluster_secret_file else None
 
     def reachable(self, port: int) -> str:
         """HOST:PORT for others."""
@@ -121,10 +147,16 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Setti
     return found
 
 
+def is_mapping(annotation: Any) -> bool:
+    """Whether a setting's value has names inside: a mapping, or a group of settings."""
+    is_group = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return is_group or getattr(annotation, "__origin__", None) is dict
+
+
 def _parse(text: str, annotation: Any) -> Any:
     """Lists are written with commas, mappings as NAME=VALUE with commas; pydantic reads the rest from text."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     origin = getattr(annotation, "__origin__", None)
-    if origin is dict:
+    if is_mapping(annotation):
         return {name: value for name, _, value in (part.partition("=") for part in parts)}
     return parts if origin in (list, tuple) else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shared.settings.base import Settings
+from shared.settings.tls import NO_TLS, Tls
 
 
 class FrontendSettings(Settings):
@@ -15,6 +16,9 @@ class FrontendSettings(Settings):
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one"
+    )
+    client_tls: Tls = Field(
+        NO_TLS, description="TLS for clients, on the gRPC and the HTTP port: cert=FILE,key=FILE,ca=FILE,clients=require"
     )
     share_ports: bool = Field(False, description="let several frontends listen on the same ports (SO_REUSEPORT)")
     schedulers: tuple[str, ...] = Field(

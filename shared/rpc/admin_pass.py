@@ -1,0 +1,73 @@
+"""How commands find a service's admin port and its key: a file in a folder that only this user can open.
+
+One file for each service process, named after its gRPC port, so that `quire status --grpc-port N` needs nothing else on
+the machine that the service runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shared import secret_file
+from shared.errors import FailedPrecondition
+
+RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPass:
+    """Where to go and what to show."""
+
+    address: str
+    key: str
+
+
+def folder() -> Path:
+    """Made if it is not there; raises FailedPrecondition if somebody else could have put it there."""
+    parent = os.environ.get(RUNTIME_VARIABLE)
+    path = Path(parent, "quire") if parent else Path(tempfile.gettempdir(), f"quire-{os.getuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise FailedPrecondition(f"{path}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise FailedPrecondition(f"{path} is not a folder that only this user can open")
+    return path
+
+
+def leave(role: str, grpc_port: int, admin: AdminPass) -> Path:
+    """Writes the file, and takes away those of processes that ended without doing so."""
+    place = folder()
+    for path in place.glob("*.json"):
+        if not _is_alive(path):
+            path.unlink(missing_ok=True)
+    path = place / f"{role}-{grpc_port}-{os.getpid()}.json"
+    secret_file.write(path, json.dumps(asdict(admin)))
+    return path
+
+
+def find(address: str, role: str = "frontend") -> AdminPass | None:
+    """Of the service of this user whose gRPC is at `address`, if that is on this machine."""
+    host, _, port = address.rpartition(":")
+    if host not in LOOPBACK:
+        return None
+    with contextlib.suppress(FailedPrecondition, OSError, ValueError):
+        for path in sorted(folder().glob(f"{role}-{port}-*.json")):
+            if _is_alive(path):
+                return AdminPass(**json.loads(path.read_text()))
+    return None
+
+
+def _is_alive(path: Path) -> bool:
+    with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
+        os.kill(int(path.stem.rsplit("-", 1)[1]), 0)
+        return True
+    return False

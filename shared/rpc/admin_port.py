@@ -1,0 +1,80 @@
+"""The admin service of a process: on a port of its own, on loopback unless told otherwise, and behind a key."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unauthenticated
+from shared.logs import logger
+from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.rpc import admin_pass
+from shared.rpc.admin_pass import LOOPBACK, AdminPass
+from shared.rpc.guard import Guard, bearer
+from shared.rpc.server import Server
+from shared.secret_file import SecretFile
+from shared.settings import NO_TLS, Settings
+
+log = logger("admin")
+
+SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+
+class AdminPort:
+    """start() and stop() with the service. `key` is for whoever runs in the same process."""
+
+    def __init__(self, settings: Settings, servicer: admin_pb2_grpc.AdminServiceServicer, grpc_port: int) -> None:
+        """Raises InvalidArgument for settings under which others could come in."""
+        self._settings = settings
+        self._grpc_port = grpc_port
+        self._file = SecretFile(settings.admin_key_file, "admin_key_file") if settings.admin_key_file else None
+        self._own = secrets.token_hex(32)
+        self._pass: Path | None = None
+        is_local = settings.admin_host in LOOPBACK
+        if not is_local:
+            _check_exposed(settings)
+        self._server = Server(
+            settings.admin_host,
+            settings.admin_port,
+            (SERVICE_NAME,),
+            tls=NO_TLS if is_local else settings.tls,
+            interceptors=(Guard(self._check),),
+            port_setting="admin_port",
+        )
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server.grpc)
+        port = self._server.port
+        self.address = f"{settings.admin_host}:{port}" if is_local else settings.reachable(port)
+
+    @property
+    def key(self) -> str:
+        return self._file.first.decode() if self._file is not None else self._own
+
+    async def start(self) -> None:
+        await self._server.start()
+        await self._server.set_serving(True)
+        try:
+            self._pass = admin_pass.leave(self._settings.role, self._grpc_port, AdminPass(self.address, self.key))
+        except (FailedPrecondition, OSError) as error:
+            log.warning("commands on this machine cannot find the admin service by themselves", reason=str(error))
+
+    async def stop(self) -> None:
+        if self._pass is not None:
+            self._pass.unlink(missing_ok=True)
+        await self._server.stop(grace_s=0.2)
+
+    def _check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
+        shown = bearer(metadata)
+        held = self._file.holds(shown) if self._file is not None else secrets.compare_digest(self._own.encode(), shown)
+        if held:
+            return None
+        what = "a wrong key" if shown else "no key"
+        return Unauthenticated(f"{self._settings.title}: the admin service was shown {what} (admin_key_file)")
+
+
+def _check_exposed(settings: Settings) -> None:
+    if not settings.admin_key_file:
+        message = f"admin_key_file: needed for an admin service beyond this machine (admin_host {settings.admin_host})"
+        raise InvalidArgument(message, field="admin_key_file")
+    if not settings.tls.serves and not settings.insecure:
+        message = "tls: an admin service beyond this machine needs a certificate, or its key could be read on the way"
+        raise InvalidArgument(f"{message} (insecure: serve all the same)", field="tls")

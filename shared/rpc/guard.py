@@ -1,0 +1,46 @@
+"""Calls without a right key are refused before their message is read."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from shared.errors import QuireError, transport
+
+HEALTH = "/grpc.health.v1."
+
+Check = Callable[[dict[str, str | bytes]], QuireError | None]
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """`check` gets a call's metadata and returns why it may not pass. Health checks always pass."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        if handler_call_details.method.startswith(HEALTH):
+            return await continuation(handler_call_details)
+        error = self._check(dict(handler_call_details.invocation_metadata or ()))
+        return await continuation(handler_call_details) if error is None else _refusing(error)
+
+
+def _refusing(error: QuireError) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(transport(error).grpc_code, error.message)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def bearer(metadata: dict[str, str | bytes]) -> bytes:
+    """What `authorization: Bearer ...` holds; empty if there is none."""
+    shown = metadata.get("authorization", "")
+    scheme, _, value = (shown if isinstance(shown, str) else shown.decode("latin-1")).partition(" ")
+    return value.strip().encode() if scheme.lower() == "bearer" else b""

@@ -1,0 +1,6 @@
+"""Who may speak between services: who proves to the other side that it knows the cluster secret (handshake.proto)."""
+
+from shared.rpc.trust.dialler import Dialler
+from shared.rpc.trust.door import Door
+
+__all__ = ["Dialler", "Door"]

@@ -1,0 +1,73 @@
+"""The side that dials: proves itself, and says nothing to a server that cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import grpc.aio
+
+from shared.errors import Unauthenticated, Unavailable
+from shared.pb.common.v1 import handshake_pb2 as pb
+from shared.rpc import channel
+from shared.rpc.duplex import Stream
+from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from shared.secret_file import SecretFile
+from shared.settings.base import Settings
+from shared.settings.tls import NO_TLS, Tls
+
+TIMEOUT_S = 5.0
+
+
+class Dialler:
+    """One service that dials others. Without a secret it proves nothing, and asks for no proof."""
+
+    def __init__(self, name: str = "", tls: Tls = NO_TLS, secret: SecretFile | None = None) -> None:
+        """`name`: role and id."""
+        self._name = name
+        self._tls = tls
+        self._secret = secret
+
+    @classmethod
+    def of(cls, settings: Settings) -> Dialler:
+        """Raises InvalidArgument if a file is no use."""
+        return cls(settings.title, settings.tls, settings.cluster_secret())
+
+    def connect(self, address: str) -> grpc.aio.Channel:
+        """With the certificates as they are now."""
+        return channel.connect(address, self._tls)
+
+    async def meet(self, stream: Stream, message: Any, service: str, address: str, *, known: bool) -> None:
+        """Before anything else on `stream`. `message`: the type that its client sends; `known`: the address is from the
+        settings, not from others. Raises Unauthenticated if the server cannot prove itself."""
+        if self._secret is None:
+            return
+        async with asyncio.timeout(TIMEOUT_S):
+            nonce, dialled = secrets.token_bytes(NONCE_BYTES), "" if known else address
+            introduction = pb.Introduction(name=self._name, nonce=nonce, dialled=dialled)
+            await stream.write(message(handshake=pb.Handshake(introduction=introduction)))
+            challenge = await self._challenge(stream, address)
+            meeting = Meeting(service, self._name, challenge.name, dialled, nonce, challenge.nonce)
+            if not meeting.is_proved(challenge.proof, self._secret.all, "server"):
+                raise Unauthenticated(
+                    f"{challenge.name} at {address} does not know the cluster secret of {self._name}: "
+                    "their cluster_secret_file differ"
+                )
+            proof = meeting.proof(self._secret.first, "client")
+            await stream.write(message(handshake=pb.Handshake(proof=pb.Proof(proof=proof))))
+
+    async def _challenge(self, stream: Stream, address: str) -> pb.Challenge:
+        reply = await stream.read()
+        if reply is grpc.aio.EOF:
+            raise Unavailable(f"{address} closed the session before it opened")
+        kind = reply.WhichOneof("message")
+        if kind != "handshake" or reply.handshake.WhichOneof("step") != "challenge":
+            raise Unauthenticated(
+                f"the service at {address} answers with {kind} where it should prove that it knows the cluster secret "
+                f"of {self._name} (cluster_secret_file)"
+            )
+        challenge: pb.Challenge = reply.handshake.challenge
+        if len(challenge.nonce) != NONCE_BYTES:
+            raise Unauthenticated(f"the nonce of {address} has {len(challenge.nonce)} bytes, not {NONCE_BYTES}")
+        return challenge

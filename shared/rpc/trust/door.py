@@ -1,0 +1,96 @@
+"""The side that listens: lets nobody in who cannot prove that it knows the cluster secret."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import grpc.aio
+
+from shared.errors import ResourceExhausted, Unauthenticated, Unavailable
+from shared.pb.common.v1 import handshake_pb2 as pb
+from shared.rpc.duplex import Stream
+from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
+from shared.secret_file import SecretFile
+
+TIMEOUT_S = 5.0
+MOST_AT_THE_DOOR = 256  # strangers that are being asked at a time
+LONGEST_NAME = 512  # characters
+
+
+class Door:
+    """Of one service that others dial. Without a secret everybody is let in, and whoever wants a proof is told."""
+
+    def __init__(self, secret: SecretFile | None, name: str) -> None:
+        """`name`: role and id."""
+        self._secret = secret
+        self._name = name
+        self._num_asked = 0
+        self.address = ""  # how others know it; set when the port is known
+
+    async def admit(self, stream: Stream, message: Any, service: str) -> str:
+        """Before anything else on `stream`; returns the name of the caller, empty if nothing had to be proved.
+
+        `message`: the type that the stream's server sends. Raises Unauthenticated, Unavailable or ResourceExhausted."""
+        if self._secret is None:
+            return ""
+        if self._num_asked >= MOST_AT_THE_DOOR:
+            raise ResourceExhausted(f"{MOST_AT_THE_DOOR} others are proving themselves", retry_after_ms=1000)
+        self._num_asked += 1
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._ask(stream, message, service, self._secret)
+        except TimeoutError:
+            raise Unauthenticated(f"no proof of the cluster secret within {TIMEOUT_S:g} s") from None
+        finally:
+            self._num_asked -= 1
+
+    def wrong_opening(self, kind: str | None) -> Unauthenticated | None:
+        """The error for a session that opens with a handshake here, where there is no secret to prove."""
+        if kind != "handshake":
+            return None
+        return Unauthenticated(
+            f"the caller wants proof of the cluster secret, and {self._name} has none: set its cluster_secret_file"
+        )
+
+    async def _ask(self, stream: Stream, message: Any, service: str, secret: SecretFile) -> str:
+        introduction = (await self._next(stream, "introduction")).introduction
+        self._check(introduction)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        meeting = Meeting(service, introduction.name, self._name, introduction.dialled, introduction.nonce, nonce)
+        challenge = pb.Challenge(name=self._name, nonce=nonce, proof=meeting.proof(secret.first, "server"))
+        await stream.write(message(handshake=pb.Handshake(challenge=challenge)))
+        shown = (await self._next(stream, "proof")).proof
+        if not meeting.is_proved(shown.proof, secret.all, "client"):
+            raise Unauthenticated(
+                f"{introduction.name} does not know the cluster secret of {self._name}: "
+                "their cluster_secret_file differ"
+            )
+        return str(introduction.name)
+
+    def _check(self, introduction: pb.Introduction) -> None:
+        if len(introduction.nonce) != NONCE_BYTES or len(introduction.name) > LONGEST_NAME:
+            raise Unauthenticated(
+                f"an introduction has {NONCE_BYTES} bytes of nonce and a name of {LONGEST_NAME} at most"
+            )
+        if introduction.dialled and introduction.dialled != self.address:
+            raise Unauthenticated(
+                f"{introduction.name} dialled {introduction.dialled[:LONGEST_NAME]}, which is not {self._name} at "
+                f"{self.address}: somebody stands between"
+            )
+
+    async def _next(self, stream: Stream, step: str) -> pb.Handshake:
+        received = await stream.read()
+        if received is grpc.aio.EOF:
+            raise Unavailable("the caller closed the session before it opened")
+        kind = received.WhichOneof("message")
+        if kind != "handshake":
+            raise Unauthenticated(
+                f"{self._name} lets in who proves to know its cluster secret, and this session opened with {kind}: "
+                "give the caller the same cluster_secret_file"
+            )
+        if received.handshake.WhichOneof("step") != step:
+            raise Unauthenticated(f"{received.handshake.WhichOneof('step')} where {step} is due")
+        handshake: pb.Handshake = received.handshake
+        return handshake

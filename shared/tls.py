@@ -1,0 +1,131 @@
+"""TLS by files that may be exchanged at any time: credentials of gRPC, and contexts of HTTP servers.
+
+Servers look at the files at every handshake, dialling reads them anew: connections that are open go on, those to come
+have the new certificate. Files that do not fit together (one of two is written yet) leave the old ones in force.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import grpc
+
+from shared.errors import InvalidArgument, QuireError, Unavailable
+from shared.logs import logger
+from shared.settings.tls import Tls
+
+log = logger("tls")
+
+Made = TypeVar("Made")
+
+
+class _Kept(Generic[Made]):
+    """Something made of the files, made again when they change."""
+
+    def __init__(self, tls: Tls, setting: str, make: Callable[[Tls], Made]) -> None:
+        self._tls = tls
+        self._setting = setting
+        self._make = make
+        self._stamps = _stamps(tls)
+        self.value = self._made()
+
+    def refresh(self) -> bool:
+        """Whether `value` is another now."""
+        stamps = _stamps(self._tls)
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            self.value = self._made()
+        except QuireError as error:
+            log.error("certificates stay as they were", reason=error.message)
+            return False
+        log.info("certificates read again", setting=self._setting)
+        return True
+
+    def _made(self) -> Made:
+        try:
+            return self._make(self._tls)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(self._tls.files)
+            reason = error.strerror or error
+            raise InvalidArgument(f"{self._setting}: cannot use {files}: {reason}", field=self._setting) from None
+
+
+def server_credentials(tls: Tls, setting: str) -> grpc.ServerCredentials:
+    """Raises InvalidArgument, naming `setting`, if the files are no use."""
+    kept = _Kept(tls, setting, _certificate_configuration)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        return kept.value if kept.refresh() else None
+
+    return grpc.dynamic_ssl_server_credentials(
+        kept.value,
+        fetch,  # type: ignore[arg-type]  # None: as it was
+        require_client_authentication=tls.is_mutual,
+    )
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Of the files as they are now; raises Unavailable if they are no use."""
+    try:
+        _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+        return grpc.ssl_channel_credentials(_bytes(tls.ca), _bytes(tls.key), _bytes(tls.cert))
+    except (OSError, ssl.SSLError) as error:
+        raise Unavailable(f"tls: cannot use {', '.join(tls.files)}: {error.strerror or error}") from None
+
+
+def server_context(tls: Tls, setting: str) -> ssl.SSLContext:
+    """For HTTP servers. Raises InvalidArgument, naming `setting`, if the files are no use."""
+    kept = _Kept(tls, setting, _server_context)
+
+    def at_handshake(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        kept.refresh()
+        connection.context = kept.value
+
+    front = _server_context(tls)
+    front.sni_callback = at_handshake  # called without a name, too
+    return front
+
+
+def _certificate_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    _server_context(tls)  # gRPC itself would notice a pair that does not fit at the first handshake
+    return grpc.ssl_server_certificate_configuration(
+        [(Path(tls.key).read_bytes(), Path(tls.cert).read_bytes())],
+        root_certificates=_bytes(tls.ca) if tls.is_mutual else None,
+    )
+
+
+def _server_context(tls: Tls) -> ssl.SSLContext:
+    context = _context(tls, ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED if tls.is_mutual else ssl.CERT_NONE
+    return context
+
+
+def _context(tls: Tls, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.cert:
+        context.load_cert_chain(tls.cert, tls.key, password="")  # an encrypted key is an error, not a question
+    if tls.ca:
+        context.load_verify_locations(tls.ca)
+    return context
+
+
+def _bytes(path: str) -> bytes | None:
+    return Path(path).read_bytes() if path else None
+
+
+def _stamps(tls: Tls) -> list[tuple[int, int, int] | None]:
+    found: list[tuple[int, int, int] | None] = []
+    for path in tls.files:
+        try:
+            status = os.stat(path)
+            found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        except OSError:
+            found.append(None)
+    return found
