@@ -237,7 +237,11 @@ class Core:
             self.grammars.leave(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.key]
-        self._requeue(self.siblings.ended(sequence))
+        heir = self.siblings.ended(sequence)
+        if heir is not None:  # it computes the prompt now
+            self.num_waiting_tokens -= heir.num_queued_tokens
+            self._count_waiting(heir)
+            self._queue(heir)
 
     def preempt(self, slot: int) -> list[int]:
         """Takes a running sequence's blocks; all is computed again, less what the cache then holds. With a beam its
@@ -332,13 +336,6 @@ class Core:
             return
         sequence.status = Status.WAITING
         self.waiting.push(sequence)
-
-    def _requeue(self, siblings: list[Sequence]) -> None:
-        """They waited for one that is over: the first of them computes the prompt."""
-        for sibling in siblings:
-            self.num_waiting_tokens -= sibling.num_queued_tokens
-            self._count_waiting(sibling)
-            self._queue(sibling)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         if sequence.status is Status.BLOCKED:

@@ -17,19 +17,16 @@ T = TypeVar("T")
 
 
 class Siblings:
-    """What a core knows of its families."""
+    """What a core knows of its families. Whoever comes, goes or ends costs the same, however many there are."""
 
     def __init__(self) -> None:
         self._computing: dict[Family, Sequence] = {}  # who computes the prompt, or waits to do so
-        self._parked: dict[Family, list[Sequence]] = {}
-        self._donors: dict[Family, list[int]] = {}  # slots whose prompt is computed, by steps planned before
-
-    @property
-    def num_parked(self) -> int:
-        return sum(map(len, self._parked.values()))
+        self._parked: dict[Family, dict[int, Sequence]] = {}  # by key, in the order in which they came
+        self._donors: dict[Family, dict[int, None]] = {}  # slots whose prompt is computed, by steps planned before
+        self.num_parked = 0
 
     def parked(self) -> list[Sequence]:
-        return [sequence for parked in self._parked.values() for sequence in parked]
+        return [sequence for parked in self._parked.values() for sequence in parked.values()]
 
     def parks(self, sequence: Sequence) -> bool:
         """Whether `sequence`, which could be queued, had better wait for a sibling."""
@@ -38,15 +35,15 @@ class Siblings:
             return False
         if self._computing.setdefault(family, sequence) is sequence or sequence.asks_prompt_logprobs:
             return False
-        self._parked.setdefault(family, []).append(sequence)
+        self._parked.setdefault(family, {})[sequence.key] = sequence
+        self.num_parked += 1
         return True
 
     def donor(self, sequence: Sequence) -> int | None:
         """A slot that has computed the prompt of `sequence`, which has nothing else yet."""
         if sequence.family is None or not sequence.starts or sequence.asks_prompt_logprobs:
             return None
-        donors = self._donors.get(sequence.family)
-        return donors[0] if donors else None
+        return next(iter(self._donors.get(sequence.family, ())), None)
 
     def computed(self, slots: Iterable[int], sequences: Iterable[Sequence]) -> list[Sequence]:
         """A step is planned in which these complete their prompts: whoever need not wait any more, in order."""
@@ -54,10 +51,11 @@ class Siblings:
         for slot, sequence in zip(slots, sequences, strict=True):
             family = sequence.family
             if family is not None:
-                self._donors.setdefault(family, []).append(slot)
+                self._donors.setdefault(family, {})[slot] = None
                 if self._computing.get(family) is sequence:
                     del self._computing[family]
-                    freed += self._parked.pop(family, [])
+                    freed += self._parked.pop(family, {}).values()
+        self.num_parked -= len(freed)
         return freed
 
     def left(self, sequence: Sequence, slot: int) -> None:
@@ -65,33 +63,36 @@ class Siblings:
         if sequence.family is not None:
             _drop(self._donors, sequence.family, slot)
 
-    def ended(self, sequence: Sequence) -> list[Sequence]:
-        """`sequence` is over: siblings that waited for it, one of whom has to compute the prompt now."""
+    def ended(self, sequence: Sequence) -> Sequence | None:
+        """`sequence` is over: the sibling that has to compute the prompt now, if it was to do that. The others go on
+        waiting."""
         family = sequence.family
         if family is None:
-            return []
+            return None
         self.unpark(sequence)
         if self._computing.get(family) is not sequence:
-            return []
+            return None
         del self._computing[family]
-        return self._parked.pop(family, [])
+        parked = self._parked.get(family)
+        if parked is None:
+            return None
+        heir = next(iter(parked.values()))
+        self.unpark(heir)
+        self._computing[family] = heir
+        return heir
 
     def unpark(self, sequence: Sequence) -> None:
         """It waits no longer, if it did."""
         if sequence.family is not None:
-            _drop(self._parked, sequence.family, sequence)
-
-    def clear(self) -> None:
-        """Nobody runs or waits here."""
-        self._computing.clear()
-        self._parked.clear()
-        self._donors.clear()
+            self.num_parked -= _drop(self._parked, sequence.family, sequence.key)
 
 
-def _drop(lists: dict[Family, list[T]], family: Family, member: T) -> None:
-    """Takes `member` out of its family's list, if it is there; empty lists go."""
-    members = lists.get(family, [])
-    if member in members:
-        members.remove(member)
-        if not members:
-            del lists[family]
+def _drop(tables: dict[Family, dict[int, T]], family: Family, member: int) -> bool:
+    """Takes `member` out of its family's table; whether it was there. Empty tables go."""
+    table = tables.get(family)
+    if table is None or member not in table:
+        return False
+    del table[member]
+    if not table:
+        del tables[family]
+    return True

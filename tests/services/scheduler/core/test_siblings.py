@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.plan import StepPlan, StepResult
 from services.scheduler.core.sequence import Family, Reason, Sequence
-from tests.services.scheduler.conftest import make_sequence
+from tests.services.scheduler.conftest import count_operations, make_sequence
 from tests.services.scheduler.core.test_scenarios import tokens_of
 from tests.services.scheduler.paper_worker import PaperWorker, oracle
 
@@ -183,3 +183,35 @@ def test_deadlines_pass_for_those_that_wait(core: NewCore) -> None:
     (ended,) = c.take_events().finished
     assert (ended.sequence.key, ended.reason) == (1, Reason.DEADLINE)
     assert c.num_waiting == 0
+
+
+class Compared(Sequence):
+    """Counts how often it is looked at in a search for another."""
+
+    __slots__ = ()
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def cancel_all(core: NewCore, count: int, *, backwards: bool) -> int:
+    """What it costs to cancel so many samples of a prompt that one of them is about to compute."""
+    run = Run(core(max_num_batched_tokens=30))
+    made = run.add(count)
+    run.step()
+    for sequence in made:
+        sequence.__class__ = Compared
+    keys = [sequence.key for sequence in made]
+    before = Compared.times
+    operations = count_operations(lambda: [run.core.cancel(key) for key in (reversed(keys) if backwards else keys)])
+    assert run.core.num_waiting == run.core.num_waiting_tokens == 0
+    return operations + Compared.times - before
+
+
+@pytest.mark.parametrize("backwards", [True, False])
+def test_cancelling_samples_costs_the_same_for_each_however_many_wait(core: NewCore, backwards: bool) -> None:
+    assert cancel_all(core, 400, backwards=backwards) < 12 * cancel_all(core, 40, backwards=backwards)
