@@ -10,7 +10,8 @@ import time
 from types import TracebackType
 from typing import IO, Any
 
-from quire.cluster.options import ClusterOptions, more_workers, plan
+from quire.cluster.endpoints import Endpoints
+from quire.cluster.options import ClusterOptions, Spec, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
 from shared.errors import Unavailable
 
@@ -27,8 +28,9 @@ class Cluster:
         self.options = options
         self._report = report or (lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
         self._log = log
-        self.specs = plan(options)
-        self.processes = [ServiceProcess(spec, self._report, log) for spec in self.specs]
+        self._endpoints = Endpoints()
+        self.specs: list[Spec] = []
+        self.processes: list[ServiceProcess] = []
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -41,11 +43,14 @@ class Cluster:
         return self._of("frontend")[0].addresses["grpc"]
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when every service has announced itself; raises Unavailable if one refuses to start."""
+        """Returns when every service has announced itself; raises QuireError for a port that is in use, and Unavailable
+        if a service refuses to start."""
         atexit.register(self.stop)
-        for process in self.processes:
-            process.start()
         try:
+            self.specs = plan(self.options, self._endpoints)
+            self.processes = [ServiceProcess(spec, self._report, self._log) for spec in self.specs]
+            for process in self.processes:
+                process.start()
             self._await_ready(time.monotonic() + timeout_s)
         except BaseException:
             self.kill()
@@ -68,6 +73,7 @@ class Cluster:
                 if not process.wait(max(0.1, deadline - time.monotonic())):
                     self._report(f"{process.spec.id} does not drain; killing it")
                 process.close()
+        self._endpoints.close()
 
     def scale_workers(self, count: int) -> None:
         """Starts workers, or lets the last ones leave, until there are `count`; returns when that is so."""
@@ -96,6 +102,7 @@ class Cluster:
         atexit.unregister(self.stop)
         for process in self.processes:
             process.close()
+        self._endpoints.close()
 
     def __enter__(self) -> Cluster:
         self.start()

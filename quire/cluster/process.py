@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from quire.cluster.options import LOOPBACK, RedisSpec, Spec
+from quire.cluster.options import RedisSpec, Spec
 from shared.lifecycle import PARENT_PIPE_VARIABLE
 
 FIRST_BACKOFF_S = 0.2
@@ -63,7 +63,7 @@ class ServiceProcess:
             start_new_session=True,  # Ctrl-C is for us to pass on, once
         )
         self._started_at = time.monotonic()
-        hear = self._await_port if isinstance(self.spec, RedisSpec) else self._listen
+        hear = self._await_socket if isinstance(self.spec, RedisSpec) else self._listen
         threading.Thread(target=hear, args=(self._process,), daemon=True).start()
 
     def watch(self, now: float) -> None:
@@ -121,13 +121,13 @@ class ServiceProcess:
                     self.addresses = dict(word.split("=", 1) for word in words[2:])
                     self.ready.set()
 
-    def _await_port(self, process: subprocess.Popen[str]) -> None:
+    def _await_socket(self, process: subprocess.Popen[str]) -> None:
         """Redis announces nothing: it is ready when it can be reached."""
         assert isinstance(self.spec, RedisSpec)
         while process.poll() is None:
-            with socket.socket() as probe:
-                if probe.connect_ex((LOOPBACK, self.spec.port)) == 0:
-                    self.addresses = {"redis": f"{LOOPBACK}:{self.spec.port}"}
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(self.spec.socket)) == 0:
+                    self.addresses = {"redis": str(self.spec.socket)}
                     self.ready.set()
                     return
             time.sleep(0.02)

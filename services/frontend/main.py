@@ -27,7 +27,7 @@ from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import logs, model_identity, prefix_index
+from shared import logs, model_identity, ports, prefix_index
 from shared.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
@@ -47,6 +47,8 @@ LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their client
 async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
+    for field in ("http_port", "grpc_port"):  # before anything is loaded
+        ports.check(settings.host, getattr(settings, field), field, share=settings.share_ports)
     frontend = Frontend(settings, shutdown)
     keep_for_good()
     try:

@@ -60,7 +60,7 @@ class Scheduler:
         self.workers = WorkerService(
             settings, self.cluster, metrics, on_change=self.frontends.publish, directory=self.directory
         )
-        self.server = Server(settings.host, settings.grpc_port, SERVICES)
+        self.server = Server(settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports)
         self.status.address = settings.reachable(self.server.port)
         self.status.directory = self.directory
         admin = AdminService(self.cluster, self.status, shutdown)

@@ -14,6 +14,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from shared import ports
+
 # Bucket edges that dashboards for vLLM expect, seconds.
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TTFT_BUCKETS = (
@@ -59,7 +61,10 @@ class Page:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((host, port), Answer)
+        try:
+            self._server = ThreadingHTTPServer((host, port), Answer)
+        except OSError as error:
+            raise ports.refusal(host, port, "metrics_port", error) from None
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port

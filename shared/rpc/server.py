@@ -9,6 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from shared import ports
 from shared.errors import FailedPrecondition
 from shared.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, RECEIVE_OPTION
 from shared.settings.tls import NO_TLS, Tls
@@ -46,6 +47,7 @@ class Server:
         """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read.
 
         `port_setting` and `tls_setting` are what errors name."""
+        ports.check(host, port, port_setting, share=share_port)  # gRPC itself would print a line of C++
         options = [
             *(option for option in SERVER_OPTIONS if option[0] != RECEIVE_OPTION),
             (RECEIVE_OPTION, max_receive_bytes),

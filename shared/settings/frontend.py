@@ -20,7 +20,9 @@ class FrontendSettings(Settings):
     client_tls: Tls = Field(
         NO_TLS, description="TLS for clients, on the gRPC and the HTTP port: cert=FILE,key=FILE,ca=FILE,clients=require"
     )
-    share_ports: bool = Field(False, description="let several frontends listen on the same ports (SO_REUSEPORT)")
+    share_ports: bool = Field(
+        False, description="share the ports with other frontends and with the launcher, which holds them (SO_REUSEPORT)"
+    )
     schedulers: tuple[str, ...] = Field(
         ("127.0.0.1:50052",), description="HOST:PORT of schedulers; with redis, those found there are dialled as well"
     )

@@ -13,6 +13,7 @@ class SchedulerSettings(Settings):
     """Who runs next, with how many tokens, in which KV blocks, on which worker."""
 
     grpc_port: int = Field(50052, ge=0, le=65535, description="port that frontends and workers dial; 0: any free one")
+    share_ports: bool = Field(False, description="let the launcher, which holds the gRPC port, share it (SO_REUSEPORT)")
     metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0: any free one")
     scheduling_policy: Literal["fcfs", "priority", "fair"] = Field(
         "fcfs", description="order of waiting sequences: arrival, priority, or fairness between tenants by tokens"

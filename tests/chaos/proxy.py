@@ -21,8 +21,8 @@ class Proxy:
         self.open.set()
         self.port = 0
 
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", port)
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:

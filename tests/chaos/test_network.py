@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster import Cluster, ClusterOptions
-from quire.cluster.options import ServiceSpec, free_port
+from quire.cluster.endpoints import Endpoints
 from tests.chaos.conftest import SCHEDULER, WORKER, Said
 from tests.chaos.proxy import Proxy
 from tests.chaos.test_workers import survives
@@ -27,17 +27,17 @@ class Relayed:
 
 @pytest_asyncio.fixture
 async def relayed() -> AsyncIterator[Relayed]:
-    ports = {"worker": free_port(), "frontend": free_port()}
+    endpoints = Endpoints()
+    port = endpoints.hold_port("scheduler")
+    proxies = {name: Proxy(f"127.0.0.1:{port}") for name in ("worker", "frontend")}
+    for proxy in proxies.values():
+        await proxy.start()
     settings = {
-        "worker": {**WORKER, "scheduler": f"127.0.0.1:{ports['worker']}"},
-        "frontend": {"schedulers": (f"127.0.0.1:{ports['frontend']}",)},
-        "scheduler": SCHEDULER,
+        "worker": {**WORKER, "scheduler": f"127.0.0.1:{proxies['worker'].port}"},
+        "frontend": {"schedulers": (f"127.0.0.1:{proxies['frontend'].port}",)},
+        "scheduler": {**SCHEDULER, "grpc_port": port},
     }
     cluster = Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=settings))
-    scheduler = next(s for s in cluster.specs if isinstance(s, ServiceSpec) and s.role == "scheduler")
-    proxies = {name: Proxy(f"127.0.0.1:{scheduler.flags['grpc_port']}") for name in ports}
-    for name, proxy in proxies.items():
-        await proxy.start(ports[name])
     await asyncio.to_thread(cluster.start)
     yield Relayed(cluster, proxies)
     for proxy in proxies.values():
@@ -45,6 +45,7 @@ async def relayed() -> AsyncIterator[Relayed]:
     await asyncio.to_thread(cluster.stop)
     for proxy in proxies.values():
         await proxy.close()
+    endpoints.close()
 
 
 @pytest.mark.parametrize("side", ["worker", "frontend"])

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from quire import bundled
+from tests.e2e.conftest import running_cluster
 
 QUIRE = (sys.executable, "-m", "quire")
 
@@ -130,3 +134,34 @@ def test_numbers_take_units_and_refuse_nonsense() -> None:
 
 def test_a_cluster_that_is_not_there_is_said_so() -> None:
     assert "quire: " in quire("status", "--address", "127.0.0.1:1", status=1).stderr
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+@pytest.mark.parametrize("command", ["up", "frontend"])
+def test_a_port_in_use_is_one_line_that_names_it(command: str, flag: str) -> None:
+    other = "--grpc-port" if flag == "--http-port" else "--http-port"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        model = ("--model", str(bundled.FOLDER)) if command == "frontend" else ()
+        done = subprocess.run(
+            [*QUIRE, command, *model, flag, str(port), other, "0"], capture_output=True, text=True, check=False
+        )
+    assert done.returncode in {1, 2}
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert f"{flag[2:].replace('-', '_')}: 127.0.0.1:{port} is in use" in done.stderr
+    assert done.stdout == ""
+
+
+def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
+    with running_cluster(worker={"num_blocks": 300}) as cluster:
+        process = cluster.process("scheduler-0")
+        host, port = process.addresses["grpc"].rsplit(":", 1)
+        for restarts in (1, 2, 3):
+            process.signal(signal.SIGKILL)
+            while process.restarts < restarts or not process.ready.is_set():
+                with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+                    thief.bind((host, int(port)))
+                time.sleep(0.005)
+        assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", cluster.grpc_address).stdout == "5\n"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from shared.errors import FailedPrecondition
+from shared import ports
 
 KEEP_ALIVE_S = 5
 BACKLOG = 2048
@@ -36,7 +36,8 @@ class HttpServer:
     """run() serves until stop()."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, *, share_port: bool, drain_timeout_s: float) -> None:
-        self._socket = _bind(host, port, share_port)
+        self._socket = ports.bind(host, port, "http_port", share=share_port)
+        self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Uvicorn(
             uvicorn.Config(
@@ -68,19 +69,3 @@ class HttpServer:
     def stop(self) -> None:
         """Lets run() return once the calls under way are answered."""
         self._server.should_exit = True
-
-
-def _bind(host: str, port: int, share_port: bool) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        message = f"http_port: cannot listen on {host}:{port}: {error.strerror}"
-        raise FailedPrecondition(message, field="http_port") from None
-    bound.setblocking(False)
-    return bound

@@ -124,7 +124,7 @@ async def test_a_port_in_use_is_one_line_and_status_2(folder: Path) -> None:
         async with process(folder, script.address, http_port=port) as two:
             _, errors = await asyncio.wait_for(two.communicate(), 20)
     assert two.returncode == 2
-    assert f"http_port: cannot listen on 127.0.0.1:{port}" in errors.decode()
+    assert f"http_port: 127.0.0.1:{port} is in use" in errors.decode()
 
 
 async def test_it_needs_no_torch() -> None:

@@ -1,0 +1,62 @@
+"""Where a cluster's processes are reached: its own from start to end, also while none of them listens."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shared import ports
+
+LOOPBACK = "127.0.0.1"
+
+
+class Endpoints:
+    """Ports by sockets that are bound and never listen, and a folder of its own for Unix sockets.
+
+    Others can neither be given such a port nor take it; our own services, which bind with SO_REUSEPORT, can, and get
+    every connection, since this socket does not listen. So a service that is restarted finds its port free.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._folder: Path | None = None
+
+    def hold_port(self, field: str, host: str = LOOPBACK, port: int = 0) -> int:
+        """The port; 0 takes any free one. Raises FailedPrecondition, naming `field`, if another process has it."""
+        family, address = ports.resolve(host, port)
+        held = socket.socket(family, socket.SOCK_STREAM)
+        self._sockets.append(held)
+        try:
+            _bind_alone(held, address)
+        except OSError as error:
+            raise ports.refusal(host, port, field, error) from None
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # only now: no other cluster could share it so far
+        return int(held.getsockname()[1])
+
+    def unix_socket(self, name: str) -> Path:
+        """In a folder that only this user may enter."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
+        return self._folder / name
+
+    def close(self) -> None:
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _bind_alone(held: socket.socket, address: Any) -> None:
+    try:
+        held.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # perhaps only closed connections are still there
+        held.bind(address)
