@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from shared.errors import QuireError
+from shared.errors import Internal, QuireError
 from shared.logs import logger
 
 log = logger("lifecycle")
@@ -93,12 +93,11 @@ def announce(role: str, name: str, **addresses: str) -> None:
 
 
 async def first(*contenders: Awaitable[Any]) -> None:
-    """Runs all until one ends, cancels the rest, and raises what it raised."""
+    """Runs all until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled."""
     tasks = [asyncio.ensure_future(c) for c in contenders]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        _raise_failure_of([task for task in tasks if task.done()])
     finally:
         pending = set(tasks)
         while pending:  # a library may lose a cancellation that comes when what it awaits is just there
@@ -106,3 +105,12 @@ async def first(*contenders: Awaitable[Any]) -> None:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _raise_failure_of(ended: list[asyncio.Future[Any]]) -> None:
+    """An error says more than a cancellation that came with it, and that nobody here asked for."""
+    for task in ended:
+        if not task.cancelled():
+            task.result()
+    if any(task.cancelled() for task in ended):
+        raise Internal("a task was cancelled, and nobody here asked for that")

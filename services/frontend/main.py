@@ -36,6 +36,7 @@ from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.rpc.server import Server
 from shared.settings.frontend import FrontendSettings
+from shared.supervision import Tasks, restarted, vital
 from shared.version import VERSION
 
 log = logs.logger("frontend")
@@ -63,6 +64,7 @@ class Frontend:
     def __init__(self, settings: FrontendSettings, shutdown: Shutdown) -> None:
         self._settings = settings
         self._shutdown = shutdown
+        self._tasks = Tasks()
         folder = Path(settings.model)
         identity = model_identity.identity(folder, settings.served_model_name)
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
@@ -173,12 +175,17 @@ class Frontend:
 
     async def run(self) -> None:
         await self._grpc.start()
-        http = asyncio.create_task(self._http.run())
+        serving = vital("the HTTP server", self._http.run(), may_end=lambda: self._shutdown.requested)
+        http = self._tasks.start("http", serving)
         await self._http.listening()
         announce("frontend", self._settings.name, http=self.http_address, grpc=self.grpc_address)
-        background = [self._client.run(), self._report_health(), watch_loop_delay(self.metrics)]
+        background = [
+            vital("the sessions with schedulers", self._client.run()),
+            restarted("health", self._report_health),
+            restarted("loop delay", lambda: watch_loop_delay(self.metrics)),
+        ]
         if self._directory is not None:
-            background.append(self._directory.run())
+            background.append(restarted("directory", self._directory.run))
         await first(http, *background, self._drain_when_asked(http))
 
     async def _report_health(self) -> None:

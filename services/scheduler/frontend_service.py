@@ -91,7 +91,7 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.hellos[owner] = hello
         log.info("frontend joined", frontend=hello.frontend_id)
         try:
-            await lifecycle.first(session.pump(), self._read(session, owner))
+            await lifecycle.first(self._read(session, owner), session.pump())
         except Unavailable as error:
             log.warning("frontend lost", frontend=hello.frontend_id, reason=error.message)
         finally:

@@ -23,6 +23,7 @@ from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.rpc.server import Server
 from shared.settings import SchedulerSettings
+from shared.supervision import restarted
 
 SERVICES = ("quire.scheduler.v1.SchedulerService", "quire.worker.v1.WorkerService", "quire.admin.v1.AdminService")
 HEALTH_INTERVAL_S = 0.5
@@ -70,19 +71,21 @@ class Scheduler:
 
     async def run(self, metrics_address: str) -> None:
         """Until shutdown; then drains."""
-        settings, shutdown = self._settings, self._shutdown
+        settings = self._settings
         await self.server.start()
         await self.server.set_serving(True)
         lifecycle.announce("scheduler", settings.name, grpc=self.status.address, metrics=metrics_address)
-        serving = [shutdown.wait(), self.frontends.publish_views(), _report_health(self.server, self.status)]
-        publishing = asyncio.ensure_future(self.directory.run()) if self.directory is not None else None
-        try:
-            await lifecycle.first(*serving)
-            await drain(settings, self.cluster, self.frontends, self.workers.spread)
-        finally:
-            if publishing is not None:
-                publishing.cancel()
-                await asyncio.gather(publishing, return_exceptions=True)
+        loops = [
+            restarted("views", self.frontends.publish_views),
+            restarted("health", lambda: _report_health(self.server, self.status)),
+        ]
+        if self.directory is not None:
+            loops.append(restarted("prefix directory", self.directory.run))
+        await lifecycle.first(self._serve(), *loops)
+
+    async def _serve(self) -> None:
+        await self._shutdown.wait()
+        await drain(self._settings, self.cluster, self.frontends, self.workers.spread)
 
     async def stop(self) -> None:
         await self.server.stop(grace_s=0.2)

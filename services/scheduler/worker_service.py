@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -27,6 +28,7 @@ from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.prefix_index import BlockKeys
 from shared.rpc.duplex import Duplex
 from shared.settings import SchedulerSettings
+from shared.supervision import Tasks
 from shared.version import VERSION
 
 log = logger("workers")
@@ -54,6 +56,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._directory = directory
         self.spread = Spread(lambda: [] if directory is None else directory.peers)
         self._sessions: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
 
     async def Attach(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
@@ -74,7 +77,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""
-        work = asyncio.ensure_future(self._serve(session, hello))
+        work = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
         self._sessions[hello.worker_id] = work
         try:
             await asyncio.wait([work])
@@ -82,6 +85,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             work.cancel()
             if self._sessions.get(hello.worker_id) is work:
                 del self._sessions[hello.worker_id]
+        if work.cancelled() and not work.cancelling():
+            raise Unavailable(f"the session of worker {hello.worker_id} was cancelled, and nobody asked for that")
         if work.cancelled():
             raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session is over")
         work.result()
@@ -124,7 +129,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
         )
         try:
-            await lifecycle.first(session.pump(), self._read(session, replica), self._watch(replica))
+            await lifecycle.first(self._read(session, replica), self._watch(replica), session.pump())
         except Unavailable as error:
             self._metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
@@ -199,9 +204,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _watch(self, replica: Replica) -> None:
         """A worker that is alive but does not finish its step is given up; its late results meet a new epoch."""
-        deadline_s = self._settings.step_deadline_s
-        while replica.overdue_s() <= deadline_s:
+        most_checks = math.ceil(self._settings.step_deadline_s / OVERDUE_CHECK_S)
+        oldest, num_checks = replica.oldest_sent_at, 0
+        while num_checks < most_checks:  # not a clock: it would count time in which this process itself stood still
             await asyncio.sleep(OVERDUE_CHECK_S)
+            before, oldest = oldest, replica.oldest_sent_at
+            num_checks = num_checks + 1 if oldest is not None and oldest == before else 0
         self._metrics.workers_lost.labels("step_deadline").inc()
         log.warning("worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.overdue_s(), 1))
 

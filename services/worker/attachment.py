@@ -64,7 +64,7 @@ class Attachment:
         held = await self._engine.rest(self)
         hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
         self._session.send(pb.AttachRequest(hello=hello))
-        await lifecycle.first(self._session.pump(), self._work(welcomed), self._wait_for_break())
+        await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
 
     def deliver(self, result: pb.StepResult) -> None:
         """Engine: a step has ended."""

@@ -263,17 +263,21 @@ class Engine:
     # On the landing thread (on the device's, if that is synchronous)
 
     def _run_landing(self) -> None:
-        while (airborne := self._landing.get()) is not None:
-            self._inbox.put(self._land(airborne))
+        try:
+            while (airborne := self._landing.get()) is not None:
+                self._inbox.put(self._land(airborne))
+        except Exception as error:
+            log.exception("the landing thread failed")
+            self._post(_set_exception, self.died, error)
 
     def _land(self, airborne: _Airborne) -> _Landed:
         flight = airborne.flight
         try:
             outcome = flight.launch.wait()
+            result = flight.result(outcome, airborne.wait_us)
         except Exception as error:
             self._fail(airborne.receiver, flight.step_id, error)
             return _Landed(airborne, None)
-        result = flight.result(outcome, airborne.wait_us)
         self._post(self._deliver, airborne.receiver, result, flight.inputs.num_tokens)
         return _Landed(airborne, outcome)
 

@@ -25,6 +25,7 @@ from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.server import Server
 from shared.settings import WorkerSettings
+from shared.supervision import restarted, vital
 from shared.version import VERSION
 
 SERVICES = ("quire.admin.v1.AdminService",)
@@ -104,7 +105,8 @@ class Worker:
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
         session = Session(settings, engine, hello, self, self._shutdown)
-        await lifecycle.first(session.run(), engine.died, self._report_health())
+        attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
+        await lifecycle.first(attached, engine.died, restarted("health", self._report_health))
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None:
         """Session: work may come."""

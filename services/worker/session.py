@@ -18,8 +18,11 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.rpc.channel import connect
 from shared.settings import WorkerSettings
+from shared.supervision import is_asked_to_end
 
 log = logger("worker.session")
+
+Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -87,14 +90,13 @@ class Session:
                 log.info("sent on", scheduler=self._route.address, to=elsewhere)
                 self._route.redirect(str(elsewhere))
                 return ""
-            except BrokenSession as reason:
-                broken = True
-                log.error("session broken", epoch=attachment.epoch, reason=reason)
-                return str(reason)
-            except QuireError as error:
-                return error.message
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter: a write after the end
-                return await _why_ended(call, welcomed=bool(attachment.epoch))
+            except asyncio.CancelledError:
+                if is_asked_to_end():
+                    raise
+                return "the call was cancelled on this side"
+            except Exception as error:
+                broken = isinstance(error, BrokenSession)
+                return await self._why(error, call, attachment)
             finally:
                 call.cancel()
                 self._over(attachment, broken)
@@ -123,8 +125,21 @@ class Session:
         await lifecycle.first(asyncio.sleep(self._pause_s), self._shutdown.wait())
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
+    async def _why(self, error: Exception, call: Call, attachment: Attachment) -> str:
+        """What ended the attachment. The engine is well, and so is the cache: the next one may go better."""
+        match error:
+            case BrokenSession():
+                log.error("session broken", epoch=attachment.epoch, reason=error)
+                return str(error)
+            case QuireError():
+                return error.message
+            case grpc.aio.AioRpcError() | asyncio.InvalidStateError():  # the latter: a write after the end
+                return await _why_ended(call, welcomed=bool(attachment.epoch))
+        log.exception("attachment failed", scheduler=self._route.address)
+        return f"{type(error).__name__}: {error}"
 
-async def _why_ended(call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse], *, welcomed: bool) -> str:
+
+async def _why_ended(call: Call, *, welcomed: bool) -> str:
     """Raises FailedPrecondition where trying again cannot help."""
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:

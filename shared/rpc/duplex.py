@@ -1,7 +1,7 @@
 """One end of a long-lived bidirectional stream: ordered sends that never block, heartbeats, and a watch on silence.
 
 Works on either side: gRPC's server context and its client call both have read() and write(). A peer that sends nothing
-for SILENCE_FACTOR heartbeat intervals is given up, which notices what TCP does not: a process that hangs or is stopped.
+for a few heartbeat intervals is given up (silence.py), which notices what TCP does not: a process that hangs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc.aio
 
 from shared.errors import Unavailable
-
-SILENCE_FACTOR = 5
+from shared.rpc.silence import Silence
+from shared.supervision import is_asked_to_end
 
 Incoming = TypeVar("Incoming")
 Outgoing = TypeVar("Outgoing")
@@ -35,7 +35,7 @@ class Duplex(Generic[Incoming, Outgoing]):
     def __init__(self, stream: Stream, heartbeat: Outgoing, interval_s: float) -> None:
         self._stream = stream
         self._heartbeat = heartbeat
-        self._interval_s = interval_s
+        self._silence = Silence(interval_s)
         self._outbox: deque[Outgoing] = deque()
         self._wake = asyncio.Event()
         self._closing = False
@@ -46,7 +46,7 @@ class Duplex(Generic[Incoming, Outgoing]):
 
     def beat_every(self, interval_s: float) -> None:
         """The peer has named the interval; a wait that began with a longer one is cut short."""
-        self._interval_s = interval_s
+        self._silence.interval_s = interval_s
         self._wake.set()
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ class Duplex(Generic[Incoming, Outgoing]):
         """Writes what was sent, and a heartbeat when there was nothing for an interval. Returns after close()."""
         while True:
             while self._outbox:
-                await self._stream.write(self._outbox.popleft())
+                await self._write(self._outbox.popleft())
             if self._closing:
                 return
             self._wake.clear()
             try:
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self._silence.interval_s):
                     await self._wake.wait()
             except TimeoutError:
                 self._outbox.append(self._heartbeat)
@@ -93,10 +93,22 @@ class Duplex(Generic[Incoming, Outgoing]):
             raise Unavailable("the peer closed the session")
         return message  # type: ignore[no-any-return]
 
-    async def _receive(self) -> Any:
-        silence_s = SILENCE_FACTOR * self._interval_s
+    async def _write(self, message: Outgoing) -> None:
         try:
-            async with asyncio.timeout(silence_s):
+            await self._stream.write(message)
+        except asyncio.CancelledError:
+            _raise_unless_asked()
+
+    async def _receive(self) -> Any:
+        try:
+            async with self._silence:
                 return await self._stream.read()
-        except TimeoutError:
-            raise Unavailable(f"the peer has been silent for {silence_s:g} s") from None
+        except asyncio.CancelledError:
+            _raise_unless_asked()
+
+
+def _raise_unless_asked() -> NoReturn:
+    """In an `except CancelledError`: gRPC's word for a call that was cancelled on this side is an error like others."""
+    if is_asked_to_end():
+        raise  # noqa: PLE0704
+    raise Unavailable("the stream was cancelled on this side") from None

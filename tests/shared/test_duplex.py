@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 
+import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 
 from shared.errors import Unavailable
-from shared.rpc.duplex import SILENCE_FACTOR, Duplex
+from shared.lifecycle import first
+from shared.rpc.duplex import Duplex
+from shared.rpc.silence import SILENCE_FACTOR
 
 
 class Wire:
@@ -92,3 +98,79 @@ async def test_the_end_of_the_stream_ends_the_messages() -> None:
     assert [message async for message in duplex.messages()] == ["a", "b"]
     with pytest.raises(Unavailable, match="closed"):
         await duplex.receive()
+
+
+Call = grpc.aio.StreamStreamCall
+
+
+class Mute(grpc.GenericRpcHandler):
+    """A peer that takes every call and says nothing."""
+
+    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def listen(_requests: object, context: grpc.aio.ServicerContext) -> None:
+            await context.send_initial_metadata(())
+            await asyncio.sleep(60)
+
+        return grpc.stream_stream_rpc_method_handler(listen)
+
+
+@pytest_asyncio.fixture
+async def call() -> AsyncIterator[Call]:
+    """To a peer that is mute."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Mute(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream("/mute/Talk")()
+        await call.wait_for_connection()
+        yield call
+        call.cancel()
+    await server.stop(0)
+
+
+async def test_a_write_under_way_when_the_call_is_cancelled_here_fails_like_any_other(call: Call) -> None:
+    duplex: Duplex[bytes, bytes] = Duplex(call, b"beat", interval_s=10)
+    for _ in range(8):  # more than the peer's window, which it does not open further
+        duplex.send(bytes(1 << 20))
+    pump = asyncio.ensure_future(duplex.pump())
+    while duplex.backlog == 8:
+        await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(Unavailable, match="cancelled on this side"):
+        await pump
+    with pytest.raises(Unavailable, match="cancelled on this side"):
+        await duplex.receive()
+
+
+async def test_a_session_with_a_mute_peer_ends_with_a_reason_and_not_with_a_cancellation(call: Call) -> None:
+    duplex: Duplex[bytes, bytes] = Duplex(call, b"beat", interval_s=0.01)
+
+    async def chatter() -> None:
+        while True:
+            duplex.send(b"more")
+            await asyncio.sleep(0)
+
+    with pytest.raises(Unavailable, match="silent"):
+        await first(duplex.receive(), duplex.pump(), chatter())
+
+
+async def test_a_task_that_is_told_to_end_ends_as_told(call: Call) -> None:
+    duplex: Duplex[bytes, bytes] = Duplex(call, b"beat", interval_s=10)
+    reading = asyncio.ensure_future(duplex.receive())
+    await asyncio.sleep(0.01)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_a_process_that_stood_still_hears_its_peer_before_it_gives_it_up() -> None:
+    """What the peer sent meanwhile is in the socket: the loop comes to it a few turns later."""
+    wire = Wire()
+    interval_s = 0.02
+    duplex: Duplex[object, object] = Duplex(wire, "beat", interval_s)
+    reading = asyncio.ensure_future(duplex.receive())
+    await asyncio.sleep(interval_s)
+    time.sleep(20 * interval_s)  # noqa: ASYNC251 - the standstill
+    asyncio.get_running_loop().call_later(interval_s, wire.incoming.put_nowait, "heard")
+    assert await reading == "heard"

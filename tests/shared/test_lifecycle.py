@@ -35,3 +35,25 @@ async def test_what_the_first_raises_is_raised() -> None:
 
     with pytest.raises(Internal, match="broken"):
         await lifecycle.first(asyncio.sleep(60), fails())
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_an_error() -> None:
+    async def cancelled_from_within() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(Internal, match="nobody here asked"):
+        await lifecycle.first(asyncio.sleep(60), cancelled_from_within())
+
+
+async def test_an_error_is_raised_before_a_cancellation_that_came_with_it() -> None:
+    call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def writes() -> None:
+        await call
+
+    async def reads() -> None:
+        call.cancel()
+        raise Internal("silent")
+
+    with pytest.raises(Internal, match="silent"):
+        await lifecycle.first(writes(), reads())

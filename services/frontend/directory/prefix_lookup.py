@@ -15,6 +15,7 @@ from services.frontend.scheduler_client.sequence import Work
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.prefix_index import PrefixReader, WorkerEntry
+from shared.supervision import Tasks
 
 log = logger("directory")
 
@@ -58,7 +59,7 @@ class PrefixLookup:
         self._duration = metrics.prefix_lookup_duration
         self._loop = asyncio.get_running_loop()
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
-        self._asking: set[asyncio.Task[Held]] = set()
+        self._asking = Tasks()
         self._num_waiting = 0
         self._failed = False
         self._pause_until_s = 0.0
@@ -122,21 +123,17 @@ class PrefixLookup:
 
     def _ask_aside(self, work: Work, questions: Seq[Question]) -> asyncio.Task[Held]:
         """In a task that goes on when nobody waits any more: cancelling it would cost the connection."""
-        task = asyncio.create_task(_ask(work, questions))
-        self._asking.add(task)
+        task = self._asking.start("prefix look-up", _ask(work, questions))
         task.add_done_callback(self._on_answer)
         return task
 
     def _on_answer(self, task: asyncio.Task[Held]) -> None:
-        self._asking.discard(task)
         self._turns.release()
         if not task.cancelled():
             task.exception()  # seen, also where nobody waits any more
 
     async def close(self) -> None:
-        for task in self._asking:
-            task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await self._asking.close()
 
 
 async def _ask(work: Work, questions: Seq[Question]) -> Held:

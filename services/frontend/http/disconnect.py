@@ -8,6 +8,10 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
+from shared.supervision import Tasks
+
+_watchers = Tasks()  # each is ended by the request that it watches
+
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
@@ -26,7 +30,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
         gone = True
         task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    watcher = _watchers.start("disconnect", watch())
     try:
         yield
     except asyncio.CancelledError:

@@ -18,6 +18,7 @@ from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.rpc.channel import connect
 from shared.rpc.duplex import Duplex
+from shared.supervision import is_asked_to_end
 
 log = logger("scheduler_client")
 
@@ -99,6 +100,10 @@ class Connection:
             raise
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError, QuireError) as error:
             self._report(await self._why(call, error))
+        except asyncio.CancelledError:
+            if is_asked_to_end():
+                raise
+            self._report("the call was cancelled on this side")
         except Exception:  # a message that makes no sense ends the session, not the process
             log.exception("session failed", scheduler=self.address)
         finally:

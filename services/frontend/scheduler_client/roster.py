@@ -11,6 +11,7 @@ from services.frontend.scheduler_client.connection import Connection
 from shared.errors import FailedPrecondition
 from shared.logs import logger
 from shared.prefix_index import SchedulerEntry
+from shared.supervision import Tasks, restarted
 
 log = logger("scheduler_client")
 
@@ -34,7 +35,7 @@ class Roster:
         self._connection_to = connection_to
         self._members: dict[str, Member] = {}
         self._misfits: dict[str, int] = {}  # epochs of schedulers that are listed, but serve another model
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._failed = asyncio.get_running_loop().create_future()
 
     @property
@@ -49,9 +50,7 @@ class Roster:
         try:
             await self._failed
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.close()
 
     def meet(self, entries: Seq[SchedulerEntry]) -> None:
         """What the registry lists now."""
@@ -75,14 +74,12 @@ class Roster:
 
     def _add(self, address: str, entry: SchedulerEntry | None) -> None:
         connection = self._connection_to(address)
-        task = asyncio.create_task(self._keep(connection, entry))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks.start(f"connection to {address}", self._keep(connection, entry))
         self._members[address] = Member(connection, entry, task)
 
     async def _keep(self, connection: Connection, entry: SchedulerEntry | None) -> None:
         try:
-            await connection.run()
+            await restarted(f"the connection to scheduler {connection.address}", connection.run)
         except FailedPrecondition as error:
             if entry is None:
                 self._fail(error)

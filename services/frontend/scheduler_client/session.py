@@ -64,7 +64,7 @@ class Session:
         self.last_tokens_s = self._loop.time()
 
     async def run(self) -> None:
-        await first(self._link.pump(), self._read())
+        await first(self._read(), self._link.pump())
 
     async def _read(self) -> None:
         async for message in self._link.messages():

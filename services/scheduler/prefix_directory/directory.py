@@ -18,6 +18,7 @@ from services.scheduler.replicas.replica import Replica
 from shared.logs import logger
 from shared.metrics.scheduler import DirectoryMetrics
 from shared.prefix_index import BlockKeys, SchedulerEntry
+from shared.supervision import is_asked_to_end
 
 log = logger("prefix_directory")
 
@@ -73,7 +74,8 @@ class PrefixDirectory:
             while True:
                 await asyncio.sleep(await self._round())
         finally:
-            await self._leave()
+            if is_asked_to_end():
+                await self._leave()
 
     async def _round(self) -> float:
         """Publishes what there is; returns when to come again."""

@@ -170,6 +170,11 @@ class Replica:
             self._deliver(events)
             self._metrics.hand_out.observe(perf_counter() - started)
 
+    @property
+    def oldest_sent_at(self) -> float | None:
+        """When the oldest step under way was sent; None if none is."""
+        return self._sent_at[0] if self._sent_at else None
+
     def overdue_s(self) -> float:
         """How long the oldest step under way has been; 0 if none is."""
         return self._clock() - self._sent_at[0] if self._sent_at else 0.0

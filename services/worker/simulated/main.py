@@ -15,6 +15,7 @@ from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.server import Server
 from shared.settings import WorkerSettings
+from shared.supervision import Tasks
 from shared.version import VERSION
 
 DEFAULT_BLOCKS = 4096
@@ -32,11 +33,12 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     if settings.simulated_workers > 1:
         names = [f"{settings.name}-{i}" for i in range(settings.simulated_workers)]
     workers = [SimulatedWorker(settings, name, address, shutdown) for name in names]
-    attached = asyncio.ensure_future(_announce(settings, server, workers, address))
+    tasks = Tasks()
+    tasks.start("announcement", _announce(settings, server, workers, address))
     try:
         await asyncio.gather(*(worker.run() for worker in workers))
     finally:
-        attached.cancel()
+        await tasks.close()
         await server.stop(grace_s=0.2)
 
 

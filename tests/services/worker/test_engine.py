@@ -33,6 +33,7 @@ class PaperFlight:
     step_id: int
     landed: threading.Event
     error: Exception | None
+    result_error: Exception | None = None
 
     @property
     def launch(self) -> PaperFlight:
@@ -55,6 +56,8 @@ class PaperFlight:
     def result(self, outcome: str, wait_us: int) -> pb.StepResult:
         assert outcome == f"outcome {self.step_id}"
         assert wait_us >= 0
+        if self.result_error:
+            raise self.result_error
         return pb.StepResult(step_id=self.step_id)
 
 
@@ -67,6 +70,7 @@ class PaperReplica:
     landings: dict[int, threading.Event] = field(default_factory=dict)
     launch_errors: dict[int, Exception] = field(default_factory=dict)
     landing_errors: dict[int, Exception] = field(default_factory=dict)
+    result_errors: dict[int, Exception] = field(default_factory=dict)
     hold: bool = False  # steps land only when told
     waiting: set[int] = field(default_factory=set)  # steps that begin only when nothing is under way
 
@@ -84,7 +88,9 @@ class PaperReplica:
         landing = self.landings.setdefault(plan.step_id, threading.Event())
         if not self.hold:
             landing.set()
-        return PaperFlight(plan.step_id, landing, self.landing_errors.get(plan.step_id))
+        return PaperFlight(
+            plan.step_id, landing, self.landing_errors.get(plan.step_id), self.result_errors.get(plan.step_id)
+        )
 
     def record(self, flight: PaperFlight, outcome: str) -> None:
         self._note(f"record {flight.step_id}")
@@ -252,7 +258,7 @@ async def test_a_violation_ends_the_session_and_the_plans_behind_it(start: Start
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-@pytest.mark.parametrize("where", ["launch_errors", "landing_errors"])
+@pytest.mark.parametrize("where", ["launch_errors", "landing_errors", "result_errors"])
 async def test_a_failing_step_ends_the_session_not_the_engine(
     start: Start, replica: PaperReplica, where: str, synchronous: bool
 ) -> None:

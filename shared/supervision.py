@@ -1,0 +1,106 @@
+"""Long-lived tasks end only when they are asked to. Any other end starts them again, or ends the process with a reason.
+
+A CancelledError that nobody asked for is an end like any other: grpc.aio raises one from a write after the call was
+cancelled on this side, and a loop that lets it pass is gone without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from shared.errors import FailedPrecondition, Internal
+from shared.logs import logger
+
+log = logger("supervision")
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+STEADY_S = 30.0  # a task that ran so long starts again with the first pause
+MOST_RESTARTS = 10  # in a row, none of them steady: 25 s of trying
+
+Result = TypeVar("Result")
+
+
+def is_asked_to_end() -> bool:
+    """Whether somebody has cancelled the current task, as opposed to something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def vital(name: str, work: Awaitable[None], may_end: Callable[[], bool] = lambda: False) -> None:
+    """Raises what `work` raises, and Internal where it just ends though not `may_end()`: nothing works without it."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        if is_asked_to_end():
+            raise
+        raise Internal(f"{name} was cancelled, and nobody here asked for that") from None
+    if not may_end():
+        raise Internal(f"{name} ended, and nobody asked for that")
+
+
+async def restarted(name: str, work: Callable[[], Awaitable[object]]) -> NoReturn:
+    """Runs `work` for ever. Raises FailedPrecondition of it, which no restart can mend, and Internal when it does not
+    stay up."""
+    loop = asyncio.get_running_loop()
+    num_restarts = 0
+    while True:
+        began_s = loop.time()
+        reason = await _end_of(work)
+        if loop.time() - began_s >= STEADY_S:
+            num_restarts = 0
+        if num_restarts == MOST_RESTARTS:
+            raise Internal(f"{name} ended {num_restarts + 1} times in a row, the last time because {reason}")
+        pause_s = min(FIRST_PAUSE_S * 2**num_restarts, LONGEST_PAUSE_S)
+        num_restarts += 1
+        log.error("a task ended and starts again", task=name, reason=reason, pause_s=pause_s)
+        await asyncio.sleep(pause_s)
+
+
+async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
+    """Why `work` ended."""
+    try:
+        await work()
+    except FailedPrecondition:
+        raise
+    except asyncio.CancelledError:
+        if is_asked_to_end():
+            raise
+        return "it was cancelled, and nobody here asked for that"
+    except Exception as error:
+        log.exception("a task failed")
+        return f"{type(error).__name__}: {error}"
+    return "it returned"
+
+
+class Tasks:
+    """Tasks of one owner, who ends them by close(). One that fails where nobody awaits it is in the log."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._on_end)
+        return task
+
+    def _on_end(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            if not task.cancelling():
+                log.error("a task was cancelled, and nobody asked for that", task=task.get_name())
+        elif (error := task.exception()) is not None:
+            log.debug("a task failed", task=task.get_name(), reason=f"{type(error).__name__}: {error}")
+
+    async def close(self) -> None:
+        """Returns when all have ended."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,41 @@
+"""No task and no thread without an owner that looks at its end."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = ("services", "shared")
+OWNERS = {"shared/supervision.py", "shared/lifecycle.py"}
+THREADS = {  # each with what sees its end
+    "services/worker/engine.py": "its `died`",
+    "services/worker/ahead.py": "nobody: it fills a cache ahead of time, and the first step does so where it did not",
+    "services/worker/structured/background.py": "the future of each job",
+    "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
+    "shared/metrics/base.py": "the scrape, which fails",
+}
+
+
+def calls() -> list[tuple[str, str]]:
+    """(file, name that is called) in all of the services."""
+    found = []
+    for place in PLACES:
+        for path in (ROOT / place).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                    found.append((path.relative_to(ROOT).as_posix(), name))
+    return found
+
+
+@pytest.mark.parametrize("name", ["create_task", "ensure_future", "run_coroutine_threadsafe"])
+def test_tasks_are_started_by_those_who_look_at_their_end(name: str) -> None:
+    starters = {file for file, called in calls() if called == name}
+    assert starters <= OWNERS, f"use shared.supervision.Tasks instead of {name}"
+
+
+def test_threads_have_an_owner() -> None:
+    assert {file for file, called in calls() if called == "Thread"} == set(THREADS)
