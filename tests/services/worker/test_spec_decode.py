@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections import deque
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 
 from kernels import cpu
 from services.worker.limits import Limits
-from services.worker.model_runner import Outcome
 from services.worker.plan_violation import PlanViolation
 from services.worker.slots import Rows
 from services.worker.spec_decode import ngram, past_outputs, proposer
@@ -27,7 +27,6 @@ from services.worker.spec_decode.proposer import HostProposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
 from services.worker.step_inputs import assemble
-from services.worker.step_timer import Timings
 from shared import columns
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -74,20 +73,16 @@ def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(("forward_ms", "found"), [(1.0, 3), (12.0, 7), (1000.0, 16)])
-def test_a_search_ends_after_half_of_a_forward_pass(
-    forward_ms: float, found: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each sequence takes a millisecond; who had no turn is the first the next time."""
-    clock = itertools.count()
-    monkeypatch.setattr(proposer, "perf_counter", lambda: next(clock) / 1000)
+@pytest.mark.parametrize(("length", "found"), [(1, 16), (30, 16), (31, 15), (34, 14), (500, 1)])
+def test_a_search_ends_by_what_was_read(length: int, found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had no turn is the first the next time."""
+    monkeypatch.setattr(proposer, "SEARCH_WORK", 10)
+    monkeypatch.setattr(proposer, "MOST_WORK", 16 * 40)
     asked: list[int] = []
-    history = TokenHistory(Limits(4, 16, 64, 40, 61))
+    history = TokenHistory(Limits(4, 16, 64, 512, 61))
     for slot in range(16):
-        history.begin(slot, array(slot))
+        history.begin(slot, array(*[slot] * length))
     host = HostProposer()
-    outcome = Outcome(array(), array(), None, Timings(0, round(1000 * forward_ms), 0))
-    host.observe(None, outcome)  # type: ignore[arg-type]
     for _ in range(4):
         drafts = host.search(
             Wanted(np.arange(16), np.ones(16, np.int32), history),
@@ -98,8 +93,20 @@ def test_a_search_ends_after_half_of_a_forward_pass(
     assert asked == [i % 16 for i in range(4 * found)]
 
 
+def test_a_slow_machine_finds_the_same_drafts() -> None:
+    history = TokenHistory(Limits(4, 16, 64, 40, 61))
+    for slot in range(16):
+        history.begin(slot, array(slot))
+
+    def find(tokens: np.ndarray, _most: int) -> np.ndarray:
+        time.sleep(0.004)
+        return tokens
+
+    drafts = HostProposer().search(Wanted(np.arange(16), np.ones(16, np.int32), history), find)
+    assert drafts_by_slot(drafts) == {slot: [slot] for slot in range(16)}
+
+
 def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, plain: None) -> None:
-    monkeypatch.setattr(proposer, "LEAST_S", 60.0)
     rng = random.Random(0)
     for _ in range(800):
         monkeypatch.setattr(ngram, "MOST_TOKENS", rng.choice([1, 20, 1000]))  # of a search
@@ -120,9 +127,8 @@ def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, 
         assert drafts_by_slot(found) == wanted, (texts, slots, shortest, longest)
 
 
-def test_ngrams_that_there_is_no_time_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(proposer, "perf_counter", lambda: float(next(clock)))
+def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposer, "MOST_WORK", 8)
     monkeypatch.setattr(ngram, "MOST_TOKENS", 8)
     monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
     monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
