@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Blocks
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.plan import Admission, Started
 from services.scheduler.core.sequence import TOKEN_BYTES, Failure, Reason, Sequence, Status
 from services.scheduler.core.step import StepDraft
+from services.scheduler.kv_cache.match import Match
 from services.scheduler.kv_cache.part_index import Part
 
 if TYPE_CHECKING:
@@ -19,11 +21,22 @@ TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come bef
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a sequence finds computed."""
+    """What a sequence finds computed: full blocks, then perhaps the beginning of another."""
 
-    shared: list[int]  # blocks; all are full but, where it goes on in what an ended sequence left, the last one
+    whole: Blocks[int]
     num_cached: int  # tokens
+    taken: int | None = None  # the block that holds the rest of them, which an ended sequence left: it goes on in that
     copied: int | None = None  # the block that holds the rest of them, and of which it needs a copy
+    match: Match | None = None  # that the whole ones are from; None: those of a sibling, which runs
+
+    @property
+    def shared(self) -> list[int]:
+        """All that it does not have to take."""
+        return list(self.whole) if self.taken is None else [*self.whole, self.taken]
+
+    @property
+    def num_shared(self) -> int:
+        return len(self.whole) + (self.taken is not None)
 
 
 class Admitter:
@@ -32,6 +45,7 @@ class Admitter:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._num_held_back = 0  # for whom the last step had no room
+        self._looked_up: tuple[int, Match] | None = None  # of the head that did not fit, by its key
 
     @property
     def num_entering(self) -> int:
@@ -60,6 +74,7 @@ class Admitter:
                 core.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
                 continue
             if not self._fits(sequence, start) or (sequence.suspect and core.suspects):
+                self._looked_up = None if start.match is None else (sequence.key, start.match)
                 return
             core.next_waiting()
             self._enter(draft, sequence, start, now)
@@ -69,62 +84,72 @@ class Admitter:
         core, size = self._core, self._core.limits.block_size
         donor = core.siblings.donor(sequence)
         if donor is not None:
-            table, whole = core.kv.table(donor), sequence.num_tokens // size
-            return Start(list(table[:whole]), sequence.num_tokens, table[whole] if sequence.num_tokens % size else None)
-        hits = self._match(sequence)
-        part = self._match_part(sequence, hits)
+            table, num_whole = core.kv.table(donor), sequence.num_tokens // size
+            last = table[num_whole] if sequence.num_tokens % size else None
+            return Start(table[:num_whole], sequence.num_tokens, copied=last)
+        match = self._match(sequence)
+        whole = match.blocks
+        start = Start(whole, len(whole) * size, match=match)
+        part = self._match_part(sequence, len(whole))
         if part is None:
-            return Start(hits, len(hits) * size)
+            return start
         assert part.num_tokens < size, "whole blocks have been found"
-        num_cached = len(hits) * size + part.num_tokens
+        num_cached = start.num_cached + part.num_tokens
         is_free = core.kv.pool.references(part.block) == 0
         if part.is_all and is_free:
-            return Start([*hits, part.block], num_cached)  # nobody misses it: no copy
-        if is_free and not self._has_room_beside(part.block, sequence, hits):
-            return Start(hits, len(hits) * size)
-        return Start(hits, num_cached, part.block)
+            return Start(whole, num_cached, taken=part.block, match=match)  # nobody misses it: no copy
+        beside = Start(whole, num_cached, copied=part.block, match=match)
+        return beside if not is_free or self._fits_now(sequence, beside, core.limits.watermark_blocks) else start
 
-    def _match_part(self, sequence: Sequence, hits: list[int]) -> Part | None:
-        """A block of the prefix cache that begins as the one behind `hits` does. None for beams, which come in all or
-        none and count on every block that is free now."""
+    def _match_part(self, sequence: Sequence, num_whole: int) -> Part | None:
+        """A block of the prefix cache that begins as the one behind the whole ones does. None for beams, which come in
+        all or none and count on every block that is free now."""
         core, size = self._core, self._core.limits.block_size
         if core.kv.parts is None or sequence.skip_reading_prefix_cache or sequence.is_beam:
             return None
-        begin = len(hits) * size
+        begin = num_whole * size
         end = min(begin + size, sequence.num_tokens)
         if sequence.asks_prompt_logprobs:
             end = min(end, sequence.prompt_logprobs_from - 1)
         if end - begin < core.limits.prefix_grain:
             return None
         tokens = sequence.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES]
-        return core.kv.match_part(sequence.hash_before(len(hits)) + tokens)
+        return core.kv.match_part(sequence.hash_before(num_whole) + tokens)
 
-    def _has_room_beside(self, block: int, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether `sequence` fits while the free `block` stays where it is, to be copied."""
-        core = self._core
-        missing = core.kv.blocks_for(sequence.num_tokens) - len(hits) + core.limits.watermark_blocks
-        return missing <= core.kv.num_takeable([*hits, block])
-
-    def _match(self, sequence: Sequence) -> list[int]:
+    def _match(self, sequence: Sequence) -> Match:
         """Blocks of the prefix cache that it may start with: none that the log-probabilities of its prompt need."""
-        if sequence.skip_reading_prefix_cache:
-            return []
-        hits = self._core.kv.match(sequence.block_hashes)
+        if self._looked_up is not None and self._looked_up[0] == sequence.key:
+            match = self._looked_up[1]
+            match.update()
+        else:
+            match = self._core.kv.match(() if sequence.skip_reading_prefix_cache else sequence.block_hashes)
         if sequence.asks_prompt_logprobs:
-            del hits[(sequence.prompt_logprobs_from - 1) // self._core.limits.block_size :]
-        return hits
+            match.shorten((sequence.prompt_logprobs_from - 1) // self._core.limits.block_size)
+        return match
+
+    def _fits_now(self, sequence: Sequence, start: Start, num_left: int) -> bool:
+        """Whether all known tokens have room beside what it finds, with so many blocks left over."""
+        kv = self._core.kv
+        missing = kv.blocks_for(sequence.num_tokens) - start.num_shared + num_left
+        if missing > kv.pool.num_free:
+            return False
+        return missing <= kv.pool.num_free - self._num_unowned(start)
+
+    def _num_unowned(self, start: Start) -> int:
+        """Blocks that it finds and nobody refers to: once it shares them nobody else can take them."""
+        beside = start.taken if start.taken is not None else start.copied
+        num_unowned = 0 if start.match is None else start.match.num_free
+        return num_unowned + (beside is not None and self._core.kv.pool.references(beside) == 0)
 
     def _fits(self, sequence: Sequence, start: Start) -> bool:
         """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody
         is expected to grow to must fit until they end."""
         core, limits = self._core, self._core.limits
-        missing = core.kv.blocks_for(sequence.num_tokens) - len(start.shared)
-        takeable = core.kv.num_takeable(start.shared if start.copied is None else [*start.shared, start.copied])
-        if len(core.running) == 0:
-            return missing <= takeable
-        if missing + limits.watermark_blocks > takeable:
-            return False
-        shared = core.kv.pool.num_shared + sum(core.kv.pool.references(block) > 0 for block in start.shared)
+        alone = len(core.running) == 0
+        if alone or not self._fits_now(sequence, start, limits.watermark_blocks):
+            return alone and self._fits_now(sequence, start, 0)
+        num_unowned = (0 if start.match is None else start.match.num_free) + (start.taken is not None)
+        shared = core.kv.pool.num_shared + start.num_shared - num_unowned
         usable = limits.usable_blocks - limits.watermark_blocks + shared
         if core.running.most_blocks + sequence.max_total_tokens // limits.block_size + 1 <= usable:
             return True  # whatever comes: the usual case, and all it costs

@@ -97,14 +97,14 @@ class Beams:
         """Lets the search at the head of the queue in, if there is room for all of it; whether the queue moved on."""
         core, search = self._core, root.search
         assert search is not None
-        beams = [self._new_beam(root, node) for node in search.live]
         if core.running.num_free_slots - self.num_reserved < search.rules.width:
             return False
-        if not self._fits(beams):
+        if not self._fits(root, search):
             if len(core.running) or core.kv.num_fenced:
                 return False
             core.end(root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
             return True
+        beams = [self._new_beam(root, node) for node in search.live]
         core.next_waiting()
         group = self._groups[root.key] = Group(root, search)
         for beam in beams:
@@ -113,10 +113,11 @@ class Beams:
         core.admitter.count(root, beams[0].sequence.num_cached_tokens, now)
         return True
 
-    def _fits(self, beams: list[Beam]) -> bool:
-        """Even if none of them finds another's blocks in the cache."""
+    def _fits(self, root: Sequence, search: BeamSearch) -> bool:
+        """Even if none of its beams finds another's blocks in the cache."""
         kv = self._core.kv
-        return sum(kv.blocks_for(beam.sequence.num_tokens) for beam in beams) <= kv.pool.num_free
+        lengths = [root.num_tokens + (0 if node is None else node.length) for node in search.live]
+        return sum(map(kv.blocks_for, lengths)) <= kv.pool.num_free
 
     def _enter(self, group: Group, beam: Beam) -> None:
         group.beams.append(beam)

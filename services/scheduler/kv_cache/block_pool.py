@@ -2,13 +2,19 @@
 
 Block 0 is the null block: never handed out, never counted. A free block keeps its content, and can be hit, until it is
 taken again; the free list is therefore the LRU order of eviction.
+
+Sequences that compute the same at the same time fill equal blocks. The first of them is the one that is found; the
+others are twins, of which one takes its place when it is taken. A twin that nobody owns is of no use.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from services.scheduler.kv_cache.free_list import FreeList
 from services.scheduler.kv_cache.part_index import PartIndex
@@ -43,9 +49,15 @@ class BlockPool:
         assert num_blocks >= 2, "one block beside the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))
-        self._references = [0] * num_blocks
+        self._references = array("i", [0]) * num_blocks
+        self.references_of = np.frombuffer(self._references, dtype=np.intc)  # [num_blocks] the same, to be read
+        self._forgotten_at = array("q", [0]) * num_blocks
+        self.forgotten_at = np.frombuffer(self._forgotten_at, dtype=np.int64)  # [num_blocks] what num_forgotten became
+        self.num_forgotten = 0  # times that a block was given other content
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self._twins: dict[bytes, dict[int, None]] = {}  # by hash: blocks that hold what another is found for
+        self._twin_hash: dict[int, bytes] = {}
         self._observer = observer
         self._parts = parts
         self._num_cached_free = 0
@@ -72,6 +84,10 @@ class BlockPool:
     def hash_of(self, block: int) -> bytes | None:
         """PARTLY if it is not filled; None if it holds nothing that could be found."""
         return self._hash_of[block]
+
+    def is_known(self, block: int) -> bool:
+        """Whether its whole content is on record."""
+        return bool(self._hash_of[block]) or block in self._twin_hash
 
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
@@ -104,6 +120,10 @@ class BlockPool:
             if self._references[block]:
                 self.num_shared -= 1
                 continue
+            if block in self._twin_hash:
+                self._drop_twin(block)
+                if self._parts is not None:
+                    self._parts.forget(block)
             if self._hash_of[block] is None:
                 self._free.prepend(block)
             else:
@@ -115,8 +135,11 @@ class BlockPool:
         assert self._references[block] > 0, "a free block cannot gain content"
         if block_hash not in self._block_of:
             self._learn(block, block_hash)
-        elif self._hash_of[block] == PARTLY:
+            return
+        if self._hash_of[block] == PARTLY:
             self._forget(block)
+        self._twins.setdefault(block_hash, {})[block] = None
+        self._twin_hash[block] = block_hash
 
     def keep_part(self, block: int, content: bytes) -> None:
         """Records what an owned block that is not full holds."""
@@ -159,10 +182,28 @@ class BlockPool:
         block_hash = self._hash_of[block]
         assert block_hash is not None
         self._hash_of[block] = None
+        self.num_forgotten += 1
+        self._forgotten_at[block] = self.num_forgotten
         if self._parts is not None:
             self._parts.forget(block)
         if block_hash == PARTLY:
             return
+        twins = self._twins.get(block_hash)
+        if twins is not None:
+            self._promote(next(iter(twins)), block_hash)
+            return
         del self._block_of[block_hash]
         if self._observer is not None:
             self._observer.remove(block_hash)
+
+    def _promote(self, twin: int, block_hash: bytes) -> None:
+        self._drop_twin(twin)
+        self._block_of[block_hash] = twin
+        self._hash_of[twin] = block_hash
+
+    def _drop_twin(self, block: int) -> None:
+        block_hash = self._twin_hash.pop(block)
+        twins = self._twins[block_hash]
+        del twins[block]
+        if not twins:
+            del self._twins[block_hash]

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse, Observer
+from services.scheduler.kv_cache.match import Match
 from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
 
 
@@ -51,26 +52,13 @@ class KVCacheManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def match(self, block_hashes: Sequence[bytes]) -> list[int]:
+    def match(self, block_hashes: Sequence[bytes]) -> Match:
         """Blocks that hold the longest known prefix of the chain. Changes nothing."""
-        blocks: list[int] = []
-        if not self.enable_caching:
-            return blocks
-        find = self.pool.find
-        for block_hash in block_hashes:
-            block = find(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return Match(self.pool, block_hashes if self.enable_caching else ())
 
     def match_part(self, content: bytes) -> Part | None:
         """The block that begins with the most of `content`, which is not cached as a whole. Changes nothing."""
         return None if self.parts is None else self.parts.find(content)
-
-    def num_takeable(self, hits: Sequence[int]) -> int:
-        """Blocks that could still be taken once `hits` are shared."""
-        return self.pool.num_free - sum(self.pool.references(block) == 0 for block in hits)
 
     def pin(self, block: int) -> None:
         """Keeps a block that nobody owns from being taken until unpin()."""
@@ -135,8 +123,8 @@ class KVCacheManager:
         assert self.parts is not None
         end = self._num_named[slot]
         for block, content in zip(self._tables[slot][end - len(contents) : end], contents, strict=True):
-            if self.pool.hash_of(block):  # else another block is found in its place
-                self.parts.note(block, content)
+            assert self.pool.is_known(block)
+            self.parts.note(block, content)
 
     def keep_part(self, slot: int, content: bytes) -> None:
         """Records what the block behind the named ones holds, if that is worth it and known of no other."""

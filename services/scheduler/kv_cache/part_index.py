@@ -34,6 +34,7 @@ class PartIndex:
         self._first = PARENT_BYTES + self._stride  # bytes of the shortest key
         self._longest = PARENT_BYTES + (block_size - 1) * TOKEN_BYTES  # whole blocks are found by their hashes
         self._newest: dict[int, int] = {}
+        self._older: dict[int, dict[int, None]] = {}  # by key: others that are entered under it, latest last
         self._contents: dict[int, bytes] = {}
         self._deepest: dict[int, int] = {}  # bytes of the longest key that each block has been entered under
         self._noted: dict[int, bytes] = {}
@@ -73,9 +74,20 @@ class PartIndex:
         if content is None:
             return
         for end in range(self._first, self._deepest.pop(block) + 1, self._stride):
-            key = hash(content[:end])
-            if self._newest.get(key) == block:
-                del self._newest[key]
+            self._remove(hash(content[:end]), block)
+
+    def _remove(self, key: int, block: int) -> None:
+        """`block` is not entered under `key` any more; the one before it is found again."""
+        older = self._older.get(key)
+        if self._newest.get(key) != block:
+            if older is not None:
+                older.pop(block, None)
+        elif older is None:
+            del self._newest[key]
+        else:
+            self._newest[key], _ = older.popitem()
+        if older is not None and not older:
+            del self._older[key]
 
     def _enter(self, block: int, content: bytes) -> None:
         self._contents[block] = content
@@ -87,6 +99,9 @@ class PartIndex:
             if other is None:
                 break
             if other != block:
+                older = self._older.setdefault(key, {})
+                older.pop(block, None)
+                older[other] = None
                 self._deepen(other, end + self._stride)
         self._deepest[block] = max(self._deepest.get(block, 0), end)
 
@@ -94,7 +109,9 @@ class PartIndex:
         """Another block begins alike: what tells them apart comes later."""
         content = self._contents[block]
         if end <= min(len(content), self._longest):
-            self._newest.setdefault(hash(content[:end]), block)
+            key = hash(content[:end])
+            if self._newest.setdefault(key, block) != block:
+                self._older.setdefault(key, {}).setdefault(block)
             self._deepest[block] = max(self._deepest[block], end)
 
 

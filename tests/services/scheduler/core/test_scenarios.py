@@ -13,7 +13,7 @@ import pytest
 from services.scheduler.core.core import Core
 from services.scheduler.core.plan import Logprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Failure, Reason
-from tests.services.scheduler.conftest import Optimist, make_sequence
+from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 
 EOS = 50256
 NewCore = Callable[..., Core]
@@ -59,6 +59,41 @@ def test_s2_no_more_run_than_there_are_slots(core: NewCore) -> None:
     assert plan is not None
     assert len(plan.admitted) == 3
     assert len(c.waiting) == 7
+
+
+def head_that_waits(core: NewCore, num_cached: int) -> Core:
+    """Of a queue, for room to grow; so many tokens of its prompt are cached."""
+    c = core(num_blocks=600, max_model_len=12_000, max_num_batched_tokens=12_000, enable_prefix_caching=True)
+    prompt = list(range(num_cached))
+    c.add(make_sequence(0, prompt, 1))
+    c.schedule(0)
+    returned(c, 5)
+    c.add(make_sequence(1, [7] * 3000, 9000))
+    c.schedule(0)
+    returned(c, 5)
+    c.add(make_sequence(2, [*prompt, 1, 2, 3], 9000 - num_cached))
+    c.schedule(0)
+    returned(c, 5)
+    assert len(c.waiting) == 1
+    return c
+
+
+def test_a_head_that_does_not_fit_is_not_looked_up_from_the_start_in_every_step(core: NewCore) -> None:
+    short, long = head_that_waits(core, 160), head_that_waits(core, 4800)
+    costs = [count_operations(lambda c=c: c.schedule(0)) for c in (short, long)]
+    assert costs[1] < 1.5 * costs[0]
+
+
+def test_a_head_that_waits_sees_what_the_cache_gains_and_loses(core: NewCore) -> None:
+    c = head_that_waits(core, 4800)
+    sequence = c.waiting.peek()
+    assert c.admitter.start(sequence).num_cached == 4800
+    evicted = c.kv.pool.allocate(c.kv.pool.num_free - 100)
+    anew = len(c.kv.match(sequence.block_hashes).blocks)
+    assert 0 < anew < 300
+    assert c.admitter.start(sequence).num_cached == 16 * anew
+    c.kv.pool.name(evicted[0], sequence.block_hashes[anew])
+    assert c.admitter.start(sequence).num_cached == 16 * (anew + 1)
 
 
 def test_s3_long_prompts_share_the_budget_in_chunks(core: NewCore) -> None:

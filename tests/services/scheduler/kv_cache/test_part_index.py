@@ -27,6 +27,22 @@ def test_the_longest_beginning_is_found_to_the_token() -> None:
     assert index.find(content([1, 7, 3])) is None, "less than a grain"
 
 
+def test_of_blocks_that_begin_alike_another_is_found_when_the_latest_is_gone() -> None:
+    index = PartIndex(SIZE, GRAIN)
+    for block in (1, 2, 3, 4):
+        index.note(block, content([1, 2, 3, 10 + block]))
+        index.publish()
+    assert index.find(content([1, 2, 3])) == Part(4, 3, is_all=False)
+    index.forget(2)
+    for gone, found in ((4, 3), (3, 1)):
+        index.forget(gone)
+        assert index.find(content([1, 2, 3])) == Part(found, 3, is_all=False)
+    index.forget(1)
+    assert index.find(content([1, 2, 3])) is None
+    assert not index._newest
+    assert not index._older
+
+
 def test_the_same_tokens_behind_something_else_are_not_found() -> None:
     index = PartIndex(SIZE, GRAIN)
     index.note(1, content([1, 2, 3, 4]))

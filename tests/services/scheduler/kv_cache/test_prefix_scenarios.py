@@ -23,8 +23,9 @@ class Sequences:
     def admit(self, slot: int, tokens: list[int], salt: str = "") -> tuple[list[int], list[int] | None]:
         """(hit blocks, new blocks)"""
         hashes = block_hash.chain(block_hash.root_hash(salt=salt), columns.i32_bytes(tokens), self.size)
-        hits = self.kv.match(hashes)
-        if self.kv.blocks_for(len(tokens)) - len(hits) > self.kv.num_takeable(hits):
+        match = self.kv.match(hashes)
+        hits = match.blocks
+        if self.kv.blocks_for(len(tokens)) - len(hits) > self.kv.pool.num_free - match.num_free:
             return hits, None
         self.kv.admit(slot, hits)
         new = self.kv.grow(slot, len(tokens))
@@ -63,9 +64,9 @@ def test_p4_reusing_the_only_block_forgets_what_it_held() -> None:
     cache.admit(0, COMMON[:16])
     cache.free(0)
     held = cache.hashes[0]
-    assert cache.kv.match(held) == [1]
+    assert cache.kv.match(held).blocks == [1]
     assert cache.admit(1, list(range(500, 510))) == ([], [1])
-    assert cache.kv.match(held) == []
+    assert cache.kv.match(held).blocks == []
     assert cache.kv.pool.hash_of(1) is None
 
 
@@ -101,7 +102,7 @@ def test_p10_reset_needs_everything_free_and_forgets_all() -> None:
     cache.free(0)
     assert cache.kv.use.cached == 3
     assert cache.kv.reset() == 3
-    assert cache.kv.match(cache.hashes[0]) == []
+    assert cache.kv.match(cache.hashes[0]).blocks == []
     assert cache.kv.use.cached == 0
 
 
@@ -131,7 +132,7 @@ def test_a_fence_keeps_blocks_owned_until_the_step_has_returned() -> None:
     assert cache.kv.use.used == 3
     cache.kv.pass_fence(7)
     assert cache.kv.use.used == 0
-    assert cache.kv.match(cache.hashes[0]) == [1, 2, 3]
+    assert cache.kv.match(cache.hashes[0]).blocks == [1, 2, 3]
 
 
 def test_equal_content_is_found_once_and_the_copy_is_taken_first() -> None:
@@ -141,7 +142,7 @@ def test_equal_content_is_found_once_and_the_copy_is_taken_first() -> None:
     cache.kv.grow(1, 16)
     cache.kv.name(1, cache.hashes[0])
     cache.free(0, 1)
-    assert cache.kv.match(cache.hashes[0]) == [1]
+    assert cache.kv.match(cache.hashes[0]).blocks == [1]
     assert cache.kv.pool.free_order[0] == 2
 
 
@@ -155,3 +156,65 @@ def test_adopted_blocks_are_hit_and_evicted_in_the_order_of_adoption() -> None:
     assert pool.use.cached == 2
     assert pool.allocate(4) == [1, 3, 5, 4]
     assert pool.find(b"a") is None
+
+
+def test_of_two_equal_blocks_the_other_is_found_when_one_is_evicted() -> None:
+    cache = Sequences(9)
+    hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(COMMON), 16)
+    for slot in (0, 1):  # both compute the same at the same time
+        cache.kv.admit(slot, [])
+        cache.kv.grow(slot, 48)
+    cache.kv.name(0, hashes)
+    cache.kv.name(1, hashes)
+    assert cache.kv.match(hashes).blocks == [1, 2, 3]
+    cache.free(0)
+    cache.kv.admit(2, [])
+    assert cache.kv.grow(2, 16 * 5) is not None  # all that is free
+    assert cache.kv.match(hashes).blocks == [4, 5, 6]
+    cache.free(2)
+    cache.free(1)
+    assert cache.kv.use.cached == 3
+    assert cache.kv.match(hashes).blocks == [4, 5, 6]
+
+
+def test_of_equal_blocks_only_one_is_kept_when_nobody_owns_them() -> None:
+    cache = Sequences(9)
+    hashes = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(COMMON), 16)
+    for slot in (0, 1, 2):
+        cache.kv.admit(slot, [])
+        cache.kv.grow(slot, 32)
+        cache.kv.name(slot, hashes[:2])
+    cache.free(1, 0, 2)
+    assert (cache.kv.use.cached, cache.kv.use.free) == (2, 6)
+    cache.kv.admit(3, [])
+    cache.kv.grow(3, 16 * 8)
+    assert cache.kv.match(hashes).blocks == []
+    assert cache.kv.use.cached == 0
+
+
+class Told:
+    """What an observer has been told that is there."""
+
+    def __init__(self) -> None:
+        self.held: set[bytes] = set()
+
+    def store(self, block_hash: bytes) -> None:
+        assert block_hash not in self.held
+        self.held.add(block_hash)
+
+    def remove(self, block_hash: bytes) -> None:
+        self.held.remove(block_hash)
+
+
+def test_an_observer_is_told_when_the_last_of_equal_blocks_is_gone() -> None:
+    told = Told()
+    pool = BlockPool(5, told)
+    (one, other) = pool.allocate(2)
+    pool.name(one, b"hash")
+    pool.name(other, b"hash")
+    pool.release([one])
+    pool.allocate(3)
+    assert told.held == {b"hash"}
+    pool.release([other])
+    pool.allocate(1)
+    assert told.held == set()
