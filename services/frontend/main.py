@@ -13,8 +13,11 @@ from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
+from services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http import app
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.door import Door
 from services.frontend.http.server import HttpServer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
@@ -76,6 +79,7 @@ class Frontend:
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
+            interceptors=[BoundedMessages(settings.request_limits)],
         )
         self.grpc_address = settings.reachable(self._grpc.port)
         hello = scheduler_pb2.FrontendHello(
@@ -93,7 +97,9 @@ class Frontend:
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
-        self._processor = InputProcessor(self._tokenizer, identity.vocab_size, settings.max_prompts_per_request)
+        self._processor = InputProcessor(
+            self._tokenizer, identity.vocab_size, settings.max_prompts_per_request, settings.request_limits
+        )
         self._directory = None if settings.redis == "none" else self._new_directory(identity)
         self._lookup = None if self._directory is None else self._new_lookup(self._directory)
         self._generator = Generator(
@@ -141,7 +147,9 @@ class Frontend:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._grpc.grpc)
 
     def _new_http_server(self) -> HttpServer:
-        parts = (self._generator, self._processor, self._tokenizer, self._catalogue, self._admission.check_open)
+        bounds = BodyBounds(self._settings.request_limits)
+        door, open_door = Door(self._admission.check_open, bounds), Door(lambda: None, bounds)
+        parts = (self._generator, self._processor, self._tokenizer, self._catalogue, door)
         routes = (
             GenerationRoutes(*parts),
             MessageRoutes(*parts),
@@ -149,10 +157,10 @@ class Frontend:
                 self._generator,
                 self._tokenizer,
                 self._catalogue,
-                self._admission.check_open,
+                door,
                 ResponseStore(self._settings.response_store_mb * 2**20),
             ),
-            TokenRoutes(self._processor, self._tokenizer, self._catalogue),
+            TokenRoutes(self._processor, self._tokenizer, self._catalogue, open_door),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, self._admission, self.metrics),
         )

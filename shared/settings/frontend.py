@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, field_validator
 
 from shared.settings.base import Settings
+from shared.settings.request_limits import RequestLimits
 from shared.settings.tls import NO_TLS, Tls
 
 
@@ -38,6 +39,11 @@ class FrontendSettings(Settings):
     max_request_bytes: int = Field(
         16 * 2**20, ge=1, description="largest body of an HTTP call and message of a gRPC call; more is refused (413)"
     )
+    limits: dict[str, PositiveInt] = Field(
+        default_factory=dict,
+        description="bounds on the parts of a request other than the defaults, NAME=VALUE,...: "
+        + ", ".join(RequestLimits.names()),
+    )
     retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")
     unavailable_after_s: float = Field(
         30.0, ge=0, description="how long a request waits for a worker when there is none, seconds"
@@ -60,3 +66,15 @@ class FrontendSettings(Settings):
         "auto", description="how the model sets reasoning apart: a parser's name, none, or auto (by its chat template)"
     )
     tokenizer_threads: int = Field(2, ge=1, description="threads that tokenize long prompts")
+
+    @field_validator("limits")
+    @classmethod
+    def _known(cls, limits: dict[str, int]) -> dict[str, int]:
+        for name in limits:
+            if name not in RequestLimits.names():
+                raise ValueError(f"there is no limit {name!r}; there are {', '.join(RequestLimits.names())}")
+        return limits
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        return RequestLimits(**self.limits)

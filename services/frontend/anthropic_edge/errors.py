@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from services.frontend.http.door import Door
 from shared.errors import Internal, QuireError, Unimplemented, transport
 from shared.logs import logger
 
@@ -62,8 +63,8 @@ def _of_validation(error: RequestValidationError) -> Response:
     return plain_response(400, f"{field}: {first['msg']}" if field else first["msg"])
 
 
-def anthropic_route(check_open: Callable[[], None]) -> type[APIRoute]:
-    """The kind of route that answers with these errors, and for which `check_open` raises while there is no room."""
+def anthropic_route(door: Door) -> type[APIRoute]:
+    """The kind of route that answers with these errors."""
 
     class AnthropicRoute(APIRoute):
         """Checks, does what it did, and words what went wrong."""
@@ -73,8 +74,7 @@ def anthropic_route(check_open: Callable[[], None]) -> type[APIRoute]:
 
             async def guarded(request: Request) -> Response:
                 try:
-                    check_open()
-                    return await handle(request)
+                    return await door.handle(request, handle, at_once=False)
                 except QuireError as error:
                     return as_response(error)
                 except RequestValidationError as error:

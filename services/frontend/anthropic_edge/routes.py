@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -15,6 +13,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
+from services.frontend.http.door import Door
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
@@ -30,14 +29,13 @@ class MessageRoutes:
         processor: InputProcessor,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
-        check_open: Callable[[], None],
+        door: Door,
     ) -> None:
-        """`check_open` raises while nothing more can be taken in."""
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["messages"], route_class=anthropic_route(check_open))
+        self.router = APIRouter(tags=["messages"], route_class=anthropic_route(door))
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
 
@@ -50,5 +48,5 @@ class MessageRoutes:
     async def count(self, body: CountBody) -> dict[str, int]:
         """How many tokens the conversation has."""
         body.refuse_unknown()
-        self._catalogue.check(body.model)
-        return {"input_tokens": len(await self._processor.tokenize(count_prompt(body)))}
+        entry = self._catalogue.entry(body.model)
+        return {"input_tokens": len(await self._processor.tokenize(count_prompt(body), entry.max_model_len))}

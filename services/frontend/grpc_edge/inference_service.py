@@ -64,7 +64,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with answering("Tokenize", context, self._metrics):
             entry = self._catalogue.entry(message.model)
-            token_ids = await self._processor.tokenize(requests.tokenize_prompt(message))
+            token_ids = await self._processor.tokenize(requests.tokenize_prompt(message), entry.max_model_len)
             return pb.TokenizeResponse(token_ids=token_ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:

@@ -8,12 +8,11 @@ from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.columns import i32_bytes
 
 
-def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
+async def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
     """Each word as it is tokenized at the start of a text and behind a space."""
     columns: dict[bytes, None] = {}
-    for word in words:
-        for spelling in (word, " " + word.lstrip()):
-            ids = tokenizer.encode_now(spelling, add_special_tokens=False)
-            if ids:
-                columns[i32_bytes(ids)] = None
+    spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
+    for ids in await tokenizer.encode_all(spellings):
+        if ids:
+            columns[i32_bytes(ids)] = None
     return tuple(columns)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.frontend.bounds import prompts
 from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
@@ -27,10 +28,12 @@ from shared import block_hash
 from shared.columns import i32_bytes, u32_bytes
 from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
+from shared.settings.request_limits import RequestLimits
 
 MAX_NAME_CHARACTERS = 256  # request_id, tenant
 MAX_SALT_CHARACTERS = 1024
 PRIORITY_BOUND = 2**31
+DEFAULT_BOUNDS = RequestLimits()
 CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
 
 
@@ -45,10 +48,13 @@ class Prepared:
 class InputProcessor:
     """Knows the model; keeps no state between requests."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, max_samples: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, max_samples: int, bounds: RequestLimits = DEFAULT_BOUNDS
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
+        self._bounds = bounds
         self._grammar_door = GrammarDoor(tokenizer.specials, vocab_size)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
@@ -60,6 +66,7 @@ class InputProcessor:
 
     def check(self, request: Request) -> None:
         """What can be refused without tokenizing and without knowing the workers."""
+        prompts.check(request, self._bounds)
         sampling_rules.check(request.sampling)
         prompt_limits.check_truncation_side(request.truncation_side)
         if request.num_samples > self._max_samples:
@@ -89,12 +96,12 @@ class InputProcessor:
         _check_priority(request.priority, limits)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
         sampling = sampling_rules.settle(request.sampling)
-        bad_words = bad_word_columns(sampling.bad_words, self._tokenizer)
+        bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
         thinking = self._thinking_marks(sampling)
         root_hash = block_hash.root_hash(salt=request.cache_salt)
         prepared = []
         for prompt in request.prompts:
-            token_ids = prompt_limits.truncate(await self.tokenize(prompt), request, limits.max_model_len)
+            token_ids = await self._tokenize(prompt, request, limits.max_model_len)
             prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
             prompt_limits.check_prompt_logprobs(sampling, len(token_ids))
             column = i32_bytes(token_ids)
@@ -133,17 +140,29 @@ class InputProcessor:
         recommended = self._tokenizer.defaults.max_new_tokens
         return prompt_limits.output_length(request, num_prompt_tokens, limits.max_model_len, recommended)
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        """Also what Tokenize answers."""
+    async def _tokenize(self, prompt: Prompt, request: Request, max_model_len: int) -> list[int]:
+        """Of a prompt that will be refused for its length, only the first tokens."""
+        truncated = request.truncate_prompt_tokens is not None
+        if isinstance(prompt, TokenPrompt) and not truncated:
+            prompt_limits.check_length(len(prompt.token_ids), max_model_len)  # before they are copied
+        token_ids = await self._ids_of(prompt, max_model_len, None if truncated else max_model_len)
+        return prompt_limits.truncate(token_ids, request, max_model_len)
+
+    async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
+        """What Tokenize answers; `max_model_len`: 0 while nobody knows it."""
+        return await self._ids_of(prompt, max_model_len)
+
+    async def _ids_of(self, prompt: Prompt, max_model_len: int, enough: int | None = None) -> list[int]:
+        if max_model_len and not isinstance(prompt, TokenPrompt):
+            prompts.check_characters(prompt, max_model_len, self._tokenizer.longest_token)
         match prompt:
             case TokenPrompt(token_ids):
                 return list(token_ids)
-            case TextPrompt(text, add_special_tokens):
-                return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            case TextPrompt(text, framed):
+                return await self._tokenizer.encode(text, add_special_tokens=framed, enough=enough)
             case ChatPrompt():
-                return await self._tokenizer.encode(
-                    self._tokenizer.template.text_of(prompt), add_special_tokens=prompt.add_special_tokens
-                )
+                text, framed = await self._tokenizer.text_of(prompt), prompt.add_special_tokens
+                return await self._tokenizer.encode(text, add_special_tokens=framed, enough=enough)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)

@@ -40,7 +40,11 @@ def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int) 
     if not token_ids:
         raise InvalidArgument("The decoder prompt cannot be empty", field="prompt")
     check_vocabulary(token_ids, vocab_size)
-    length = len(token_ids)
+    check_length(len(token_ids), max_model_len)
+
+
+def check_length(length: int, max_model_len: int) -> None:
+    """Of a prompt in tokens: it has to leave room for one more."""
     if length > max_model_len:
         raise InvalidArgument(
             f"The decoder prompt (length {length}) is longer than the maximum model length of {max_model_len}. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter, Request
@@ -12,7 +12,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
-from services.frontend.http.door import door
+from services.frontend.http.door import Door
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody
 from services.frontend.openai_edge.chat_format import ChatFormat
@@ -33,14 +33,13 @@ class GenerationRoutes:
         processor: InputProcessor,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
-        check_open: Callable[[], None],
+        door: Door,
     ) -> None:
-        """`check_open` raises while nothing more can be taken in."""
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["generation"], route_class=door(check_open))
+        self.router = APIRouter(tags=["generation"], route_class=door.route())
         self.router.add_api_route("/v1/completions", self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_class=Response)
 
@@ -55,7 +54,7 @@ class GenerationRoutes:
             options = replace(options, no_output=True)
             if not request.asks_prompt_logprobs:
                 self._processor.check(request)
-                return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model).name)
+                return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.name)
         chunks = Chunks(answer_format, include_usage=options.include_usage)
         return Answer(self._generator, request, chunks, stream=options.stream)

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from services.frontend.catalogue import Catalogue
+from services.frontend.http.door import Door
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.bodies import DetokenizeBody, TokenizeBody
 from services.frontend.openai_edge.prompts import chat_prompt
@@ -18,18 +19,18 @@ from shared.errors import InvalidArgument
 class TokenRoutes:
     """Text and messages to token ids, as the generating calls would do it, and back."""
 
-    def __init__(self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue) -> None:
+    def __init__(self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue, door: Door) -> None:
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["tokens"])
+        self.router = APIRouter(tags=["tokens"], route_class=door.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"])
         self.router.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
     async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         body.refuse_unknown()
         entry = self._catalogue.entry(body.model)
-        token_ids = await self._processor.tokenize(_prompt(body))
+        token_ids = await self._processor.tokenize(_prompt(body), entry.max_model_len)
         names = [self._tokenizer.token_name(i) for i in token_ids] if body.return_token_strs else None
         return {
             "count": len(token_ids),

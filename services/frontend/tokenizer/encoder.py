@@ -7,15 +7,14 @@ work ends, when the client has left or has sent more tokens than can be used.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from services.frontend.bounds.turns import Turns
 from services.frontend.tokenizer.cuts import Cuts
 from shared.errors import InvalidArgument
 
@@ -24,6 +23,10 @@ from shared.errors import InvalidArgument
 INLINE_CHARACTERS = 1024
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character
 LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary could split: 20 ms, 13 MB
+
+
+Argument = TypeVar("Argument")
+Outcome = TypeVar("Outcome")
 
 
 class Encoder:
@@ -82,47 +85,24 @@ class Encoder:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(pool, self._encode, text, add_special_tokens)
 
+    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each by itself, without what the tokenizer puts around a text."""
+        characters = sum(map(len, texts))
+        if characters <= INLINE_CHARACTERS:
+            return self._encode_all(texts)
+        async with self._turns.turn(characters):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_all, texts)
+
+    def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    async def in_thread(self, work: Callable[[Argument], Outcome], argument: Argument) -> Outcome:
+        """Other work of the kind, on texts that are not short."""
+        return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.encode_now(text, add_special_tokens=add_special_tokens)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._whole.shutdown(wait=False, cancel_futures=True)
-
-
-class Turns:
-    """So many at a time; of those who wait, the one with the least work goes first."""
-
-    def __init__(self, places: int) -> None:
-        self._places = places
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = itertools.count()
-
-    @asynccontextmanager
-    async def turn(self, work: int) -> AsyncIterator[None]:
-        if self._places:
-            self._places -= 1
-        else:
-            await self._wait(work)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, work: int) -> None:
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (work, next(self._numbers), called))
-        try:
-            await called
-        except asyncio.CancelledError:
-            if called.done() and not called.cancelled():
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            called = heapq.heappop(self._waiting)[2]
-            if not called.done():
-                called.set_result(None)
-                return
-        self._places += 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HfTokenizer
 
+from services.frontend.bounds.prompts import characters_of
+from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer import chat_template as templates
 from services.frontend.tokenizer.encoder import Encoder
 from services.frontend.tokenizer.folder import special_tokens
@@ -23,6 +25,9 @@ THINKING_MARKS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
 )
+
+
+LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millisecond
 
 
 class Tokenizer:
@@ -42,6 +47,7 @@ class Tokenizer:
         self._plain_pieces: dict[frozenset[str], Pieces] = {}  # likewise
         self._pieces = Pieces(self._hf.id_to_token, frozenset())
         self.byte_level = is_byte_level(self._hf)
+        self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
         """The tokenizer's own first, then what generation_config.json adds."""
@@ -69,6 +75,16 @@ class Tokenizer:
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._encoder.encode_now(text, add_special_tokens=add_special_tokens)
+
+    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each by itself, without what the tokenizer puts around a text."""
+        return await self._encoder.encode_all(texts)
+
+    async def text_of(self, prompt: ChatPrompt) -> str:
+        """What the chat template makes of it."""
+        if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
+            return self.template.text_of(prompt)
+        return await self._encoder.in_thread(self.template.text_of, prompt)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
         """`shown`: special tokens that are not skipped in any case."""

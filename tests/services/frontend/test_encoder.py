@@ -10,9 +10,10 @@ import threading
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from services.frontend.bounds.turns import Turns
 from services.frontend.tokenizer import encoder
 from services.frontend.tokenizer.cuts import Cuts
-from services.frontend.tokenizer.encoder import Encoder, Turns
+from services.frontend.tokenizer.encoder import Encoder
 from shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +12,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
-from services.frontend.http.door import door
+from services.frontend.http.door import Door
 from services.frontend.openai_edge.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import ResponseFormat
@@ -33,16 +33,15 @@ class ResponseRoutes:
         generator: Generator,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
-        check_open: Callable[[], None],
+        door: Door,
         store: ResponseStore,
     ) -> None:
-        """`check_open` raises while nothing more can be taken in."""
         self._generator = generator
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._store = store
         self.router = APIRouter(tags=["responses"])
-        new = APIRouter(route_class=door(check_open))
+        new = APIRouter(route_class=door.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.include_router(new)
         one = f"{PREFIX}/{{response_id}}"

@@ -1,0 +1,64 @@
+"""Bodies of calls: measured before they are parsed, and counted before anybody looks at their fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from services.frontend.bounds import counts, json_scan
+from services.frontend.bounds.heavy import HeavyWork, in_steps
+from shared.settings.request_limits import RequestLimits
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class ReadRequest(Request):
+    """Its body has been read. Once that is known as JSON, the bytes are given up."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._bytes = body
+        self._document: Any = None
+
+    async def body(self) -> bytes:
+        return self._bytes
+
+    async def json(self) -> Any:
+        return json.loads(self._bytes) if self._document is None else self._document
+
+    def parse(self) -> Any:
+        """None, and what it is stays unknown, if it is no JSON: FastAPI words that, and asks again."""
+        try:
+            self._document = json.loads(self._bytes)
+        except (ValueError, RecursionError):
+            return None
+        self._bytes = b"{}" if self._bytes else b""
+        return self._document
+
+
+class BodyBounds:
+    """Reads bodies within the limits of a request."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._heavy = HeavyWork()
+
+    async def handle(self, request: Request, handler: Handler, *, at_once: bool = True) -> Response:
+        """What `handler` answers, which does its work `at_once`, or else waits for others. Raises InvalidArgument."""
+        # Not request.body(), which keeps them.
+        body = b"".join([chunk async for chunk in request.stream()])
+        num_bytes, read = len(body), ReadRequest(request, body)
+        del body
+        async with self._heavy.turn(num_bytes):
+            await self._check(read, num_bytes)
+            if at_once:
+                return await handler(read)
+        return await handler(read)
+
+    async def _check(self, request: ReadRequest, num_bytes: int) -> None:
+        await in_steps(json_scan.check(await request.body(), self._limits))
+        counts.check_body(request.parse(), num_bytes, self._limits)
