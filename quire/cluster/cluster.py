@@ -126,4 +126,7 @@ class Cluster:
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_INTERVAL_S):
             for process in list(self.processes):
-                process.watch(time.monotonic())
+                try:
+                    process.watch(time.monotonic())
+                except OSError as error:  # no memory or no process to be had: the next round may find some
+                    self._report(f"{process.spec.id} cannot be started: {error}")

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.cluster.options import RedisSpec, Spec
+from quire.cluster.restarts import Restarts
 from shared.lifecycle import PARENT_PIPE_VARIABLE
 
-FIRST_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 10.0
-STEADY_AFTER_S = 30.0  # a child that lived so long starts again with the first back-off
 ROOT = Path(__file__).resolve().parents[2]
 
 Report = Callable[[str], None]
@@ -34,8 +32,7 @@ class ServiceProcess:
         self._report = report
         self._log = log
         self._process: subprocess.Popen[str] | None = None
-        self._started_at = 0.0
-        self._backoff_s = FIRST_BACKOFF_S
+        self._pauses = Restarts()
         self._restart_at = 0.0
 
     @property
@@ -59,10 +56,10 @@ class ServiceProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            errors="replace",  # whatever a child prints must not end the thread that reads it
             env=environment,
             start_new_session=True,  # Ctrl-C is for us to pass on, once
         )
-        self._started_at = time.monotonic()
         hear = self._await_socket if isinstance(self.spec, RedisSpec) else self._listen
         threading.Thread(target=hear, args=(self._process,), daemon=True).start()
 
@@ -71,13 +68,11 @@ class ServiceProcess:
         if self.running:
             return
         if self._restart_at == 0.0:
-            if now - self._started_at > STEADY_AFTER_S:
-                self._backoff_s = FIRST_BACKOFF_S
-            self._restart_at = now + self._backoff_s
-            self._report(f"{self.spec.id} ended with status {self.exit_status}; restarting in {self._backoff_s:g} s")
+            pause_s = self._pauses.pause_s(now, was_ready=self.ready.is_set())
+            self._restart_at = now + pause_s
+            self._report(f"{self.spec.id} ended with status {self.exit_status}; restarting in {pause_s:g} s")
         elif now >= self._restart_at:
             self._restart_at = 0.0
-            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
             self.restarts += 1
             self._close_pipes()
             self.start()
@@ -117,7 +112,7 @@ class ServiceProcess:
         with contextlib.suppress(ValueError):  # close() came first
             for line in process.stdout:
                 words = line.split()
-                if words[:2] == [f"quire-{self.spec.role}", "ready"]:
+                if words[:2] == [f"quire-{self.spec.role}", "ready"] and process is self._process:
                     self.addresses = dict(word.split("=", 1) for word in words[2:])
                     self.ready.set()
 

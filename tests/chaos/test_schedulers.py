@@ -35,6 +35,20 @@ async def test_the_scheduler_is_killed(two_workers: Cluster, undisturbed: dict[s
     await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "scheduler-0"), signal.SIGKILL), kind)
 
 
+async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    """Each time as soon as it serves again: it comes back before anybody's patience ends."""
+
+    async def kill_again_and_again() -> None:
+        scheduler = one_worker.process("scheduler-0")
+        for killed in range(10):
+            async with asyncio.timeout(30):
+                while scheduler.restarts < killed or not scheduler.ready.is_set():
+                    await asyncio.sleep(0.01)
+            os.kill(pid(one_worker, "scheduler-0"), signal.SIGKILL)
+
+    await survives(one_worker, undisturbed, kill_again_and_again)
+
+
 async def test_a_restarted_scheduler_finds_the_cache_warm(one_worker: Cluster) -> None:
     """Workers keep their blocks and say what they hold."""
     params = SamplingParams(temperature=0, max_tokens=4)

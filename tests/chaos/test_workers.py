@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,19 @@ pytestmark = pytest.mark.timeout(180)
 def pid(cluster: Cluster, name: str) -> int:
     found = cluster.process(name).pid
     assert found is not None
+    return found
+
+
+def num_connections(number: int) -> int:
+    """Established TCP connections of a process: a worker's first one is that to its scheduler."""
+    table = [
+        line for kind in ("tcp", "tcp6") for line in Path(f"/proc/{number}/net/{kind}").read_text().splitlines()[1:]
+    ]
+    established = {fields[9] for fields in map(str.split, table) if fields[3] == "01"}
+    found = 0
+    for descriptor in Path(f"/proc/{number}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(descriptor).removeprefix("socket:[").rstrip("]") in established
     return found
 
 
@@ -61,6 +76,38 @@ async def test_forms_are_filled_across_a_dead_worker(one_worker: Cluster, undist
 
 async def test_the_only_worker_is_killed(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     await survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL))
+
+
+async def test_a_worker_is_killed_while_it_attaches(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
+    """Its process has begun, its scheduler may or may not have heard of it, and then a little later."""
+
+    async def kill_early() -> None:
+        for pause_s in (0.0, 0.1):  # a third time would look like a sequence that kills workers
+            worker = one_worker.process("worker-0")
+            restarts = worker.restarts
+            os.kill(pid(one_worker, "worker-0"), signal.SIGKILL)
+            async with asyncio.timeout(30):
+                while worker.restarts == restarts or not worker.running:
+                    await asyncio.sleep(0.01)
+                while num_connections(pid(one_worker, "worker-0")) == 0:
+                    await asyncio.sleep(0.002)
+            await asyncio.sleep(pause_s)
+
+    await survives(one_worker, undisturbed, kill_early)
+
+
+async def test_a_worker_and_the_scheduler_are_stopped_at_once(
+    two_workers: Cluster, undisturbed: dict[str, Said]
+) -> None:
+    async def stop_both() -> None:
+        pids = [pid(two_workers, name) for name in ("worker-0", "scheduler-0")]
+        for stopped in pids:
+            os.kill(stopped, signal.SIGSTOP)
+        await asyncio.sleep(4)
+        for stopped in pids:
+            os.kill(stopped, signal.SIGCONT)
+
+    await survives(two_workers, undisturbed, stop_both)
 
 
 async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
