@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import uvloop
 
 from shared.errors import Internal, QuireError
+from shared.garbage import Collector
 from shared.logs import logger
 
 log = logger("lifecycle")
@@ -82,8 +82,7 @@ def keep_for_good() -> None:
     """What is there now stays, if this process is a service's own. Walking it again and again, in search of garbage,
     would hold up everything each time: a frontend for 35 ms, a worker with torch for 120."""
     if _own_process:
-        gc.collect()
-        gc.freeze()
+        Collector().start(asyncio.get_running_loop())
 
 
 def announce(role: str, name: str, **addresses: str) -> None:

@@ -47,7 +47,7 @@ class Step:
 
 def measure(running: int, mode: str, steps: int) -> dict[str, float | int | str]:
     """Medians over `steps` steps at `running` sequences, microseconds."""
-    drive = _Drive(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
+    drive = Drive(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
     for _ in range(WARMUP):
         drive.step()
     taken = [drive.step() for _ in range(steps)]
@@ -61,7 +61,7 @@ def _median_us(steps: list[Step], verb: str) -> float:
     return float(statistics.median(getattr(step, verb) for step in steps)) * MICROSECONDS
 
 
-class _Drive:
+class Drive:
     """A core that is kept at `running` sequences, and a worker made of random tokens."""
 
     def __init__(self, running: int, life: int) -> None:
