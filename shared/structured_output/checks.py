@@ -39,15 +39,21 @@ def unusable(reason: str) -> InvalidArgument:
 
 def check(constraint: pb.StructuredOutput) -> None:
     """Raises InvalidArgument."""
+    kind = check_size(constraint)
+    if constraint.disable_any_whitespace and constraint.whitespace_pattern:
+        raise refuse("whitespace_pattern and disable_any_whitespace exclude each other")
+    _CHECKS[kind](constraint)
+
+
+def check_size(constraint: pb.StructuredOutput) -> str:
+    """What can be said without reading it; returns its kind. Raises InvalidArgument."""
     kind = constraint.WhichOneof("constraint")
     if kind is None:
         raise refuse(f"exactly one of {', '.join(KINDS)} must be set")
     length = constraint.ByteSize()
     if length > MAX_BYTES:
         raise refuse(f"{kind} has {length} bytes; at most {MAX_BYTES} are taken")
-    if constraint.disable_any_whitespace and constraint.whitespace_pattern:
-        raise refuse("whitespace_pattern and disable_any_whitespace exclude each other")
-    _CHECKS[kind](constraint)
+    return kind
 
 
 def _check_json_schema(constraint: pb.StructuredOutput) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shared.pb.common.v1 import sampling_pb2 as pb
 from shared.structured_output import ebnf, regex, structural_tag
 from shared.structured_output.checks import MAX_NESTING, MAX_NESTING_OF_TAGS, parse
 from shared.structured_output.json_rule import json_rule
-from shared.structured_output.literals import NO_SPECIALS, Specials, literal
+from shared.structured_output.literals import NO_SPECIALS, Specials, literal, quoted
 
 OBJECT = {"type": "object"}
 
@@ -24,7 +26,7 @@ def lark(constraint: pb.StructuredOutput, specials: Specials = NO_SPECIALS) -> s
         case "regex":
             body = regex.terminal(constraint.regex)
         case "choice":
-            body = " | ".join(literal(option, specials) for option in constraint.choice.options)
+            return _choice(constraint.choice.options, specials)
         case "grammar":
             return ebnf.lark(constraint.grammar) if ebnf.is_ebnf(constraint.grammar) else constraint.grammar
         case "structural_tag":
@@ -33,3 +35,15 @@ def lark(constraint: pb.StructuredOutput, specials: Specials = NO_SPECIALS) -> s
         case kind:
             raise AssertionError(f"{kind} is not checked")
     return f"start: {body}\n"
+
+
+def _choice(options: Iterable[str], specials: Specials) -> str:
+    """All that ordinary tokens spell is one terminal: as alternatives of a rule, 2,000 are more than the library
+    follows at a time."""
+    plain, named = [], []
+    for option in options:
+        names_one = any(name in option for name in specials.ids)
+        (named if names_one else plain).append(option)
+    starts = [literal(option, specials) for option in named] + (["OPTION"] if plain else [])
+    terminal = f"OPTION: {' | '.join(map(quoted, plain))}\n" if plain else ""
+    return f"start: {' | '.join(starts)}\n{terminal}"

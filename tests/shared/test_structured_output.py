@@ -276,7 +276,7 @@ def test_tags_that_cannot_be_read(tag: dict[str, Any], text: str) -> None:
 def test_texts_that_name_special_tokens_mean_these() -> None:
     specials = Specials({"<|call|>": 7, "<|end|>": 9, "<think>": 3, "</think>": 4}, frozenset({3, 4}))
     message = pb.StructuredOutput(choice=choice("<|call|>x<|end|>", "<|call"))
-    assert structured_output.lark(message, specials) == 'start: <[7]> "x" <[9]> | "<|call"\n'
+    assert structured_output.lark(message, specials) == 'start: <[7]> "x" <[9]> | OPTION\nOPTION: "<|call"\n'
     triggered = form("triggered_tags", triggers=["<|call|>"], tags=[tag("<|call|>f", NUMBER, "<|end|>")])
     written = structured_output.lark(pb.StructuredOutput(structural_tag=tags(format=triggered)), specials)
     assert '(S0 (<[3]> | <[4]>))* TEXT <[7]> ("f" %json' in written

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from shared import structured_output
@@ -67,9 +68,18 @@ class Judge:
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()
+            _take_one(matcher, matcher.compute_bitmask())
         if matcher.is_error():
             raise structured_output.unusable(matcher.get_error())
+
+
+def _take_one(matcher: LLMatcher, mask: bytes) -> None:
+    """The first token that it allows: what a grammar holds at its beginning counts only then."""
+    words = np.frombuffer(mask, np.uint8)
+    allowed = np.flatnonzero(words)[:1]
+    if allowed.size:
+        bits = int(words[allowed[0]])
+        matcher.try_consume_tokens([int(allowed[0]) * 8 + (bits & -bits).bit_length() - 1])
 
 
 def write(stream: IO[bytes], message: bytes) -> None:

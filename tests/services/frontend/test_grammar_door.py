@@ -50,6 +50,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a reference to the net": schema({"$ref": "http://example.com/schema.json"}),
     "nested far too deep": {"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000},
     "a million choices": {"choice": pb.StructuredOutput.Choice(options=["x"] * 1_000_000)},
+    "more ways than can be followed": {"grammar": "start: " + " | ".join(f'"{word()}"' for _ in range(4000))},
     "more keys than fit": schema({"properties": {word(): {} for _ in range(20_000)}, "type": "object"}),
     "thousands of keys in any order": schema({"properties": {word(): {} for _ in range(6500)}, "type": "object"}),
     "all of any of": schema(

@@ -40,6 +40,13 @@ def test_different_grammars_and_none_side_by_side(tiny: Rig, tokenizer: Tokenize
     assert text(tokenizer, said[3]) in ("über alles", "nothing")
 
 
+def test_thousands_of_options(tiny: Rig, tokenizer: Tokenizer) -> None:
+    options = [f"{number * 7919 % 100_003} ways" for number in range(8000)]
+    choice = prepare(tiny, choice=pb.StructuredOutput.Choice(options=options))
+    said = run(tiny, [admit(tokenizer, slot, choice) for slot in (0, 1)])
+    assert {text(tokenizer, said[slot]) for slot in (0, 1)} <= set(options)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_json_is_valid_at_any_temperature(tiny: Rig, tokenizer: Tokenizer, temperature: float) -> None:
     schema = prepare(tiny, json_schema=json.dumps(PERSON))
