@@ -47,7 +47,7 @@ def check(constraint: pb.StructuredOutput) -> None:
 
 def check_size(constraint: pb.StructuredOutput) -> str:
     """What can be said without reading it; returns its kind. Raises InvalidArgument."""
-    kind = constraint.WhichOneof("constraint")
+    kind: str | None = constraint.WhichOneof("constraint")
     if kind is None:
         raise refuse(f"exactly one of {', '.join(KINDS)} must be set")
     length = constraint.ByteSize()

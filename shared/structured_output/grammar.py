@@ -40,7 +40,8 @@ def lark(constraint: pb.StructuredOutput, specials: Specials = NO_SPECIALS) -> s
 def _choice(options: Iterable[str], specials: Specials) -> str:
     """All that ordinary tokens spell is one terminal: as alternatives of a rule, 2,000 are more than the library
     follows at a time."""
-    plain, named = [], []
+    plain: list[str] = []
+    named: list[str] = []
     for option in options:
         names_one = any(name in option for name in specials.ids)
         (named if names_one else plain).append(option)
