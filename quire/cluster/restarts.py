@@ -27,6 +27,6 @@ class Restarts:
         if was_ready and len(self._quick) <= MOST_QUICK:
             self._num_failures = 0
             return FIRST_PAUSE_S
-        pause_s = min(FIRST_PAUSE_S * 2.0**self._num_failures, LONGEST_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self._num_failures, 10), LONGEST_PAUSE_S)
         self._num_failures += 1
         return pause_s

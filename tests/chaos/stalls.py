@@ -1,0 +1,219 @@
+"""Services that stand still for a while, with streams open, at random moments: all is then as if nothing had been.
+
+    python -m tests.chaos.stalls --rounds 50 --service frontend,worker,scheduler --seconds 1,7,20,40
+
+A process that is stopped costs nothing, so several clusters are disturbed side by side, each by one stall at a time.
+Every stream must say what an undisturbed one says, each token once; the process must be the same one afterwards, its
+sessions must be back and its blocks owned, and what was cached must still be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from quire.client import AsyncClient
+from quire.cluster import Cluster
+from shared.errors import QuireError
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.inference.v1 import inference_pb2_grpc
+from tests.chaos.conftest import leaves_nothing_behind, services
+from tests.chaos.streams import Stream, greedy, prompts
+from tests.e2e.conftest import running_cluster
+
+SERVICES = ("frontend", "worker", "scheduler")
+SECONDS = (1.0, 7.0, 20.0, 40.0)
+MOMENT_S = 1.5  # after the start of the streams, at most
+END_S = 120.0  # after a stall, for streams and sessions
+SETTINGS = {
+    "worker": {"num_blocks": 4000, "threads": 1},
+    "frontend": {"unavailable_after_s": 120},  # the default of 30 s ends what waits for a service stopped for 40
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One service stops for so long; `number` makes the moment."""
+
+    service: str
+    seconds: float
+    number: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of it."""
+
+    stall: Stall
+    faults: list[str] = field(default_factory=list)
+    num_streams: int = 0
+    num_stopped_midway: int = 0  # streams that were open when the service stopped
+    pause_s: float = 0.0  # longest of any stream, the stall included
+    back_s: float = 0.0  # until the sessions were back, after the stall
+
+
+class PatientClient(AsyncClient):
+    """Does not ping the frontend, whose silence it would take for death after 20 s."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+
+class Lane:
+    """One cluster, disturbed by one stall after the other."""
+
+    def __init__(self, cluster: Cluster, num_streams: int) -> None:
+        self._cluster = cluster
+        self._prompts = prompts()[:num_streams]
+
+    async def undisturbed(self) -> list[tuple[object, ...]]:
+        """What the streams say when nothing happens."""
+        client = PatientClient(self._cluster.grpc_address)
+        streams = [Stream(prompt, greedy(0)) for prompt in self._prompts]
+        await asyncio.gather(*(stream.run(client) for stream in streams))
+        await client.close()
+        assert not any(stream.error for stream in streams)
+        return [stream.said for stream in streams]
+
+    async def disturb(self, stall: Stall, said: Sequence[tuple[object, ...]]) -> Outcome:
+        outcome = Outcome(stall, num_streams=len(self._prompts))
+        pids, cached = self._pids(), await asyncio.to_thread(self._num_cached)
+        client = PatientClient(self._cluster.grpc_address)
+        streams = [Stream(prompt, greedy(0)) for prompt in self._prompts]
+        tasks = [asyncio.ensure_future(stream.run(client)) for stream in streams]
+        await asyncio.sleep(random.Random(repr(stall)).uniform(0, MOMENT_S))
+        outcome.num_stopped_midway = sum(not task.done() for task in tasks)
+        await self._stop(stall)
+        ended_s = time.monotonic()
+        try:
+            async with asyncio.timeout(END_S):
+                await asyncio.gather(*tasks)
+                await asyncio.to_thread(self._await_sessions, outcome, ended_s)
+            await asyncio.to_thread(leaves_nothing_behind, self._cluster)
+        except (TimeoutError, AssertionError, QuireError) as error:
+            outcome.faults.append(f"{type(error).__name__}: {error}")
+        await client.close()
+        outcome.faults += [f"stream: {stream.error!r}" for stream in streams if stream.error]
+        outcome.faults += ["other text" for stream, want in zip(streams, said, strict=True) if stream.said != want]
+        if self._pids() != pids:
+            outcome.faults.append("another process")
+        elif not outcome.faults and (kept := await asyncio.to_thread(self._num_cached)) < cached:
+            outcome.faults.append(f"{cached} blocks cached before, {kept} after")
+        outcome.pause_s = max(stream.longest_gap_s for stream in streams)
+        return outcome
+
+    def _pids(self) -> list[int | None]:
+        return [process.pid for process in self._cluster.processes]
+
+    async def _stop(self, stall: Stall) -> None:
+        pid = self._cluster.process(f"{stall.service}-0").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(stall.seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def _workers(self) -> list[admin_pb2.ServiceStatus]:
+        try:
+            found = services(self._cluster.grpc_address).values()
+        except QuireError:
+            return []
+        return [service for service in found if service.role == admin_pb2.ROLE_WORKER]
+
+    def _num_cached(self) -> int:
+        return sum(worker.blocks.cached for worker in self._workers())
+
+    def _await_sessions(self, outcome: Outcome, ended_s: float) -> None:
+        """The frontend lists its scheduler, and the scheduler a worker that is ready."""
+        deadline_s = ended_s + END_S
+        while not any(worker.state == admin_pb2.STATE_READY for worker in self._workers()):
+            assert time.monotonic() < deadline_s, "the sessions do not come back"
+            time.sleep(0.1)
+        outcome.back_s = time.monotonic() - ended_s
+
+
+@asynccontextmanager
+async def lanes(count: int, num_streams: int) -> AsyncIterator[list[Lane]]:
+    async with AsyncExitStack() as stack:
+        found = []
+        for _ in range(count):
+            running = running_cluster(**SETTINGS)
+            found.append(Lane(await asyncio.to_thread(running.__enter__), num_streams))
+            stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
+        yield found
+
+
+async def programme(stalls: Sequence[Stall], num_lanes: int, num_streams: int) -> list[Outcome]:
+    """All of them, in as many clusters side by side."""
+    left = list(stalls)
+    outcomes: list[Outcome] = []
+
+    async def drive(lane: Lane, said: Sequence[tuple[object, ...]]) -> None:
+        while left:
+            outcome = await lane.disturb(left.pop(), said)
+            outcomes.append(outcome)
+            if outcome.faults or len(outcomes) % 25 == 0:
+                print(f"{len(outcomes)} of {len(stalls)}: {outcome}", file=sys.stderr, flush=True)
+
+    async with lanes(num_lanes, num_streams) as found:
+        said = await found[0].undisturbed()
+        await asyncio.gather(*(drive(lane, said) for lane in found))
+    return outcomes
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """A table: a row for each service and time."""
+    rows = ["| stopped | for, s | rounds | streams, open | longest pause, s | back after, s: median, most | faults |"]
+    rows.append("|---|---|---|---|---|---|---|")
+    groups = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.stall.service, outcome.stall.seconds].append(outcome)
+    for (service, seconds), group in sorted(groups.items()):
+        back = [outcome.back_s for outcome in group]
+        rows.append(
+            f"| {service} | {seconds:g} | {len(group)} | {sum(o.num_streams for o in group)}, "
+            f"{sum(o.num_stopped_midway for o in group)} | {max(o.pause_s for o in group):.1f} | "
+            f"{statistics.median(back):.1f}, {max(back):.1f} | {sum(len(o.faults) for o in group)} |"
+        )
+    return "\n".join(rows)
+
+
+def plan(services: Sequence[str], seconds: Sequence[float], rounds: int, seed: int = 0) -> list[Stall]:
+    """In random order."""
+    stalls = [Stall(service, length, number) for service in services for length in seconds for number in range(rounds)]
+    random.Random(seed).shuffle(stalls)
+    return stalls
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="of each service and time")
+    parser.add_argument("--service", default=",".join(SERVICES))
+    parser.add_argument("--seconds", default=",".join(f"{seconds:g}" for seconds in SECONDS))
+    parser.add_argument("--clusters", type=int, default=6, help="side by side, each about 600 MB")
+    parser.add_argument("--load", action="store_true", help="32 streams in each cluster instead of 4")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    seconds = [float(part) for part in options.seconds.split(",")]
+    stalls = plan(options.service.split(","), seconds, options.rounds, options.seed)
+    outcomes = asyncio.run(programme(stalls, options.clusters, 32 if options.load else 4))
+    print(report(outcomes))
+    return any(outcome.faults for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
