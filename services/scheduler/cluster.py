@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.batches import Batches
 from services.scheduler.core.core import Counts
@@ -47,22 +47,25 @@ class Cluster:
         self.frontends[owner] = send
         self._places[owner] = {}
 
-    def part(self, owner: int) -> None:
-        """A frontend is gone: nobody wants its sequences any more."""
+    def part(self, owner: int) -> Iterator[None]:
+        """A frontend is gone: nobody wants its sequences any more. They end one by one, as the caller goes on."""
         del self.frontends[owner]
-        streams = list(self._places[owner])
-        self.cancel(owner, streams, Reason.CANCELLED)
+        for stream in list(self._places[owner]):
+            self.cancel(owner, [stream], Reason.CANCELLED)
+            yield
         del self._places[owner]
 
-    def submit(self, owner: int, submission: pb.Submission) -> None:
+    def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
+        """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end."""
         failure = self._refusal(submission)
         for sequence in self._factory.sequences(submission, owner, self._clock()):
-            if failure is not None:
+            if failure is None:
+                for output in sequence.outputs or (sequence,):
+                    self._places[owner][output.stream] = sequence
+                self._place(sequence)
+            else:
                 self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
-                continue
-            for output in sequence.outputs or (sequence,):
-                self._places[owner][output.stream] = sequence
-            self._place(sequence)
+            yield
 
     def cancel(self, owner: int, streams: Iterable[int], reason: Reason) -> None:
         for stream in streams:
@@ -181,7 +184,8 @@ class Cluster:
 
     def _refusal(self, submission: pb.Submission) -> Failure | None:
         """Why a submission is not taken; None if it is."""
-        failure, reason = refusal(submission), "malformed"
+        model = self.terms.model
+        failure, reason = refusal(submission, 0 if model is None else model.vocab_size), "malformed"
         if failure is None and self.draining:
             failure, reason = Failure("UNAVAILABLE", "the scheduler is draining"), "draining"
         elif failure is None and self.num_waiting + submission.num_sequences > self._settings.max_waiting:

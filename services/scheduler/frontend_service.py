@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Iterable
 
 import grpc.aio
 
@@ -26,6 +27,21 @@ log = logger("frontends")
 
 FrontendSession = Duplex[pb.SessionRequest, pb.SessionResponse]
 VIEW_INTERVAL_S = 0.1
+PORTION = 64  # sequences taken in, or cancelled
+TOKENS_LIKE_A_SEQUENCE = 4096  # a prompt of so many costs as much again to copy and to hash
+
+
+class Portion:
+    """How much of one frontend's is done in a turn of the loop, so that others do not wait for what it sends at once."""
+
+    def __init__(self) -> None:
+        self._left = PORTION
+
+    async def spend(self, sequences: int) -> None:
+        self._left -= sequences
+        if self._left <= 0:
+            self._left = PORTION
+            await asyncio.sleep(0)
 
 
 class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -96,16 +112,32 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
             log.warning("frontend lost", frontend=hello.frontend_id, reason=error.message)
         finally:
             del self.hellos[owner]
-            self._cluster.part(owner)
+            await self._part(owner)
             log.info("frontend left", frontend=hello.frontend_id)
 
     async def _read(self, session: FrontendSession, owner: int) -> None:
+        portion = Portion()
         async for message in session.messages():
             kind = message.WhichOneof("message")
             if kind == "submission":
-                for submission in (message.submission, *message.further_submissions):
-                    self._cluster.submit(owner, submission)
+                await self._submit(owner, (message.submission, *message.further_submissions), portion)
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)
-                self._cluster.cancel(owner, u32(cancellation.sequence_ids).tolist(), reason)
+                for stream in u32(cancellation.sequence_ids).tolist():
+                    self._cluster.cancel(owner, [stream], reason)
+                    await portion.spend(1)
+
+    async def _submit(self, owner: int, submissions: Iterable[pb.Submission], portion: Portion) -> None:
+        for submission in submissions:
+            for _ in self._cluster.submit(owner, submission):
+                await portion.spend(1 + submission.num_prompt_tokens // TOKENS_LIKE_A_SEQUENCE)
+
+    async def _part(self, owner: int) -> None:
+        portion, rest = Portion(), self._cluster.part(owner)
+        try:
+            for _ in rest:
+                await portion.spend(1)
+        finally:
+            for _ in rest:
+                pass

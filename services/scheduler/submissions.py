@@ -12,9 +12,11 @@ from services.scheduler.core.beam_search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Failure, Family, Sequence
 from shared import block_hash, prompt_logprobs
-from shared.columns import u32
+from shared.columns import i32, u32
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,8 @@ def _payload(submission: pb.Submission, index: int) -> Payload:
     )
 
 
-def refusal(submission: pb.Submission) -> Failure | None:
-    """What is wrong with a submission that a correct frontend never sends."""
+def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
+    """What is wrong with a submission that a correct frontend never sends; `vocab_size`: 0 while nobody knows it."""
     num_tokens, rest = divmod(len(submission.token_ids), block_hash.TOKEN_BYTES)
     problem = ""
     if rest:
@@ -144,7 +146,19 @@ def refusal(submission: pb.Submission) -> Failure | None:
         problem = f"sampling.max_tokens: must be at least 1, got {submission.sampling.max_tokens}"
     elif len(submission.root_hash) != block_hash.HASH_BYTES:
         problem = f"root_hash: {len(submission.root_hash)} bytes instead of {block_hash.HASH_BYTES}"
+    elif submission.num_sequences > MAX_SEQUENCES:
+        problem = f"num_sequences: must be at most {MAX_SEQUENCES}, got {submission.num_sequences}"
+    elif vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:
+        problem = f"token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens"
     return Failure("INVALID_ARGUMENT", problem) if problem else None
+
+
+def _unknown_token(column: bytes, vocab_size: int) -> int | None:
+    """The first token id that the model does not have."""
+    tokens = u32(column)  # negative ones are large
+    if int(tokens.max()) < vocab_size:
+        return None
+    return int(i32(column)[tokens >= vocab_size][0])
 
 
 def complete(sequence: Sequence, block_size: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.scheduler import main
+from services.scheduler import cluster, main
 from services.scheduler import status as status_module
 from services.scheduler.core.beam_search import BeamRules
 from shared import block_hash, columns, lifecycle
@@ -22,7 +22,7 @@ from shared.rpc.server import LIVENESS
 from shared.settings import SchedulerSettings
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.test_beams import exhaustive
-from tests.services.scheduler.paper_worker import EOS, oracle
+from tests.services.scheduler.paper_worker import EOS, VOCAB, oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer, layout
 
 LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
@@ -116,6 +116,54 @@ async def test_submissions_that_come_together_are_each_heard(start: Start) -> No
     for i, prompt in enumerate(PROMPTS):
         assert frontend.tokens[i] == oracle(prompt, len(prompt) + 20, eos=True)
     assert frontend.num_submissions_sent == 1
+
+
+async def most_in_a_turn(counted: list[object], happened: Callable[[], bool]) -> int:
+    """How much is added to `counted` in one turn of the loop, which the scheduler is on as well."""
+    most = before = 0
+    async with asyncio.timeout(60):
+        while not happened():
+            await asyncio.sleep(0)
+            most, before = max(most, len(counted) - before), len(counted)
+    return most
+
+
+@pytest.mark.parametrize("together", [1, 4000])
+async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
+    start: Start, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[object] = []
+    for verb in (cluster.Cluster.cancel, cluster.Cluster._place):
+        counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
+        monkeypatch.setattr(cluster.Cluster, verb.__name__, counting)
+    bench = await start()
+    await bench.worker()
+    flood, other = await bench.frontend(), await bench.frontend()
+    await flood.until(lambda: flood.view.num_workers)
+    for first in range(0, 4000, together):
+        await flood.submit(first, PROMPTS[0], behind_the_last=True, num_sequences=together)
+    assert flood.num_submissions_sent == 1
+    assert await most_in_a_turn(counted, lambda: len(counted) == 4000) <= 70
+    await other.submit(0, PROMPTS[1])
+    counted.clear()
+    await flood.close()
+    assert await most_in_a_turn(counted, lambda: len(counted) > 3500) <= 70
+    await other.ended(0)
+
+
+async def test_tokens_that_the_model_does_not_have_are_refused(start: Start) -> None:
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    for stream, token in enumerate((VOCAB, -1)):
+        await frontend.submit(stream, [1, token, 2])
+    await frontend.submit(2, [1, VOCAB - 1, 2])
+    await frontend.ended(0, 1, 2)
+    errors = [frontend.finished[stream].error.message for stream in range(3)]
+    assert errors == [
+        *(f"token_ids: {token} is not in the vocabulary of {VOCAB} tokens" for token in (VOCAB, -1)),
+        "",
+    ]
 
 
 async def test_samples_of_one_prompt_go_to_one_worker_and_compute_it_once(start: Start) -> None:
