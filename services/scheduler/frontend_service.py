@@ -32,7 +32,7 @@ TOKENS_LIKE_A_SEQUENCE = 4096  # a prompt of so many costs as much again to copy
 
 
 class Portion:
-    """How much of one frontend's is done in a turn of the loop, so that others do not wait for what it sends at once."""
+    """How much of one frontend's is done in a turn of the loop, so that nobody waits for what it sends at once."""
 
     def __init__(self) -> None:
         self._left = PORTION
