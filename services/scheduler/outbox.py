@@ -28,13 +28,38 @@ class Outbox:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._merged: pb.SessionResponse | None = None  # the message that others were merged into
+        self._sequences: set[int] = set()  # that have tokens in it
 
     def send(self, message: pb.SessionResponse) -> None:
         last = self._link.last_unsent
         if last is not None and _is_plain(last) and _is_plain(message) and _fit(last.tokens, message.tokens):
-            merge(last.tokens, message.tokens)
+            self._merge(last, message.tokens)
         else:
             self._link.send(message)
+
+    def _merge(self, last: pb.SessionResponse, later: pb.TokenBatch) -> None:
+        """Steps of different workers have no sequence in common, as a rule: their columns come one after the other."""
+        if self._merged is not last:
+            self._merged, self._sequences = last, _ids(last.tokens)
+        sequences = _ids(later)
+        if self._sequences.isdisjoint(sequences):
+            join(last.tokens, later)
+        else:
+            merge(last.tokens, later)
+        self._sequences |= sequences
+
+
+def join(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
+    """Adds `later` to `batch`; they have no sequence in common, and no log-probabilities."""
+    if batch.token_counts or later.token_counts:
+        batch.token_counts = _counts(batch).tobytes() + _counts(later).tobytes()
+    batch.sequence_ids += later.sequence_ids
+    batch.token_ids += later.token_ids
+    if later.started:
+        batch.started.extend(later.started)
+    if later.finished:
+        batch.finished.extend(later.finished)
 
 
 def merge(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
@@ -52,6 +77,10 @@ def merge(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
     batch.finished.extend(later.finished)
 
 
+def _ids(batch: pb.TokenBatch) -> set[int]:
+    return set(memoryview(batch.sequence_ids).cast("I"))
+
+
 def _counts(batch: pb.TokenBatch) -> U32:
     counts = u32(batch.token_counts)
     return counts if len(counts) else np.ones(len(batch.sequence_ids) // ID_BYTES, dtype=np.uint32)
@@ -63,6 +92,7 @@ def _fit(batch: pb.TokenBatch, later: pb.TokenBatch) -> bool:
 
 def _is_plain(message: pb.SessionResponse) -> bool:
     """A step without log-probabilities, whose columns would have to be put in order as well."""
-    if message.WhichOneof("message") != "tokens":
+    if not message.HasField("tokens"):
         return False
-    return not (message.tokens.HasField("logprobs") or message.tokens.HasField("prompt_logprobs"))
+    tokens = message.tokens
+    return not (tokens.HasField("logprobs") or tokens.HasField("prompt_logprobs"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared.metrics.base import ITERATION_BUCKETS, MIGRATION_BUCKETS, MODEL_LABELS, STEP_BUCKETS
+from shared.metrics.histogram import Histogram
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from shared.metrics.frontend import FrontendMetrics
+from shared.metrics.histogram import Histogram
 from shared.metrics.scheduler import ClusterCollector, ClusterGauges, SchedulerMetrics
 from shared.metrics.worker import StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -69,9 +70,10 @@ def _worker() -> CollectorRegistry:
 
 def _families(service: str, registry: CollectorRegistry) -> Iterator[Family]:
     for collector in registry._collector_to_names:
-        if isinstance(collector, MetricWrapperBase):
+        if isinstance(collector, MetricWrapperBase | Histogram):
             (metric,) = collector.describe()
-            yield _family(service, metric, tuple(collector._labelnames))
+            labels = collector.label_names if isinstance(collector, Histogram) else collector._labelnames
+            yield _family(service, metric, tuple(labels))
         else:
             for metric in collector.collect():
                 yield _family(service, metric, tuple(metric.samples[0].labels) if metric.samples else ())

@@ -56,6 +56,8 @@ class Replica:
         self._awake = False
         self.paused = False
         self._metrics = metrics
+        self._step_seconds = metrics.step.labels(self.id)
+        self._step_tokens = metrics.step_tokens.labels(self.id)
         self._moved: set[int] = set()  # keys of sequences from elsewhere that have no token here yet
         self._sent_at: deque[float] = deque()  # of the steps under way
         self._freeing: deque[tuple[int, float]] = deque()  # (step whose return frees the blocks, cancelled at)
@@ -106,7 +108,7 @@ class Replica:
             self._metrics.schedule.observe(planned - started)
             self.send(encode_plan(plan, self.epoch))
             self._metrics.encode.observe(perf_counter() - planned)
-            self._metrics.step_tokens.labels(self.id).observe(plan.num_tokens)
+            self._step_tokens.observe(plan.num_tokens)
             self._sent_at.append(self._clock())
             started = perf_counter()
         self.flush()
@@ -131,7 +133,7 @@ class Replica:
         before = self.core.counts.generated_tokens
         self.core.apply(decode_result(wire), now)
         self._metrics.apply.observe(perf_counter() - started)
-        self._metrics.step.labels(self.id).observe(now - self._sent_at.popleft())
+        self._step_seconds.observe(now - self._sent_at.popleft())
         self.last_step_at = now
         self.throughput.add(self.core.counts.generated_tokens - before, now)
         while self._freeing and self._freeing[0][0] <= wire.step_id:

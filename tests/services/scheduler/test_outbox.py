@@ -63,8 +63,9 @@ steps = st.lists(
 @given(steps)
 def test_every_sequence_gets_its_tokens_in_order(sent: list[Step]) -> None:
     link = Link()
+    box = Outbox(link)
     for step in sent:
-        Outbox(link).send(tokens_of(step))
+        box.send(tokens_of(step))
     assert len(link.waiting) <= 1
     expected: Step = defaultdict(list)
     for step in sent:
