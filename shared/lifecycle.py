@@ -14,10 +14,12 @@ import uvloop
 from shared.errors import Internal, QuireError
 from shared.garbage import Collector
 from shared.logs import logger
+from shared.watchdog import Watchdog
 
 log = logger("lifecycle")
 
 PARENT_PIPE_VARIABLE = "QUIRE_PARENT_PIPE"  # set: stdin is a pipe that the launcher holds open while it lives
+EXIT_FAILED = 1
 EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
 CANCEL_AGAIN_S = 3.0
@@ -62,19 +64,25 @@ class Shutdown:
 
 
 def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
-    """Runs `service` to its end on uvloop; an error at start-up is one line and exit status 2."""
+    """Runs `service` to its end on uvloop. What cannot work is one line and exit status 2; where a part of it ended
+    unasked it is 1."""
 
     async def main() -> None:
         _own_process.append(True)
         shutdown = Shutdown()
         shutdown.install()
-        await service(shutdown)
+        watchdog = Watchdog()
+        watchdog.start()
+        try:
+            await service(shutdown)
+        finally:
+            watchdog.stop()
 
     try:
         uvloop.run(main())
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr, flush=True)
-        return EXIT_STARTUP_ERROR
+        return EXIT_FAILED if isinstance(error, Internal) else EXIT_STARTUP_ERROR
     return 0
 
 

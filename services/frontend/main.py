@@ -32,6 +32,7 @@ from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import logs, model_identity, ports, prefix_index
 from shared.lifecycle import Shutdown, announce, first, keep_for_good
+from shared.liveness import Liveness
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.common.v1 import model_pb2
@@ -45,6 +46,7 @@ from shared.version import VERSION
 log = logs.logger("frontend")
 
 SERVICES = (inference_service.SERVICE_NAME, admin_service.SERVICE_NAME)
+ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
 LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
 
 
@@ -68,6 +70,7 @@ class Frontend:
         self._settings = settings
         self._shutdown = shutdown
         self._tasks = Tasks()
+        self._liveness = Liveness()
         folder = Path(settings.model)
         identity = model_identity.identity(folder, settings.served_model_name)
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
@@ -179,7 +182,7 @@ class Frontend:
         )
 
     def is_serving(self) -> bool:
-        return self._client.is_open and not self._shutdown.requested
+        return self._client.is_open and self._liveness.is_alive and not self._shutdown.requested
 
     async def run(self) -> None:
         await self._grpc.start()
@@ -187,7 +190,9 @@ class Frontend:
         http = self._tasks.start("http", serving)
         await self._http.listening()
         announce("frontend", self._settings.name, http=self.http_address, grpc=self.grpc_address)
+        self._liveness.watch(self._client.roster.attempts, ATTEMPT_PATIENCE_S)
         background = [
+            restarted("liveness", lambda: self._liveness.run(self._grpc.set_alive)),
             vital("the sessions with schedulers", self._client.run()),
             restarted("health", self._report_health),
             restarted("loop delay", lambda: watch_loop_delay(self.metrics)),

@@ -53,6 +53,7 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._owners = itertools.count(1)
         self._epoch = time.time_ns() // 1_000_000
         self._last_view = pb.ClusterView()
+        self.num_rounds = 0  # of publish_views
         self.hellos: dict[int, pb.FrontendHello] = {}
 
     @property
@@ -77,6 +78,7 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await asyncio.sleep(VIEW_INTERVAL_S)
             self._cluster.tick()
             self.publish()
+            self.num_rounds += 1
 
     def publish(self) -> None:
         view = self._cluster.view()

@@ -16,6 +16,7 @@ from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.status import Status
 from services.scheduler.worker_service import WorkerService
 from shared import lifecycle, logs, prefix_index
+from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
 from shared.pb.admin.v1 import admin_pb2_grpc
@@ -27,6 +28,7 @@ from shared.supervision import restarted
 
 SERVICES = ("quire.scheduler.v1.SchedulerService", "quire.worker.v1.WorkerService", "quire.admin.v1.AdminService")
 HEALTH_INTERVAL_S = 0.5
+ROUND_PATIENCE_S = 30.0  # with a round of views, which takes milliseconds
 
 
 async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> None:
@@ -75,7 +77,10 @@ class Scheduler:
         await self.server.start()
         await self.server.set_serving(True)
         lifecycle.announce("scheduler", settings.name, grpc=self.status.address, metrics=metrics_address)
+        liveness = Liveness()
+        liveness.watch(lambda: {"views": self.frontends.num_rounds}, ROUND_PATIENCE_S)
         loops = [
+            restarted("liveness", lambda: liveness.run(self.server.set_alive)),
             restarted("views", self.frontends.publish_views),
             restarted("health", lambda: _report_health(self.server, self.status)),
         ]

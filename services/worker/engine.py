@@ -113,6 +113,7 @@ class Engine:
         self._receiver: Receiver | None = None
         self._broken: Receiver | None = None  # its later plans are skipped
         self._num_airborne = 0
+        self._num_begun = self._num_obeyed = 0  # commands
         self._rest: _Rest | None = None
         self._deferred: deque[_Execute | _ReleaseGrammar] = deque()  # wait until what is airborne has been recorded
         self._dirty = True
@@ -136,6 +137,11 @@ class Engine:
             return time.monotonic() - self._pending_s[0]
         except IndexError:
             return 0.0
+
+    def progress(self) -> dict[str, object]:
+        """What the device's thread has got done, if it has something to do."""
+        has_work = self._num_begun > self._num_obeyed or self._num_airborne or not self._inbox.empty()
+        return {"device": self._num_obeyed} if has_work else {}
 
     async def rest(self, receiver: Receiver) -> HeldReport:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
@@ -186,7 +192,9 @@ class Engine:
             self._post(_set_result, self.started, replica)
             try:
                 while not isinstance(command := self._next_on_device(replica), _Stop):
+                    self._num_begun += 1
                     self._obey_on_device(replica, command)
+                    self._num_obeyed += 1
             except Exception as error:
                 log.exception("the engine failed")
                 self._post(_set_exception, self.died, error)

@@ -18,6 +18,7 @@ from services.worker.session import Session
 from services.worker.status import Status
 from services.worker.structured.compile_pool import CompilePool
 from shared import block_hash, lifecycle, logs, model_identity
+from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.worker import StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
@@ -30,6 +31,7 @@ from shared.version import VERSION
 
 SERVICES = ("quire.admin.v1.AdminService",)
 HEALTH_INTERVAL_S = 0.5
+COMMAND_PATIENCE_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment
 
 # The device's thread runs Python between kernels: with CPython's 5 ms the event loop would wait that long for its turn,
 # and two steps in flight would leave 230-260 µs of every step exposed instead of 17-62 (measured).
@@ -106,7 +108,14 @@ class Worker:
         hello = _hello(settings, replica, self._address)
         session = Session(settings, engine, hello, self, self._shutdown)
         attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
-        await lifecycle.first(attached, engine.died, restarted("health", self._report_health))
+        liveness = Liveness()
+        liveness.watch(engine.progress, COMMAND_PATIENCE_S)
+        await lifecycle.first(
+            attached,
+            engine.died,
+            restarted("health", self._report_health),
+            restarted("liveness", lambda: liveness.run(self._server.set_alive)),
+        )
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None:
         """Session: work may come."""

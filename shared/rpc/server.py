@@ -72,12 +72,15 @@ class Server:
 
     async def start(self) -> None:
         await self.set_serving(False)
-        await self._health.set(LIVENESS, SERVING)
+        await self.set_alive(True)
         await self.grpc.start()
 
     async def set_serving(self, serving: bool) -> None:
         for service in self._services:
             await self._health.set(service, SERVING if serving else NOT_SERVING)
+
+    async def set_alive(self, alive: bool) -> None:
+        await self._health.set(LIVENESS, SERVING if alive else NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         await self.set_serving(False)

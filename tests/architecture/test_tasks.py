@@ -16,6 +16,7 @@ THREADS = {  # each with what sees its end
     "services/worker/structured/background.py": "the future of each job",
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
     "shared/metrics/base.py": "the scrape, which fails",
+    "shared/watchdog.py": "nobody: it reads one number and ends the process",
 }
 
 

@@ -69,6 +69,7 @@ class Connection:
         self._back_off = BackOff()
         self._is_down = False
         self._down_since_s = asyncio.get_running_loop().time()
+        self.num_attempts = 0
         self.session: Session | None = None
         self.twin: Session | None = None
 
@@ -77,10 +78,16 @@ class Connection:
         """For how long there has been no session."""
         return 0.0 if self.session is not None else asyncio.get_running_loop().time() - self._down_since_s
 
+    @property
+    def is_sought(self) -> bool:
+        """There is no session, and one is wanted."""
+        return self.session is None and self.twin is None
+
     async def run(self) -> None:
         async with connect(self.address) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while True:
+                self.num_attempts += 1
                 await self._attempt(stub)
                 await self._rest()
 

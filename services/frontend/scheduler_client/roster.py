@@ -43,6 +43,14 @@ class Roster:
         """One of each scheduler."""
         return [address for address, member in self._members.items() if member.connection.twin is None]
 
+    def attempts(self) -> dict[str, object]:
+        """Of the connections that are down, each of which is to be tried again and again."""
+        return {
+            f"connection to {address}": member.connection.num_attempts
+            for address, member in self._members.items()
+            if member.connection.is_sought
+        }
+
     async def run(self) -> None:
         """Until cancelled; raises FailedPrecondition if a scheduler that the settings name serves another model."""
         for address in self._configured:

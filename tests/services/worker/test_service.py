@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import sys
+import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.worker import service
 from services.worker import session as session_module
+from services.worker.attachment import Attachment
 from services.worker.main import serve
-from shared import block_hash, columns, model_identity
+from services.worker.replica import Replica
+from shared import block_hash, columns, liveness, model_identity
 from shared.block_hash import chain, root_hash, split
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from shared.settings import WorkerSettings
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New, PaperScheduler
@@ -348,3 +353,59 @@ async def test_admin_health_and_metrics(start: Start, scheduler: ScriptedSchedul
 def _read(url: str) -> str:
     with urllib.request.urlopen(url) as response:
         return str(response.read().decode())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError])
+async def test_an_attachment_that_ends_unasked_is_followed_by_another_and_keeps_the_cache(
+    start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """grpc.aio raises CancelledError from a write after the call was cancelled on this side."""
+    worker, take = start(), Attachment._take
+
+    def fails(attachment: Attachment, plan: pb.StepPlan) -> None:
+        take(attachment, plan)
+        if attachment.epoch == 5 and plan.step_id == 2:
+            raise error
+
+    monkeypatch.setattr(Attachment, "_take", fails)
+    session, _ = await scheduler.attached(epoch=5)
+    paper = PaperScheduler(4, 128, epoch=5)
+    await session.plan(paper.plan([New(0, PROMPT)], {0: 6}))
+    paper.take(await session.result())
+    await session.plan(paper.plan())
+    session, hello = await scheduler.attached(epoch=9)
+    assert hello.last_epoch == 5
+    assert len(hello.held_block_ids) > 0
+    await finish(worker, session)
+
+
+async def test_a_device_that_does_not_come_back_from_a_step_is_dead_until_it_does(
+    start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "LOOK_S", 0.02)
+    monkeypatch.setattr(service, "COMMAND_PATIENCE_S", 0.4)
+    launch, comes_back = Replica.launch, threading.Event()
+
+    def hangs(*arguments: Any) -> Any:
+        assert comes_back.wait(PATIENCE_S)
+        return launch(*arguments)
+
+    monkeypatch.setattr(Replica, "launch", hangs)
+    worker = start()
+    session, _ = await scheduler.attached(epoch=5)
+    address, _ = await worker.addresses()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def until(status: object) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while (await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS))).status != status:
+                    await asyncio.sleep(0.01)
+
+        await until(SERVING)
+        await session.plan(PaperScheduler(4, 128, epoch=5).plan([New(0, PROMPT)], {0: 6}))
+        await until(NOT_SERVING)
+        comes_back.set()
+        await session.result()
+        await until(SERVING)
+    await finish(worker, session)
