@@ -1,18 +1,18 @@
-# make setup | demo | test | lint | up | bench | protos | clean
+# make setup | demo | test | lint | up | bench | wheel | protos | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos demo up test lint bench clean
+.PHONY: setup protos demo up test lint bench wheel clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml $(shell find protos kernels/cpu -name '*.proto' -o -name '*.cpp' -o -name '*.h')
+# The package's build (setup.py) generates the protocols and compiles the kernels.
+$(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto' -o -name '*.cpp' -o -name '*.h')
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	$(BIN)/python -m protos.generate
-	$(BIN)/python -m kernels.cpu.build
+	@echo "Installing Quire and what it needs into $(VENV): some minutes the first time, most of them for torch."
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
 protos: setup
@@ -40,6 +40,10 @@ lint: setup
 
 bench: setup
 	$(BIN)/quire bench $(ARGS)
+
+# For this machine's CPU; KERNELS_ARCH=x86-64-v3 for others.
+wheel: setup
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) build dist kernels/cpu/build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

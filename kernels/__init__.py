@@ -13,11 +13,10 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-Tensor = torch.Tensor
+if TYPE_CHECKING:  # what builds the kernels has no torch
+    from torch import Tensor
 
 FUNCTIONS = (
     "prepare_linear",
@@ -91,6 +90,8 @@ def set_num_threads(ops: Ops, count: int) -> None:
     """Threads that compute on the CPU. A compiled package has a pool of its own; torch's would spin beside it and take
     the cores away (measured: 27.7 s instead of 2.4 s for one file of tests)."""
     pools = [find(package)[0] for package in set(ops.sources.values())]
+    import torch
+
     own = [module for module in pools if hasattr(module, "set_num_threads")]
     for module in own:
         module.set_num_threads(count)

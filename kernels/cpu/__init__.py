@@ -1,18 +1,11 @@
 """The functions of kernels in compiled C++ (build.py), for CPUs. README.md: how a row keeps its bits in any batch."""
 
-from kernels.cpu.functions import (
-    add_rms_norm,
-    embed,
-    linear,
-    mask_logits,
-    paged_attention,
-    prepare_linear,
-    qk_norm_rope_store,
-    rms_norm,
-    sample,
-    silu_mul,
-)
-from kernels.cpu.native import ends_of_matches, num_threads, prefer_huge_pages, set_num_threads, unavailable
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+OF_NATIVE = ("ends_of_matches", "num_threads", "prefer_huge_pages", "set_num_threads", "unavailable")
 
 __all__ = [
     "add_rms_norm",
@@ -31,3 +24,12 @@ __all__ = [
     "silu_mul",
     "unavailable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported on first use: what builds and finds the library (build.py, first_start.py) has no torch yet."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(
+        importlib.import_module("kernels.cpu.native" if name in OF_NATIVE else "kernels.cpu.functions"), name
+    )

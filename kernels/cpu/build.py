@@ -80,6 +80,12 @@ def build(compiler: str, arch: str, directory: Path = built.BUILD) -> int:
     return len(missing)
 
 
+def remove_objects(directory: Path) -> None:
+    """Where nothing will be compiled again, only the library is of use."""
+    for path in directory.glob("*.o"):
+        path.unlink()
+
+
 def target(arch: str) -> str:
     return f"-mcpu={arch}" if platform.machine() in {"aarch64", "arm64"} else f"-march={arch}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -13,6 +14,17 @@ HERE = Path(__file__).parent
 BUILD = HERE / "build"
 LIBRARY = "libquire_cpu.so"
 STAMP = "stamp.json"
+
+
+def cached() -> Path:
+    """Where a first start compiles to, for these sources and this CPU: a folder of the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "quire" / "kernels" / digest(source_digest(), platform.machine(), *processor.features())
+
+
+def suitable() -> Path | None:
+    """The directory of a library that may be loaded here, or None."""
+    return next((directory for directory in (BUILD, cached()) if unsuitable(directory) is None), None)
 
 
 def sources() -> list[Path]:

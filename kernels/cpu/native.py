@@ -35,11 +35,11 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 def load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or None and why it cannot be used."""
-    reason = built.unsuitable()
-    if reason:
-        return None, reason
+    directory = built.suitable()
+    if directory is None:
+        return None, built.unsuitable()
     try:
-        return bind(ctypes.CDLL(str(built.BUILD / built.LIBRARY))), None
+        return bind(ctypes.CDLL(str(directory / built.LIBRARY))), None
     except OSError as error:
         return None, str(error)
 

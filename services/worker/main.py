@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+from kernels.cpu import first_start
 from services.worker import ahead, compile_process
-from shared import lifecycle
+from services.worker.models.registry import read_model_config
+from shared import lifecycle, logs
+from shared.model_identity import read_config
 from shared.settings import WorkerSettings
+
+log = logs.logger("worker.main")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     """Runs a worker until `shutdown`, then lets its scheduler move the work elsewhere."""
+    logs.configure(settings.name, settings.log_level, settings.log_format)
+    if settings.engine == "device":  # what is not supported is said before torch is imported
+        read_model_config(read_config(Path(settings.model)))
     compiler = compile_process.begin(settings)
     if settings.device == "cuda":
         ahead.begin()
+    else:
+        await asyncio.to_thread(first_start.ensure, log.warning)
     from services.worker import service  # and torch with it
 
     await service.serve(settings, shutdown, compiler)

@@ -1,0 +1,44 @@
+"""Compiles the library at the first start on a machine, into the user's cache, where no build fits its CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kernels.cpu import build, built
+
+
+def ensure(report: Callable[[str], None]) -> None:
+    """Returns when a library fits this machine, or `report` was told why none does and what that costs.
+
+    To be called before anything of kernels.cpu is loaded. Processes that start together compile it once.
+    """
+    if built.suitable() is not None:
+        return
+    reason, compiler = built.unsuitable(), build.find_compiler()
+    if compiler is None:
+        report(f"no compiled CPU kernels ({reason}) and no C++ compiler: plain torch, several times slower, is used")
+        return
+    try:
+        with _alone(built.cached()) as directory:
+            if built.unsuitable(directory) is not None:
+                report(f"compiling the CPU kernels, once for this machine, into {directory}")
+                build.build(compiler, "native", directory)
+                build.remove_objects(directory)
+    except (OSError, subprocess.CalledProcessError) as error:
+        report(f"no compiled CPU kernels: plain torch, several times slower, is used: {_words(error)}")
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory
+
+
+def _words(error: OSError | subprocess.CalledProcessError) -> str:
+    return error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)

@@ -1,0 +1,75 @@
+"""The package as pip makes it from a fresh clone: complete, and as fast outside the checkout as in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build, built
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = (".git", ".venv", "build", "dist", "tests", "*.egg-info", ".*_cache", "__pycache__")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel. The clone has no generated protocols; the kernels' objects it shares with the
+    checkout, since compiling them takes half a minute (tests/kernels/cpu/test_build.py compiles)."""
+    folder = tmp_path_factory.mktemp("package")
+    clone, target = folder / "clone", folder / "installed"
+    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    if built.BUILD.is_dir():
+        shutil.copytree(built.BUILD, clone / built.BUILD.relative_to(ROOT))
+    for generated in (clone / "shared" / "pb").iterdir():
+        if generated.is_dir():
+            shutil.rmtree(generated)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*pip, "--target", str(target), str(clone)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def run(installed: Path, tmp_path: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Far from the checkout, with an empty home."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(installed), **environment}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, env=env, cwd=tmp_path, timeout=100
+    )
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
+    installed: Path, tmp_path: Path
+) -> None:
+    seen = run(installed, tmp_path, "-c", "from kernels import cpu; print(cpu.__file__, cpu.unavailable())")
+    assert seen.stdout.split() == [str(installed / "kernels/cpu/__init__.py"), "None"], seen.stderr
+    demo = run(installed, tmp_path, "-m", "quire", "demo")
+    assert demo.returncode == 0, demo.stderr
+    assert "\n68\n" in demo.stdout
+    assert demo.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_kernels_and_compiler_the_demo_says_what_that_costs(installed: Path, tmp_path: Path) -> None:
+    library = installed / "kernels/cpu/build"
+    hidden = library.rename(library.with_name("hidden")) if library.exists() else None
+    try:
+        demo = run(installed, tmp_path, "-m", "quire", "demo", PATH=str(tmp_path))
+    finally:
+        if hidden is not None:
+            hidden.rename(library)
+    assert "\n68\n" in demo.stdout, demo.stderr
+    assert demo.stderr.count("\n") == 1
+    assert "no C++ compiler: plain torch, several times slower, is used" in demo.stderr
+
+
+def test_what_generates_the_protocols_is_pinned_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (pinned,) = [need for need in project["build-system"]["requires"] if need.startswith("grpcio-tools")]
+    assert pinned in project["project"]["optional-dependencies"]["build"]

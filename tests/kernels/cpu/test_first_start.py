@@ -1,0 +1,74 @@
+"""Where no build fits the machine, the first start makes one, once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build, built, first_start
+
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One small source in place of ours, and an empty cache."""
+    (tmp_path / "one.cpp").write_text("int one() { return 1; }\n")
+    monkeypatch.setattr(built, "HERE", tmp_path)
+    monkeypatch.setattr(built, "BUILD", tmp_path / "build")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@needs_compiler
+def test_it_is_compiled_into_the_cache_and_said_once(nothing_built: Path) -> None:
+    told: list[str] = []
+    assert built.suitable() is None
+    first_start.ensure(told.append)
+    first_start.ensure(told.append)
+    assert built.suitable() == built.cached()
+    assert built.cached().is_relative_to(nothing_built / "cache")
+    assert len(told) == 1
+    assert "once for this machine" in told[0]
+    assert not list(built.cached().glob("*.o"))
+
+
+@needs_compiler
+def test_processes_that_start_together_compile_once(nothing_built: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from kernels.cpu import built, first_start;"
+        "built.HERE = Path(sys.argv[1]); built.BUILD = built.HERE / 'build'; first_start.ensure(print);"
+        "assert built.suitable()"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", script, str(nothing_built)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    told = "".join(process.communicate(timeout=60)[0] for process in started)
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert told.count("\n") == 1, told
+
+
+@needs_compiler
+def test_what_does_not_compile_or_cannot_be_written_is_said_and_no_error(
+    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    (nothing_built / "one.cpp").write_text("nonsense\n")
+    first_start.ensure(told.append)
+    assert "nonsense" in told[-1]
+    (nothing_built / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(nothing_built / "file"))
+    first_start.ensure(told.append)
+    assert "Not a directory" in told[-1]
+    assert built.suitable() is None
+
+
+def test_without_a_compiler_it_is_said(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ())
+    told: list[str] = []
+    first_start.ensure(told.append)
+    assert "no C++ compiler" in told[0]
