@@ -121,8 +121,8 @@ class Cluster:
         """Deadlines of those who wait; called a few times a second."""
         for sequence in self.lobby.expired(self._clock()):
             self._end_in_lobby(sequence, Reason.DEADLINE)
-        for replica in list(self.replicas.values()):
-            replica.pump()
+        for replica in self.replicas.values():
+            replica.wake()
 
     # What it knows.
 

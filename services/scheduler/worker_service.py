@@ -15,6 +15,7 @@ from services.scheduler.core.depth import Depth
 from services.scheduler.core.limits import Limits
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
+from services.scheduler.replicas.guard import Guard
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
 from services.scheduler.terms import check_sizes
@@ -112,7 +113,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.gather(old, return_exceptions=True)
 
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
-        replica = await self._replica(session, hello)
+        guard = Guard(asyncio.get_running_loop())
+        replica = await self._replica(session, hello, guard)
         welcome = pb.SchedulerWelcome(
             scheduler_id=self._settings.name,
             epoch=replica.epoch,
@@ -122,14 +124,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             peers=self.spread.addresses,
         )
         session.send(pb.AttachResponse(welcome=welcome))
-        self._cluster.attach(replica)
-        self._publish(replica)
-        self._on_change()
-        log.info(
-            "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
-        )
         try:
-            await lifecycle.first(self._read(session, replica), self._watch(replica), session.pump())
+            self._cluster.attach(replica)
+            self._publish(replica)
+            self._on_change()
+            log.info(
+                "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
+            )
+            await lifecycle.first(self._read(session, replica), guard.failed, self._watch(replica), session.pump())
         except Unavailable as error:
             self._metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
@@ -144,12 +146,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if self._directory is not None and terms.model is not None and terms.layout is not None:
             self._directory.track(replica, BlockKeys.of(self._settings.redis_namespace, terms.model, terms.layout))
 
-    async def _replica(self, session: WorkerSession, hello: pb.WorkerHello) -> Replica:
+    async def _replica(self, session: WorkerSession, hello: pb.WorkerHello, guard: Guard) -> Replica:
         changes = BlockChanges()
         observer = changes if self._directory is not None else None
         core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id), observer=observer)
         await _adopt(core, hello)
-        loop = asyncio.get_running_loop()
         return Replica(
             hello,
             max(time.time_ns() // 1_000_000, hello.last_epoch + 1),
@@ -157,8 +158,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             send=session.send,
             deliver=self._cluster.deliver,
             clock=time.monotonic,
-            call_soon=loop.call_soon,
-            call_later=loop.call_later,
+            call_soon=guard.call_soon,
+            call_later=guard.call_later,
             metrics=self._metrics,
             changes=changes,
         )

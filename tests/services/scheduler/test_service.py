@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.scheduler import cluster, main
 from services.scheduler import status as status_module
 from services.scheduler.core.beam_search import BeamRules
+from services.scheduler.core.core import Core
 from shared import block_hash, columns, lifecycle
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
@@ -224,6 +225,31 @@ async def test_a_lost_worker_costs_its_sequences_a_pause(start: Start) -> None:
     for i, prompt in enumerate(PROMPTS):
         assert frontend.tokens[i] == oracle(prompt, len(prompt) + 60, eos=True)
     assert set(await bench.status()) == {"s0", "w1", "f0"}
+
+
+async def test_an_error_of_one_workers_steps_ends_its_attachment_only(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes in a callback that nobody awaits; the views go on, and so does the sequence, elsewhere."""
+    bench = await start()
+    first, frontend, schedule = await bench.worker(id="w0", step_s=0.01), await bench.frontend(), Core.schedule
+    num_errors = 0
+
+    def fails_once(core: Core, now: float) -> object:
+        nonlocal num_errors
+        if len(core.waiting) and not num_errors:
+            num_errors += 1
+            raise ValueError("some bug")
+        return schedule(core, now)
+
+    monkeypatch.setattr(Core, "schedule", fails_once)
+    await frontend.submit(0, PROMPTS[0], max_tokens=20)
+    await frontend.until(lambda: frontend.view.num_workers == 0)
+    await asyncio.gather(first.task, return_exceptions=True)  # type: ignore[attr-defined]
+    await bench.worker(id="w1")
+    await frontend.ended(0)
+    assert num_errors == 1
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=True)
 
 
 async def test_a_worker_that_hangs_is_given_up_and_its_late_result_refused(start: Start) -> None:

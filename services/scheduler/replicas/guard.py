@@ -1,0 +1,30 @@
+"""Callbacks of one worker's attachment: an error in one of them ends that attachment, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+Call = Callable[[], None]
+
+
+class Guard:
+    """The event loop's call_soon and call_later for one owner; `failed` has the first error."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.failed: asyncio.Future[None] = loop.create_future()
+
+    def call_soon(self, call: Call) -> None:
+        self._loop.call_soon(self._run, call)
+
+    def call_later(self, delay_s: float, call: Call) -> None:
+        self._loop.call_later(delay_s, self._run, call)
+
+    def _run(self, call: Call) -> None:
+        if self.failed.done():  # with an error, or because the attachment is over
+            return
+        try:
+            call()
+        except Exception as error:
+            self.failed.set_exception(error)
