@@ -41,7 +41,7 @@ class Batches:
     def _add_tokens(self, columns: TokenColumns) -> None:
         owners = columns.owners
         first = int(owners[0])
-        if (owners == first).all():
+        if len(owners) == 1 or (owners == first).all():
             _fill(self._free(first), columns)
             return
         for owner in np.unique(owners).tolist():

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import grpc.aio
 
 from shared.errors import Unavailable
-from shared.rpc.silence import Silence
+from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 from shared.supervision import is_asked_to_end
 
 Incoming = TypeVar("Incoming")
@@ -39,6 +39,8 @@ class Duplex(Generic[Incoming, Outgoing]):
         self._outbox: deque[Outgoing] = deque()
         self._wake = asyncio.Event()
         self._closing = False
+        self._wrote = False  # since the last turn of the timer
+        self._timer: asyncio.TimerHandle | None = None  # while pump() runs
 
     def send(self, message: Outgoing) -> None:
         self._outbox.append(message)
@@ -47,7 +49,8 @@ class Duplex(Generic[Incoming, Outgoing]):
     def beat_every(self, interval_s: float) -> None:
         """The peer has named the interval; a wait that began with a longer one is cut short."""
         self._silence.interval_s = interval_s
-        self._wake.set()
+        if self._timer is not None:
+            self._set_timer()
 
     def close(self) -> None:
         """Lets pump() return once everything sent so far is written."""
@@ -66,17 +69,34 @@ class Duplex(Generic[Incoming, Outgoing]):
 
     async def pump(self) -> None:
         """Writes what was sent, and a heartbeat when there was nothing for an interval. Returns after close()."""
-        while True:
-            while self._outbox:
-                await self._write(self._outbox.popleft())
-            if self._closing:
-                return
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(self._silence.interval_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._outbox.append(self._heartbeat)
+        self._set_timer()
+        try:
+            while True:
+                while self._outbox:
+                    self._wrote = True
+                    await self._write(self._outbox.popleft())
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _set_timer(self) -> None:
+        """One for the whole stream: one for each wait would cost as much as what is waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        turn_s = self._silence.interval_s / TURNS_PER_INTERVAL
+        self._timer = asyncio.get_running_loop().call_later(turn_s, self._turn)
+
+    def _turn(self) -> None:
+        """Half an interval is over: with nothing written in it, a heartbeat is due before the other half is."""
+        if not self._wrote and not self._outbox:
+            self.send(self._heartbeat)
+        self._wrote = False
+        self._set_timer()
 
     async def messages(self) -> AsyncIterator[Incoming]:
         """Until the peer closes its side; raises Unavailable when it falls silent."""

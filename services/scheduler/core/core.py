@@ -187,6 +187,8 @@ class Core:
     @property
     def drafts_wanted(self) -> bool:
         """Whether somebody runs whom the worker drafts for."""
+        if not self.speculation.enabled:
+            return False
         return not self.limits.drafts_constrained_only or self.running.num_constrained > 0
 
     @property

@@ -27,11 +27,12 @@ class Grower:
     def advance_ready(self, draft: StepDraft) -> None:
         """One token for every sequence that is past its prompt and below its limit."""
         running = self._running
-        ready = running.ready()
-        done = ready & (running.num_tokens - running.num_uncertain >= running.limit)
-        for slot in np.flatnonzero(done).tolist():
-            draft.sit_out(slot)  # its last token is under way
-        slots = np.flatnonzero(ready & ~done)
+        slots = running.ready().nonzero()[0]
+        going_on = running.num_tokens[slots] - running.num_uncertain[slots] < running.limit[slots]
+        if not going_on.all():
+            for slot in slots[~going_on].tolist():
+                draft.sit_out(slot)  # its last token is under way
+            slots = slots[going_on]
         if self._core.drafts_wanted:
             num_entering = self._core.admitter.num_entering
             draft.num_drafts = self._core.speculation.length(len(slots), num_entering, draft.budget.left)
@@ -86,7 +87,7 @@ class Grower:
         certain = running.num_computed - running.num_uncertain  # drafts may turn out wrong, or find no room
         certain = self._num_ordered = np.minimum(certain, running.capacity)
         filled = np.minimum(running.num_known, certain) // running.block_size
-        for slot in np.flatnonzero(running.live & (filled > running.num_named)).tolist():
+        for slot in (running.live & (filled > running.num_named)).nonzero()[0].tolist():
             self.name(slot, int(filled[slot]))
 
     def name(self, slot: int, num_filled: int) -> None:

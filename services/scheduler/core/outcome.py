@@ -43,6 +43,10 @@ class Outcome:
             self._fail(flight, slot, failure)
         rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
+        all_current = bool(current.all())
+        if all_current and rows is None and not self._core.beams:  # the usual case
+            self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
+            return
         beams = flight.keys <= FIRST_KEY
         if beams.any():
             rows = rows or DraftedRows.single(flight, result)
@@ -90,7 +94,7 @@ class Outcome:
         self._core.events.tokens.append(TokenColumns(owners, streams, tokens, logprobs=entries))
         self._clear_suspects(slots)
         self._end_finished(slots, tokens)
-        if running.watched.any():
+        if running.num_watched:
             self._end_repeating(slots)
 
     def _take_several(self, slots: Slots, rows: DraftedRows) -> None:
@@ -152,7 +156,7 @@ class Outcome:
         running = self._running
         stopped = running.hits_stop(slots, tokens)
         full = running.num_known[slots] >= running.limit[slots]
-        for i in np.flatnonzero(stopped | full).tolist():
+        for i in (stopped | full).nonzero()[0].tolist():
             self._end(running.sequence(int(slots[i])), int(tokens[i]), bool(stopped[i]))
 
     def _end(self, sequence: Sequence, token: int, stopped: bool) -> None:

@@ -48,6 +48,7 @@ class Running:
         self.num_constrained = 0  # sequences under a grammar
         self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
         self.watched = np.zeros(num_slots, dtype=bool)  # for repetition
+        self.num_watched = 0
         self.is_beam = np.zeros(num_slots, dtype=bool)
         self.num_beams = 0
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
@@ -86,6 +87,7 @@ class Running:
         self.num_constrained += bool(sequence.grammar_id)
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.watched[slot] = sequence.repetition is not None
+        self.num_watched += sequence.repetition is not None
         self.is_beam[slot] = sequence.is_beam
         self.num_beams += sequence.is_beam
         self._enter_stops(slot, sequence)
@@ -122,6 +124,7 @@ class Running:
         self.num_constrained -= bool(sequence.grammar_id)
         self.most_blocks -= sequence.max_total_tokens // self.block_size + 1
         self.sequences[slot] = None
+        self.num_watched -= sequence.repetition is not None
         self.num_beams -= sequence.is_beam
         self.is_beam[slot] = False
         self.live[slot] = False

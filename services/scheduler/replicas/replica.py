@@ -211,8 +211,8 @@ class Replica:
                 f"draft_counts: step {flight.step_id} samples {num_slots} slots, the worker sent "
                 f"{len(wire.draft_counts)} bytes"
             )
-        told = u32(wire.prompt_logprobs.slots).tolist()
-        if not set(told) <= self.core.flights[0].prompts.keys():
+        told = u32(wire.prompt_logprobs.slots).tolist() if wire.HasField("prompt_logprobs") else []
+        if not set(told) <= flight.prompts.keys():
             raise FailedPrecondition(
                 f"prompt_logprobs: step {wire.step_id} computes no prompts that ask in slots {told}"
             )
