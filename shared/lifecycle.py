@@ -13,7 +13,7 @@ import uvloop
 
 from shared.errors import Internal, QuireError
 from shared.garbage import Collector
-from shared.logs import logger
+from shared.logs import flush, logger
 from shared.watchdog import Watchdog
 
 log = logger("lifecycle")
@@ -42,6 +42,7 @@ class Shutdown:
     def _on_signal(self, name: str) -> None:
         if self._requested.is_set():
             log.warning("second signal, leaving at once", signal=name)
+            flush()
             os._exit(EXIT_FORCED)
         log.info("draining", signal=name)
         self._requested.set()

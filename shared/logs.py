@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import re
 import sys
+import threading
 import time
-from typing import Any, Literal
+from collections import deque
+from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
+
+MOST_LINES = 10_000  # that wait to be written
+GATHER_S = 0.02  # lines of so long are written together
+LAST_LINES_S = 1.0
+PLAIN = re.compile(r"[\w\-.,:;/@+*<>()\[\]{}'!?%&#|~^$]*")
+AS_JSON = json.JSONEncoder(default=str).encode
+logging._srcfile = None  # nobody is told which line of code it was, so nobody looks
 
 
 class Logger:
@@ -44,11 +55,23 @@ class _Text(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = _clock(int(record.created))
         values = getattr(record, "values", {})
-        tail = "".join(f" {k}={v}" for k, v in values.items())
+        tail = "".join(f" {k}={_plain(v)}" for k, v in values.items() if v is not None)
         line = f"{clock}.{int(record.msecs):03d} {record.levelname[0]} {self._service} {record.getMessage()}{tail}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+@functools.lru_cache(maxsize=1)
+def _clock(second: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(second))
+
+
+def _plain(value: Any) -> Any:
+    """A text that could be taken for more than one value, or for the end of a line, stands in quotes."""
+    if not isinstance(value, str):
+        return value
+    return value if PLAIN.fullmatch(value) else json.dumps(value)
 
 
 class _Json(logging.Formatter):
@@ -67,15 +90,84 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+        return AS_JSON(entry)
+
+
+class _Writer(logging.Handler):
+    """Writes from a thread of its own: whoever reads the lines slowly, or not at all, holds up nobody. What is too much
+    is left out and counted."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: deque[str] = deque()
+        self._num_lost = 0
+        self._has_news = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._gather_s = GATHER_S
+        self._is_open = True
+        threading.Thread(target=self._run, name="logs", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self._lines) >= MOST_LINES:
+            self._num_lost += 1
+            return
+        try:
+            self._lines.append(self.format(record))
+        except Exception:
+            self.handleError(record)
+        if not self._has_news.is_set():
+            self._is_idle.clear()
+            self._has_news.set()
+
+    def flush(self) -> None:
+        """Returns when everything is written, or nobody seems to read. From now on nothing waits for more."""
+        self._gather_s = 0.0
+        self._is_idle.wait(LAST_LINES_S)
+
+    def close(self) -> None:
+        self._is_open = False
+        self._has_news.set()
+        super().close()
+
+    def _run(self) -> None:
+        try:
+            while self._is_open:
+                self._has_news.wait()
+                time.sleep(self._gather_s)
+                self._has_news.clear()
+                self._write()
+                if not self._lines:
+                    self._is_idle.set()
+        except (OSError, ValueError):  # nobody reads any more
+            self._is_idle.set()
+
+    def _write(self) -> None:
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        lost, self._num_lost = self._num_lost, 0
+        if lost:
+            lines.append(f"{lost} lines of the log were left out: nobody reads them fast enough")
+        if lines:
+            self._stream.write("\n".join(lines) + "\n")
+            self._stream.flush()
+
+
+def flush() -> None:
+    """Before a process leaves without further ado."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def configure(service: str, level: str = "info", style: LogFormat = "text") -> None:
     """Sends the logs of this process to stderr; `service` names it in every line."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Writer(sys.stderr)
     handler.setFormatter(_Json(service) if style == "json" else _Text(service))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    before, root.handlers[:] = root.handlers[:], [handler]
+    for writer in before:
+        if isinstance(writer, _Writer):
+            writer.close()
     root.setLevel(level.upper())
     logging.getLogger("quire").setLevel(level.upper())
     for noisy in ("asyncio", "uvicorn", "uvicorn.error", "uvicorn.access", "grpc"):

@@ -19,9 +19,10 @@ class Lease:
         self.num_tokens = 0
 
     def take(self, num_samples: int, num_tokens: int) -> None:
-        """All or nothing; ResourceExhausted with a hint when full, Unavailable once closed."""
-        self._admission.check(num_samples, num_tokens)
-        self._admission.add(self, num_samples, num_tokens)
+        """So much in all, from now on: all or nothing; ResourceExhausted with a hint when full, Unavailable once
+        closed."""
+        self._admission.check(self, num_samples, num_tokens)
+        self._admission.add(self, num_samples - self.num_samples, num_tokens - self.num_tokens)
 
     def settle(self, num_tokens: int) -> None:
         """The true number of tokens, known after tokenizing; what was admitted stays admitted."""
@@ -53,26 +54,34 @@ class Admission:
         metrics.inflight_requests.set_function(lambda: self.num_samples)
         metrics.queued_tokens.set_function(lambda: self.num_tokens)
 
-    def check_open(self) -> None:
-        """Raises what the smallest request would be told."""
-        self.check(1, 1)
-
     def lease(self) -> Lease:
         """For a `with`; what it takes is counted here until that is left."""
         return Lease(self)
 
-    def check(self, num_samples: int, num_tokens: int) -> None:
-        """Raises if so much more does not fit."""
+    def check_open(self, num_arriving: int = 0) -> None:
+        """Raises what the smallest request would be told; `num_arriving`: such as are about to take their places."""
         self._check_closed()
-        self._check("max_inflight_requests", self._max_samples, self.num_samples, num_samples)
-        self._check("max_queued_tokens", self._max_tokens, self.num_tokens, num_tokens)
+        present = self.num_samples + num_arriving
+        if present:
+            self._check("max_inflight_requests", self._max_samples, present, 1)
+            self._check("max_queued_tokens", self._max_tokens, self.num_tokens, 1)
+
+    def check(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
+        """Raises if so much does not fit beside what others than `lease` hold."""
+        if not lease.num_samples:
+            self._check_closed()
+        others = self.num_samples - lease.num_samples
+        if not others:
+            return
+        self._check("max_inflight_requests", self._max_samples, others, num_samples)
+        self._check("max_queued_tokens", self._max_tokens, self.num_tokens - lease.num_tokens, num_tokens)
 
     def _check_closed(self) -> None:
         if self._closed:
             raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
     def _check(self, limit: str, most: int, present: int, more: int) -> None:
-        if not self.num_samples or present + more <= most:
+        if present + more <= most:
             return
         self._metrics.rejections[limit].inc()
         raise ResourceExhausted(

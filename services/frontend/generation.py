@@ -38,6 +38,13 @@ class Usage(NamedTuple):
     reasoning_tokens: int = 0  # of the completion tokens, where a token marks the end of reasoning
 
 
+class Times(NamedTuple):
+    """Seconds; None for what did not come."""
+
+    queue_s: float | None  # of the sample that started first, with the scheduler
+    first_token_s: float | None  # since the arrival
+
+
 class Generation:
     """Begin it in a `with`, iterate it for lists of deltas until every sample's finish was handed out or an error is
     raised. Leaving the `with` cancels what still runs."""
@@ -66,6 +73,7 @@ class Generation:
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
         self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
+        self._queue_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._num_tokens_read = [0] * len(self._samples)
         self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
@@ -138,8 +146,20 @@ class Generation:
         cached_tokens = self._cached_tokens.get(prompt, 0)
         return Usage(num_prompt_tokens, self._num_tokens_read[index], cached_tokens, reasoning_tokens)
 
+    @property
+    def times(self) -> Times:
+        first_s = min((sample.first_token_s for sample in self._samples if sample.num_tokens), default=None)
+        return Times(self._queue_s, None if first_s is None else first_s - self.request.arrival_s)
+
+    @property
+    def finish_reasons(self) -> str:
+        """Of its samples, each once; those that the reader left alone are cancelled."""
+        return ",".join(dict.fromkeys(measures.word(sample.finish) for sample in self._samples))
+
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
         sample.started_s = self._loop.time()
+        if self._queue_s is None:
+            self._queue_s = queue_us / 1e6
         self._metrics.queue_time.observe(queue_us / 1e6)
         prompt = sample.index // self.request.sampling.n
         if prompt not in self._cached_tokens:

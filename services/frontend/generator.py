@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from services.frontend.admission import Admission
+from services.frontend.calls import Call
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.prefix_lookup import Prefixes
 from services.frontend.generation import Generation
@@ -27,7 +27,6 @@ class Generator:
         self,
         *,
         catalogue: Catalogue,
-        admission: Admission,
         processor: InputProcessor,
         prefixes: Prefixes,
         client: SchedulerClient,
@@ -38,7 +37,6 @@ class Generator:
     ) -> None:
         """`stream_interval`: tokens of a sample from one message to the next, at least."""
         self._catalogue = catalogue
-        self._admission = admission
         self._processor = processor
         self._prefixes = prefixes
         self._client = client
@@ -49,20 +47,21 @@ class Generator:
         self._pace = Pace(metrics.write.observe)
 
     @asynccontextmanager
-    async def answering(self, request: Request) -> AsyncIterator[Generation]:
+    async def answering(self, request: Request, call: Call) -> AsyncIterator[Generation]:
         """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
-        was taken for the request is given back at the end, whichever way that comes."""
+        is taken for the request is given back at the end of this or of the call, whichever way that comes."""
+        call.request = request
         request = self._checked(request)
-        with self._admission.lease() as lease:
-            lease.take(request.num_samples, self._processor.estimate_tokens(request))
-            limits = await self._client.ready(request.deadline_s)
-            prepared = await self._prepare(request, limits)
-            held = await self._prefixes.held([prompt.work for prompt in prepared])
-            num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
-            lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
-            with self._generation(request, prepared) as generation:
-                generation.begin(held)
-                yield generation
+        call.lease.take(request.num_samples, self._processor.estimate_tokens(request))
+        limits = await self._client.ready(request.deadline_s)
+        prepared = await self._prepare(request, limits)
+        held = await self._prefixes.held([prompt.work for prompt in prepared])
+        num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
+        call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
+        with self._generation(request, prepared) as generation:
+            call.generation = generation
+            generation.begin(held)
+            yield generation
 
     def _generation(self, request: Request, prepared: list[Prepared]) -> Generation:
         return Generation(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.frontend.admission import Admission
 from services.frontend.anthropic_edge.routes import MessageRoutes
+from services.frontend.calls import Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
@@ -17,7 +18,6 @@ from services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http import app
 from services.frontend.http.body import BodyBounds
-from services.frontend.http.door import Door
 from services.frontend.http.server import HttpServer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
@@ -100,6 +100,7 @@ class Frontend:
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
+        self._calls = Calls(self._admission)
         self._processor = InputProcessor(
             self._tokenizer, identity.vocab_size, settings.max_prompts_per_request, settings.request_limits
         )
@@ -107,7 +108,6 @@ class Frontend:
         self._lookup = None if self._directory is None else self._new_lookup(self._directory)
         self._generator = Generator(
             catalogue=self._catalogue,
-            admission=self._admission,
             processor=self._processor,
             prefixes=self._lookup or NoPrefixes(),
             client=self._client,
@@ -140,19 +140,18 @@ class Frontend:
 
     def _add_grpc_services(self) -> None:
         inference = inference_service.InferenceService(
-            self._generator, self._processor, self._tokenizer, self._catalogue, self.metrics
+            self._generator, self._processor, self._tokenizer, self._catalogue, metrics=self.metrics, calls=self._calls
         )
         status = admin_service.OwnStatus(
             self._settings.name, self.grpc_address, self._admission, self._client, self._shutdown
         )
-        admin = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics)
+        admin = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics, self._calls)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._grpc.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._grpc.grpc)
 
     def _new_http_server(self) -> HttpServer:
         bounds = BodyBounds(self._settings.request_limits)
-        door, open_door = Door(self._admission.check_open, bounds), Door(lambda: None, bounds)
-        parts = (self._generator, self._processor, self._tokenizer, self._catalogue, door)
+        parts = (self._generator, self._processor, self._tokenizer, self._catalogue, bounds)
         routes = (
             GenerationRoutes(*parts),
             MessageRoutes(*parts),
@@ -160,10 +159,10 @@ class Frontend:
                 self._generator,
                 self._tokenizer,
                 self._catalogue,
-                door,
+                bounds,
                 ResponseStore(self._settings.response_store_mb * 2**20),
             ),
-            TokenRoutes(self._processor, self._tokenizer, self._catalogue, open_door),
+            TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, self._admission, self.metrics),
         )
@@ -173,6 +172,8 @@ class Frontend:
                 [part.router for part in routes],
                 api_key=settings.api_key,
                 max_request_bytes=settings.max_request_bytes,
+                admission=self._admission,
+                calls=self._calls,
                 metrics=self.metrics,
             ),
             settings.host,

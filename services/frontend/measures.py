@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from services.frontend.delta import Finish
 from services.frontend.input_processor.processor import Prepared
 from services.frontend.output_processor.sample import Sample
 from shared.metrics.frontend import FrontendMetrics
@@ -18,6 +19,13 @@ FINISHED_REASON: dict[FinishReason, str] = {
     finish_pb2.FINISH_REASON_ERROR: "error",
     finish_pb2.FINISH_REASON_REPETITION: "repetition",
 }
+
+WORDS = {reason: name.removeprefix("FINISH_REASON_").lower() for name, reason in finish_pb2.FinishReason.items()}
+
+
+def word(finish: Finish | None) -> str:
+    """For the log; None: it did not end by itself."""
+    return "cancelled" if finish is None else WORDS[finish.reason]
 
 
 def prompt_started(metrics: FrontendMetrics, prompt: Prepared, num_cached_tokens: int) -> None:

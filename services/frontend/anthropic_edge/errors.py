@@ -13,11 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from services.frontend.http.door import Door
-from shared.errors import Internal, QuireError, Unimplemented, transport
-from shared.logs import logger
-
-log = logger("anthropic_edge")
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CALL
+from shared.errors import QuireError, Unimplemented, transport
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -63,7 +61,7 @@ def _of_validation(error: RequestValidationError) -> Response:
     return plain_response(400, f"{field}: {first['msg']}" if field else first["msg"])
 
 
-def anthropic_route(door: Door) -> type[APIRoute]:
+def anthropic_route(bounds: BodyBounds) -> type[APIRoute]:
     """The kind of route that answers with these errors."""
 
     class AnthropicRoute(APIRoute):
@@ -74,16 +72,14 @@ def anthropic_route(door: Door) -> type[APIRoute]:
 
             async def guarded(request: Request) -> Response:
                 try:
-                    return await door.handle(request, handle, at_once=False)
+                    return await bounds.handle(request, handle, at_once=False)
                 except QuireError as error:
+                    request.scope[CALL].error = error
                     return as_response(error)
                 except RequestValidationError as error:
                     return _of_validation(error)
                 except HTTPException as error:
                     return plain_response(error.status_code, str(error.detail))
-                except Exception as error:
-                    log.error("a request failed", path=request.url.path, error=repr(error))
-                    return as_response(Internal("internal error"))
 
             return guarded
 

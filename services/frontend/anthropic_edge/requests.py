@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ from shared.pb.common.v1 import sampling_pb2
 
 def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:
     """A max_tokens that does not fit in the context is shortened: these clients always send a large one."""
-    arrival_s = asyncio.get_running_loop().time()
     offer = tools.read(body.tools, body.tool_choice)
     given = {
         "temperature": body.temperature,
@@ -39,8 +37,8 @@ def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokeni
         model=body.model,
         prompts=(prompt(body, offer),),
         sampling=sampling_rules.build(given, tokenizer.defaults),
-        arrival_s=arrival_s,
-        deadline_s=None if headers.timeout_s is None else arrival_s + headers.timeout_s,
+        arrival_s=headers.arrival_s,
+        deadline_s=headers.deadline_s,
         tenant=headers.tenant,
         final_only=not body.stream,
         take_apart=True,

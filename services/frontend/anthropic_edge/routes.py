@@ -13,7 +13,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
-from services.frontend.http.door import Door
+from services.frontend.http.body import BodyBounds
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
@@ -29,20 +29,20 @@ class MessageRoutes:
         processor: InputProcessor,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
-        door: Door,
+        bounds: BodyBounds,
     ) -> None:
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["messages"], route_class=anthropic_route(door))
+        self.router = APIRouter(tags=["messages"], route_class=anthropic_route(bounds))
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
 
     async def create(self, body: MessagesBody, http: Request) -> Response:
         """Answers a conversation."""
         body.refuse_unknown()
-        request = messages_request(body, headers.read(http.headers), self._tokenizer)
+        request = messages_request(body, headers.read(http), self._tokenizer)
         return Answer(self._generator, request, MessageFormat(request, self._catalogue.name), stream=body.stream)
 
     async def count(self, body: CountBody) -> dict[str, int]:

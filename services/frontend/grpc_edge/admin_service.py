@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from services.frontend.admission import Admission
+from services.frontend.calls import Calls
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.scheduler_client.client import SchedulerClient
@@ -50,27 +51,33 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Answers for itself, relays the rest to the schedulers."""
 
     def __init__(
-        self, status: OwnStatus, schedulers: SchedulerAdmins, shutdown: Shutdown, metrics: FrontendMetrics
+        self,
+        status: OwnStatus,
+        schedulers: SchedulerAdmins,
+        shutdown: Shutdown,
+        metrics: FrontendMetrics,
+        calls: Calls,
     ) -> None:
         self._status = status
         self._schedulers = schedulers
         self._shutdown = shutdown
         self._metrics = metrics
+        self._calls = calls
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        async with answering("GetStatus", context, self._metrics):
+        async with answering("GetStatus", context, self._metrics, self._calls):
             entries = [self._status(), *await self._schedulers.status()]
             return pb.GetStatusResponse(services=_once_each(entries))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        async with answering("Drain", context, self._metrics):
+        async with answering("Drain", context, self._metrics, self._calls):
             self._shutdown.request()
             return pb.DrainResponse()
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
-        async with answering("ResetPrefixCache", context, self._metrics):
+        async with answering("ResetPrefixCache", context, self._metrics, self._calls):
             return pb.ResetPrefixCacheResponse(num_blocks=await self._schedulers.reset_prefix_cache(request))
 
 

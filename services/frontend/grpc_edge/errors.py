@@ -12,12 +12,14 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from services.frontend.calls import Call, Calls
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 
 log = logger("grpc_edge")
 
+UNLOGGED = frozenset({"GetStatus"})  # operators watch with it
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -44,18 +46,20 @@ async def abort(context: Context, error: QuireError) -> NoReturn:
 
 
 @asynccontextmanager
-async def answering(method: str, context: Context, metrics: FrontendMetrics) -> AsyncIterator[None]:
-    """Around a call: ends it with the error raised inside, and counts how it ended."""
+async def answering(method: str, context: Context, metrics: FrontendMetrics, calls: Calls) -> AsyncIterator[Call]:
+    """Around a call: ends it with the error raised inside, counts and logs how it ended."""
     code = grpc.StatusCode.CANCELLED
-    try:
-        yield
-        code = grpc.StatusCode.OK
-    except QuireError as error:
-        code = transport(error).grpc_code
-        await abort(context, error)
-    except Exception:
-        code = grpc.StatusCode.INTERNAL
-        log.exception("a call failed", method=method)
-        await abort(context, Internal("internal error"))
-    finally:
-        metrics.grpc_requests.labels(method, code.name).inc()
+    with calls.begin() as call:
+        try:
+            yield call
+            code = grpc.StatusCode.OK
+        except QuireError as error:
+            code, call.error = transport(error).grpc_code, error
+            await abort(context, error)
+        except Exception as fault:
+            code, call.error = grpc.StatusCode.INTERNAL, Internal(type(fault).__name__)
+            log.exception("a call failed", method=method, request=call.id)
+            await abort(context, Internal("internal error"))
+        finally:
+            call.route, call.status = "" if method in UNLOGGED else method, code.name
+            metrics.grpc_requests.labels(method, code.name).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from services.frontend.calls import Call, Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.delta import Delta
 from services.frontend.generator import Generator
@@ -31,28 +32,35 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         processor: InputProcessor,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
+        *,
         metrics: FrontendMetrics,
+        calls: Calls,
     ) -> None:
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._metrics = metrics
+        self._calls = calls
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
-        async with answering("Generate", context, self._metrics):
-            request = requests.generate_request(message, _arrival(context), self._tokenizer.defaults)
-            await self._stream(request, responses.generate_response, context)
+        arrival = _arrival(context)
+        async with answering("Generate", context, self._metrics, self._calls) as call:
+            await call.enter()
+            request = requests.generate_request(message, arrival, self._tokenizer.defaults)
+            await self._stream(request, call, responses.generate_response, context)
 
     async def Chat(self, message: pb.ChatRequest, context: Context) -> None:
-        async with answering("Chat", context, self._metrics):
-            request = requests.chat_request(message, _arrival(context), self._tokenizer.defaults)
-            await self._stream(request, responses.chat_response, context)
+        arrival = _arrival(context)
+        async with answering("Chat", context, self._metrics, self._calls) as call:
+            await call.enter()
+            request = requests.chat_request(message, arrival, self._tokenizer.defaults)
+            await self._stream(request, call, responses.chat_response, context)
 
-    async def _stream(self, request: Request, to_message: ToMessage, context: Context) -> None:
+    async def _stream(self, request: Request, call: Call, to_message: ToMessage, context: Context) -> None:
         """One message for each sample with news; while one is being written, the next news gather."""
         is_first = True
-        async with self._generator.answering(request) as generation:
+        async with self._generator.answering(request, call) as generation:
             async for deltas in generation:
                 for delta in deltas:
                     response = to_message(request.request_id, delta)
@@ -62,23 +70,23 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     await context.write(response)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with answering("Tokenize", context, self._metrics):
+        async with answering("Tokenize", context, self._metrics, self._calls):
             entry = self._catalogue.entry(message.model)
             token_ids = await self._processor.tokenize(requests.tokenize_prompt(message), entry.max_model_len)
             return pb.TokenizeResponse(token_ids=token_ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with answering("Detokenize", context, self._metrics):
+        async with answering("Detokenize", context, self._metrics, self._calls):
             self._catalogue.check(message.model)
             text = self._processor.detokenize(message.token_ids, skip_special_tokens=message.skip_special_tokens)
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        async with answering("ListModels", context, self._metrics):
+        async with answering("ListModels", context, self._metrics, self._calls):
             return pb.ListModelsResponse(models=[responses.model(self._catalogue.entry())])
 
     async def GetModel(self, message: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        async with answering("GetModel", context, self._metrics):
+        async with answering("GetModel", context, self._metrics, self._calls):
             return pb.GetModelResponse(model=responses.model(self._catalogue.entry(message.model)))
 
 

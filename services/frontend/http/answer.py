@@ -8,13 +8,17 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.frontend.calls import Call
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.generator import Generator
 from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import request_id_header
+from services.frontend.http.headers import CALL, request_id_header
 from services.frontend.request import Request
-from shared.errors import QuireError
+from shared.errors import Internal, QuireError
+from shared.logs import logger
+
+log = logger("http")
 
 
 class Format(Protocol):
@@ -52,16 +56,30 @@ class Answer(Response):
         self._request = request
         self._format = format
         self._streams = stream
+        self._is_open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: Call = scope[CALL]
         async with while_connected(receive):
             try:
-                async with self._generator.answering(self._request) as generation:
+                async with self._generator.answering(self._request, call) as generation:
                     await (self._stream(generation, send) if self._streams else self._whole(generation, send))
-            except QuireError as error:
-                response = self._format.refusal(error)
-                response.headers.update(request_id_header(self._request.request_id))
-                await response(scope, receive, send)
+            except Exception as error:
+                if isinstance(error, QuireError):
+                    call.error = told = error
+                else:
+                    log.exception("a call failed", request=call.id)
+                    call.error, told = Internal(type(error).__name__), Internal("internal error")
+                await self._end(told, scope, receive, send)
+
+    async def _end(self, error: QuireError, scope: Scope, receive: Receive, send: Send) -> None:
+        """A stream that has begun has to end with something that its reader understands."""
+        if self._is_open:
+            await send({"type": "http.response.body", "body": self._format.error_events(error)})
+            return
+        response = self._format.refusal(error)
+        response.headers.update(request_id_header(self._request.request_id))
+        await response(scope, receive, send)
 
     async def _whole(self, generation: Generation, send: Send) -> None:
         deltas = await generation.collect()
@@ -72,20 +90,14 @@ class Answer(Response):
 
     async def _stream(self, generation: Generation, send: Send) -> None:
         """One write for everything that is ready; while it is under way, the next news gather."""
-        is_open = False
-        try:
-            async for deltas in generation:
-                if not is_open:
-                    await self._open(send)
-                    is_open = True
-                events = self._format.events(deltas, generation)
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-            last = self._format.last_events(generation)
-        except QuireError as error:
-            if not is_open:
-                raise
-            last = self._format.error_events(error)
+        async for deltas in generation:
+            events = self._format.events(deltas, generation)
+            if not self._is_open:
+                await self._open(send)
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+        last = self._format.last_events(generation)
         await send({"type": "http.response.body", "body": last})
 
     async def _open(self, send: Send) -> None:
+        self._is_open = True
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -3,28 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from services.frontend.admission import Admission
 from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
-from services.frontend.http.middleware import ApiKey, BodyLimit, Counts
+from services.frontend.calls import Calls
+from services.frontend.http.call_scope import CallScope
+from services.frontend.http.door import Door
+from services.frontend.http.middleware import ApiKey, BodyLimit
+from services.frontend.http.protocol import Refuse
 from services.frontend.openai_edge import errors
+from shared.errors import Internal, QuireError
 from shared.metrics.frontend import FrontendMetrics
 from shared.version import VERSION
 
 
-def build(routers: Iterable[APIRouter], *, api_key: str, max_request_bytes: int, metrics: FrontendMetrics) -> ASGIApp:
+class Face(NamedTuple):
+    """What a server serves, and what it asks before."""
+
+    app: ASGIApp
+    refuse: Refuse
+
+
+def build(
+    routers: Iterable[APIRouter],
+    *,
+    api_key: str,
+    max_request_bytes: int,
+    admission: Admission,
+    calls: Calls,
+    metrics: FrontendMetrics,
+) -> Face:
     app = FastAPI(title="Quire", version=VERSION)
     errors.install(app)
+    app.add_exception_handler(Exception, _on_fault)
     for router in routers:
         app.include_router(router)
-    guarded: ASGIApp = BodyLimit(app, max_request_bytes)
+    door = Door(app, admission, calls, metrics, refusal)
+    guarded: ASGIApp = BodyLimit(door, max_request_bytes)
     if api_key:
         guarded = ApiKey(guarded, api_key, _unauthorized)
-    return Counts(guarded, metrics)
+    return Face(CallScope(guarded, calls, metrics, refusal), door.refuse)
+
+
+def refusal(path: str, error: QuireError) -> Response:
+    """As the clients of `path` read it."""
+    if path.startswith(anthropic_routes.PREFIX):
+        return anthropic_errors.as_response(error)
+    return errors.as_response(error)
+
+
+async def _on_fault(request: Request, _: Exception) -> Response:
+    """Which goes on to whoever logs it with its call."""
+    return refusal(request.url.path, Internal("internal error"))
 
 
 def _unauthorized(path: str) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from services.frontend.bounds import counts, json_scan
@@ -58,6 +59,23 @@ class BodyBounds:
             if at_once:
                 return await handler(read)
         return await handler(read)
+
+    def route(self, *, at_once: bool = True) -> type[APIRoute]:
+        """The kind of route whose bodies are read here."""
+        bounds = self
+
+        class BoundedRoute(APIRoute):
+            """Reads, then does what it did."""
+
+            def get_route_handler(self) -> Handler:
+                handler = super().get_route_handler()
+
+                async def guarded(request: Request) -> Response:
+                    return await bounds.handle(request, handler, at_once=at_once)
+
+                return guarded
+
+        return BoundedRoute
 
     async def _check(self, request: ReadRequest, num_bytes: int) -> None:
         await in_steps(json_scan.check(await request.body(), self._limits))

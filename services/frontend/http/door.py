@@ -2,44 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+import asyncio
+from collections.abc import Callable
 
-from fastapi import Request
-from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.http.body import BodyBounds
+from services.frontend.admission import Admission
+from services.frontend.calls import Call, Calls
+from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_header, sent_id
+from services.frontend.http.protocol import whole
+from shared.errors import QuireError
+from shared.metrics.frontend import FrontendMetrics
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+WORK = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+
+Wording = Callable[[str, QuireError], Response]  # an error as the clients of a path read it
 
 
 class Door:
-    """What a call passes before its handler sees it."""
+    """`refuse()` is asked before there is a call; a call that comes in takes a place once its body is there, and waits
+    for its turn."""
 
-    def __init__(self, check_open: Callable[[], None], bounds: BodyBounds) -> None:
-        """`check_open` raises while there is no room."""
-        self._check_open = check_open
-        self._bounds = bounds
+    def __init__(
+        self, app: ASGIApp, admission: Admission, calls: Calls, metrics: FrontendMetrics, wording: Wording
+    ) -> None:
+        self._app = app
+        self._admission = admission
+        self._calls = calls
+        self._metrics = metrics
+        self._wording = wording
+        self._paths = frozenset(WORK)
+        self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
 
-    async def handle(self, request: Request, handler: Handler, *, at_once: bool = True) -> Response:
-        """`at_once`: the handler waits for nothing."""
-        self._check_open()
-        return await self._bounds.handle(request, handler, at_once=at_once)
+    def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
+        """The whole answer to a call that nothing has room for; None to let it in."""
+        path = target.partition(b"?")[0].decode("latin-1")
+        if method != b"POST" or path not in self._paths:
+            return None
+        try:
+            self._admission.check_open(self._num_arriving)
+        except QuireError as error:
+            response = self._refused(path, error, headers)
+            self._metrics.http_requests.labels(path, "POST", f"{response.status_code // 100}xx").inc()
+            self._calls.refused(f"POST {path}", str(response.status_code))
+            return whole(response)
+        self._arrives()
+        return None
 
-    def route(self, *, at_once: bool = True) -> type[APIRoute]:
-        """The kind of route whose calls come through this door."""
-        door = self
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+            await self._app(scope, receive, send)
+            return
+        scope[HANDLER] = scope["path"]
+        call: Call = scope[CALL]
+        try:
+            receive = await _read(receive)
+            await call.enter()
+        except QuireError as error:
+            call.error = error
+            await self._refused(scope["path"], error, scope["headers"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
-        class DoorRoute(APIRoute):
-            """Checks, then does what it did."""
+    def _refused(self, path: str, error: QuireError, headers: Headers) -> Response:
+        response = self._wording(path, error)
+        response.headers.update(request_id_header(sent_id(headers)))
+        return response
 
-            def get_route_handler(self) -> Handler:
-                handler = super().get_route_handler()
+    def _arrives(self) -> None:
+        if not self._num_arriving:
+            asyncio.get_running_loop().call_soon(self._all_have_arrived)
+        self._num_arriving += 1
 
-                async def guarded(request: Request) -> Response:
-                    return await door.handle(request, handler, at_once=at_once)
+    def _all_have_arrived(self) -> None:
+        self._num_arriving = 0
 
-                return guarded
 
-        return DoorRoute
+async def _read(receive: Receive) -> Receive:
+    """Reads the body, and returns what it is to be read from once more: also where reading it fails."""
+    messages: list[Message] = []
+    failure: Exception | None = None
+    try:
+        while not messages or messages[-1].get("more_body", False):
+            messages.append(await receive())
+    except Exception as error:  # a body that is too long: the route words it
+        failure = error
+    messages.reverse()
+
+    async def again() -> Message:
+        if messages:
+            return messages.pop()
+        if failure is not None:
+            raise failure
+        return await receive()
+
+    return again

@@ -1,16 +1,23 @@
-"""What a call's headers say about the request."""
+"""What a call's scope says about the request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
 
 from shared.errors import InvalidArgument
 
+CALL = "quire.call"  # the key of a scope under which its Call is
+HANDLER = "quire.handler"  # where a path stands that is known before it is routed
 REQUEST_ID = "x-request-id"
+REQUEST_ID_BYTES = REQUEST_ID.encode()
 TENANT = "x-tenant"
 TIMEOUT = "x-request-timeout"  # seconds
 LONGEST_TIMEOUT_S = 1e9
+
+Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +27,23 @@ class CallHeaders:
     request_id: str | None
     tenant: str
     timeout_s: float | None
+    arrival_s: float  # of the event loop's clock
+
+    @property
+    def deadline_s(self) -> float | None:
+        return None if self.timeout_s is None else self.arrival_s + self.timeout_s
 
 
-def read(headers: Mapping[str, str]) -> CallHeaders:
-    return CallHeaders(headers.get(REQUEST_ID), headers.get(TENANT, ""), _timeout_s(headers.get(TIMEOUT)))
+def read(http: HTTPConnection) -> CallHeaders:
+    headers, call = http.headers, http.scope[CALL]
+    return CallHeaders(
+        headers.get(REQUEST_ID), headers.get(TENANT, ""), _timeout_s(headers.get(TIMEOUT)), call.started_s
+    )
+
+
+def sent_id(headers: Headers) -> str:
+    """As the client wrote it; empty if it did not."""
+    return next((value.decode("latin-1") for name, value in headers if name == REQUEST_ID_BYTES), "")
 
 
 def _timeout_s(written: str | None) -> float | None:

@@ -1,18 +1,13 @@
-"""Around every HTTP call: the size of its body, the API key, the counts. Plain ASGI: they see every chunk there is."""
+"""Around every HTTP call: the size of its body and the API key. Plain ASGI: they see every chunk there is."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from shared.metrics.frontend import FrontendMetrics
-
-CLIENT_GONE = 499  # nginx's word for: the client left before there was a status
 
 
 class BodyLimit:
@@ -63,35 +58,3 @@ class ApiKey:
         headers = dict(scope["headers"])
         bearer = hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._key)
         return hmac.compare_digest(headers.get(b"x-api-key", b""), self._key) or bearer
-
-
-class Counts:
-    """http_requests and http_request_duration_seconds, by route and by class of status."""
-
-    def __init__(self, app: ASGIApp, metrics: FrontendMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = CLIENT_GONE
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        try:
-            await self._app(scope, receive, watched)
-        finally:
-            self._count(scope, status, loop.time() - started_s)
-
-    def _count(self, scope: Scope, status: int, duration_s: float) -> None:
-        handler = getattr(scope.get("route"), "path", "none")  # a path nobody serves must not become a label
-        self._metrics.http_requests.labels(handler, scope["method"], f"{status // 100}xx").inc()
-        self._metrics.http_duration.labels(handler, scope["method"]).observe(duration_s)

@@ -8,8 +8,9 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
 
+from services.frontend.http.app import Face
+from services.frontend.http.protocol import guarded
 from shared import ports
 
 KEEP_ALIVE_S = 5
@@ -35,14 +36,14 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """run() serves until stop()."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, share_port: bool, drain_timeout_s: float) -> None:
+    def __init__(self, face: Face, host: str, port: int, *, share_port: bool, drain_timeout_s: float) -> None:
         self._socket = ports.bind(host, port, "http_port", share=share_port)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Uvicorn(
             uvicorn.Config(
-                app,
-                http="httptools",
+                face.app,
+                http=guarded(face.refuse),
                 loop="none",
                 ws="none",
                 lifespan="off",

@@ -13,11 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.frontend.http.headers import REQUEST_ID, request_id_header
-from shared.errors import Internal, QuireError, transport
-from shared.logs import logger
-
-log = logger("openai_edge")
+from services.frontend.http.headers import CALL, REQUEST_ID, request_id_header
+from shared.errors import QuireError, transport
 
 
 def error_object(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
@@ -46,6 +43,7 @@ def _json(body: dict[str, Any], status: int, headers: dict[str, str]) -> Respons
 
 async def _on_quire_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
+    request.scope[CALL].error = error
     response = as_response(error)
     response.headers.update(request_id_header(request.headers.get(REQUEST_ID)))
     return response
@@ -66,13 +64,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return _json(error_object(message, kind, error.status_code), error.status_code, dict(error.headers or {}))
 
 
-async def _on_fault(request: Request, error: Exception) -> Response:
-    log.error("a request failed", path=request.url.path, error=repr(error))
-    return as_response(Internal("internal error"))
-
-
 def install(app: FastAPI) -> None:
     app.add_exception_handler(QuireError, _on_quire_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_fault)

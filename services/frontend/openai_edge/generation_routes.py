@@ -12,7 +12,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
-from services.frontend.http.door import Door
+from services.frontend.http.body import BodyBounds
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody
 from services.frontend.openai_edge.chat_format import ChatFormat
@@ -33,20 +33,20 @@ class GenerationRoutes:
         processor: InputProcessor,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
-        door: Door,
+        bounds: BodyBounds,
     ) -> None:
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["generation"], route_class=door.route())
+        self.router = APIRouter(tags=["generation"], route_class=bounds.route())
         self.router.add_api_route("/v1/completions", self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_class=Response)
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
         """Continues one prompt or several."""
         body.refuse_unknown()
-        request = completion_request(body, headers.read(http.headers), self._tokenizer.defaults)
+        request = completion_request(body, headers.read(http), self._tokenizer.defaults)
         skip = request.sampling.skip_special_tokens
         options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
         if body.echo and body.max_tokens == 0:
@@ -71,7 +71,7 @@ class GenerationRoutes:
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """Answers a conversation."""
         body.refuse_unknown()
-        request = chat_request(body, headers.read(http.headers), self._tokenizer.defaults)
+        request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         options = answer_options(body, _last_answer(request.prompts) if body.echo else [])
         answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.name)
         chunks = Chunks(answer_format, include_usage=options.include_usage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -159,14 +158,13 @@ def _request(
     headers: CallHeaders,
     default_max_tokens: int | None,
 ) -> Request:
-    arrival_s = asyncio.get_running_loop().time()
     return Request(
         request_id=body.request_id or headers.request_id or uuid.uuid4().hex,
         model=body.model,
         prompts=prompts,
         sampling=sampling_rules.build(given, defaults),
-        arrival_s=arrival_s,
-        deadline_s=None if headers.timeout_s is None else arrival_s + headers.timeout_s,
+        arrival_s=headers.arrival_s,
+        deadline_s=headers.deadline_s,
         priority=body.priority or 0,
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from services.frontend.catalogue import Catalogue
-from services.frontend.http.door import Door
+from services.frontend.http.body import BodyBounds
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.bodies import DetokenizeBody, TokenizeBody
 from services.frontend.openai_edge.prompts import chat_prompt
@@ -19,11 +19,13 @@ from shared.errors import InvalidArgument
 class TokenRoutes:
     """Text and messages to token ids, as the generating calls would do it, and back."""
 
-    def __init__(self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue, door: Door) -> None:
+    def __init__(
+        self, processor: InputProcessor, tokenizer: Tokenizer, catalogue: Catalogue, bounds: BodyBounds
+    ) -> None:
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["tokens"], route_class=door.route(at_once=False))
+        self.router = APIRouter(tags=["tokens"], route_class=bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"])
         self.router.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 

@@ -84,6 +84,11 @@ class Sample:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish: Finish | None = None
 
+    @property
+    def finish(self) -> Finish | None:
+        """How it ended; None while it runs."""
+        return self._finish
+
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
         self._owner.on_start(self, num_cached_tokens, queue_us)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ def responses_request(
     body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
 ) -> Request:
     """`items`: of the conversation so far, the body's own included."""
-    arrival_s = asyncio.get_running_loop().time()
     offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
         turns(body.instructions, items, knows_developer="developer" in tokenizer.template.source),
@@ -37,8 +35,8 @@ def responses_request(
         model=body.model,
         prompts=(prompt,),
         sampling=sampling_rules.build(_given(body), tokenizer.defaults),
-        arrival_s=arrival_s,
-        deadline_s=None if headers.timeout_s is None else arrival_s + headers.timeout_s,
+        arrival_s=headers.arrival_s,
+        deadline_s=headers.deadline_s,
         priority=body.priority or 0,
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",

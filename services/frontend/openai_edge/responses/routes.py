@@ -12,7 +12,7 @@ from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
-from services.frontend.http.door import Door
+from services.frontend.http.body import BodyBounds
 from services.frontend.openai_edge.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import ResponseFormat
@@ -33,7 +33,7 @@ class ResponseRoutes:
         generator: Generator,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
-        door: Door,
+        bounds: BodyBounds,
         store: ResponseStore,
     ) -> None:
         self._generator = generator
@@ -41,7 +41,7 @@ class ResponseRoutes:
         self._catalogue = catalogue
         self._store = store
         self.router = APIRouter(tags=["responses"])
-        new = APIRouter(route_class=door.route())
+        new = APIRouter(route_class=bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.include_router(new)
         one = f"{PREFIX}/{{response_id}}"
@@ -56,7 +56,7 @@ class ResponseRoutes:
         inputs = as_items(body.input)
         before = self._before(body)
         conversation = [*before, *inputs]
-        request = responses_request(body, conversation, headers.read(http.headers), self._tokenizer)
+        request = responses_request(body, conversation, headers.read(http), self._tokenizer)
         answer = ResponseFormat(
             body,
             request.sampling,

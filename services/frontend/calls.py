@@ -1,0 +1,140 @@
+"""The calls of clients, whichever edge they come through: each has its places, its turn, and one line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from services.frontend.admission import Admission
+from services.frontend.generation import Generation
+from services.frontend.request import Request
+from services.frontend.turns import Turns
+from shared.errors import QuireError
+from shared.logs import logger
+
+log = logger("calls")
+
+SECOND_S = 1.0
+REFUSALS_A_SECOND = 20  # that have a line of their own; the others are told together once the second is over
+
+
+class Call:
+    """One call from its headers to its end. Whatever is taken for it is given back when its `with` is left."""
+
+    __slots__ = ("_calls", "error", "generation", "lease", "request", "route", "started_s", "status")
+
+    def __init__(self, calls: Calls, admission: Admission) -> None:
+        self._calls = calls
+        self.route = ""  # nobody reads of a call without one
+        self.lease = admission.lease()
+        self.started_s = asyncio.get_running_loop().time()
+        self.status = ""  # the edge's own word for how it ended
+        self.error: QuireError | None = None
+        self.request: Request | None = None
+        self.generation: Generation | None = None
+
+    @property
+    def id(self) -> str:
+        """Empty while nothing has been read, and where the client's own is refused."""
+        return self.request.request_id if self.request is not None else ""
+
+    async def enter(self) -> None:
+        """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place
+        hears of it before those who have one are served. ResourceExhausted, Unavailable."""
+        self.lease.take(1, 0)
+        await self._calls.turns.next()
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lease.release()
+        self._calls.ended(self)
+
+
+class Calls:
+    """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.turns = Turns()
+        self._num_refusals = 0  # of this second
+        self._untold: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
+        self._second: asyncio.TimerHandle | None = None
+
+    def begin(self) -> Call:
+        """For a `with`."""
+        return Call(self, self._admission)
+
+    def ended(self, call: Call) -> None:
+        if not call.route:
+            return
+        if call.generation is not None:
+            self._tell(call, call.generation)
+        elif call.error is not None or not call.status.startswith(("2", "OK")):
+            self.refused(call.route, call.status, call)
+        else:
+            log.info("request", **_who(call), status=call.status, total_ms=_total_ms(call))
+
+    def _tell(self, call: Call, generation: Generation) -> None:
+        usage, times = generation.usage, generation.times
+        log.info(
+            "request",
+            **_who(call),
+            status=call.status,
+            **_why(call.error),
+            finish=generation.finish_reasons,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            queue_ms=_ms(times.queue_s),
+            first_token_ms=_ms(times.first_token_s),
+            total_ms=_total_ms(call),
+        )
+
+    def refused(self, route: str, status: str, call: Call | None = None) -> None:
+        """A call that nothing was computed for; `call`: None where it was not even begun."""
+        self.turns.refused()
+        if self._second is None:
+            self._second = asyncio.get_running_loop().call_later(SECOND_S, self._second_is_over)
+        self._num_refusals += 1
+        if self._num_refusals > REFUSALS_A_SECOND:
+            self._untold[route, status] += 1
+        elif call is None:
+            log.info("request", route=route, status=status)
+        else:
+            log.info("request", **_who(call), status=status, **_why(call.error), total_ms=_total_ms(call))
+
+    def _second_is_over(self) -> None:
+        untold, self._untold = self._untold, Counter()
+        self._second, self._num_refusals = None, 0
+        for (route, status), count in untold.items():
+            log.info("requests like these", route=route, status=status, count=count)
+
+
+def _who(call: Call) -> dict[str, str]:
+    request = call.request
+    if request is None:
+        return {"route": call.route}
+    known = {"request": request.request_id, "route": call.route}
+    if request.tenant:
+        known["tenant"] = request.tenant
+    if request.model:
+        known["model"] = request.model
+    return known
+
+
+def _why(error: QuireError | None) -> dict[str, str]:
+    """Not its message, which may quote the request."""
+    if error is None:
+        return {}
+    kind = {"error": type(error).__name__}
+    return {**kind, "field": error.field} if error.field else kind
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 1)
+
+
+def _total_ms(call: Call) -> float | None:
+    return _ms(asyncio.get_running_loop().time() - call.started_s)

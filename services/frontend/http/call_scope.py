@@ -1,0 +1,69 @@
+"""Around every HTTP call: it is counted, timed and logged, and a fault of ours is answered and told with its id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.frontend.calls import Call, Calls
+from services.frontend.http.headers import CALL, HANDLER, sent_id
+from shared.errors import Internal, QuireError
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+
+log = logger("http")
+
+CLIENT_GONE = 499  # nginx's word for: the client left before there was a status
+UNKNOWN = "none"  # a path nobody serves must not become a label
+PUBLIC = "/v1"  # what is read elsewhere is for operators and probes, who ask all the time
+
+
+class CallScope:
+    """The outermost of all."""
+
+    def __init__(
+        self, app: ASGIApp, calls: Calls, metrics: FrontendMetrics, refusal: Callable[[str, QuireError], Response]
+    ) -> None:
+        """`refusal`: how the clients of a path are told."""
+        self._app = app
+        self._calls = calls
+        self._metrics = metrics
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with self._calls.begin() as call:
+            scope[CALL] = call
+            try:
+                await self._app(scope, receive, watched)
+            except Exception as fault:
+                log.exception("a call failed", request=call.id or sent_id(scope["headers"]), route=_route(scope))
+                call.error = Internal(type(fault).__name__)
+                if not status:
+                    await self._refusal(scope["path"], Internal("internal error"))(scope, receive, watched)
+            finally:
+                self._end(call, scope, status or CLIENT_GONE)
+
+    def _end(self, call: Call, scope: Scope, status: int) -> None:
+        handler, method = _route(scope), scope["method"]
+        self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._metrics.http_duration.labels(handler, method).observe(asyncio.get_running_loop().time() - call.started_s)
+        if method == "POST" or scope["path"].startswith(PUBLIC):
+            call.route, call.status = f"{method} {handler}", str(status)
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", None) or scope.get(HANDLER, UNKNOWN))
