@@ -26,6 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
             answer(client, turns, params)
             return 0
         while (text := _read()) is not None:
+            if not text.strip():
+                continue
             turns.append({"role": "user", "content": text})
             turns.append({"role": "assistant", "content": answer(client, turns, params)})
     return 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from collections.abc import Iterator
 
 from quire.cli.flags import human_int
 from quire.client import Client
+from shared.errors import Unavailable
 
 ADDRESS_VARIABLE = "QUIRE_ADDRESS"
+NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's words
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -20,5 +24,16 @@ def address_of(arguments: argparse.Namespace) -> str:
     return arguments.address or os.environ.get(ADDRESS_VARIABLE, "") or f"127.0.0.1:{arguments.grpc_port}"
 
 
-def client_of(arguments: argparse.Namespace) -> Client:
-    return Client(address_of(arguments))
+@contextlib.contextmanager
+def client_of(arguments: argparse.Namespace) -> Iterator[Client]:
+    """Where nothing answers, the error says so and what to do, in place of gRPC's words."""
+    address = address_of(arguments)
+    with Client(address) as client:
+        try:
+            yield client
+        except Unavailable as error:
+            if NOT_CONNECTED not in error.message:
+                raise
+            reason = error.message.rsplit(": ", 1)[-1]
+            message = f"no cluster answers at {address} ({reason}); `quire up` starts one, --address names another"
+            raise Unavailable(message) from None

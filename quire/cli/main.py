@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
-from shared.errors import QuireError
+# What is imported here is imported before main() can take care of Ctrl-C; everything else comes later.
+INTERRUPTED = 130  # what shells expect after Ctrl-C
 
 # name -> (module, what it is for). Modules are imported only when asked for.
 COMMANDS = {
@@ -27,8 +27,20 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    import argparse
+
+    from shared.errors import QuireError
+    from shared.version import VERSION
+
     parser = argparse.ArgumentParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (module, text) in COMMANDS.items():
@@ -41,5 +53,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from quire.cluster.endpoints import Endpoints
-from quire.cluster.options import ClusterOptions, Spec, more_workers, plan
+from quire.cluster.options import ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
 from shared.errors import Unavailable
 
@@ -47,6 +47,7 @@ class Cluster:
         if a service refuses to start."""
         atexit.register(self.stop)
         try:
+            check_model(self.options)
             self.specs = plan(self.options, self._endpoints)
             self.processes = [ServiceProcess(spec, self._report, self._log) for spec in self.specs]
             for process in self.processes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire import bundled
 from quire.cluster.endpoints import LOOPBACK, Endpoints
+from shared import model_identity
 from shared.errors import InvalidArgument
 
 
@@ -96,6 +97,13 @@ def plan(options: ClusterOptions, endpoints: Endpoints) -> list[Spec]:
     specs += [_worker(options, i, schedulers) for i in range(options.workers)]
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
     return specs
+
+
+def check_model(options: ClusterOptions) -> None:
+    """Raises QuireError for a model that no worker could run, before anything is started."""
+    if options.model and options.settings.get("worker", {}).get("engine", "device") == "device":
+        registry = importlib.import_module("services.worker.models.registry")
+        registry.read_model_config(model_identity.read_config(options.model_folder))
 
 
 def more_workers(specs: Sequence[Spec], have: int, want: int) -> list[ServiceSpec]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from quire import bundled
 from tests.e2e.conftest import running_cluster
 
+QUIET = {f"QUIRE_{service}_LOG_LEVEL": "error" for service in ("FRONTEND", "SCHEDULER", "WORKER")}
 QUIRE = (sys.executable, "-m", "quire")
 
 
@@ -129,11 +131,47 @@ def test_wrong_settings_are_one_line_that_names_them(
 
 def test_numbers_take_units_and_refuse_nonsense() -> None:
     assert "not a whole number" in quire("up", "--num-blocks", "1.5K", status=2).stderr
-    assert quire("version").stdout.strip()
+    assert quire("version").stdout.strip() == quire("--version").stdout.strip() != ""
 
 
-def test_a_cluster_that_is_not_there_is_said_so() -> None:
-    assert "quire: " in quire("status", "--address", "127.0.0.1:1", status=1).stderr
+@pytest.mark.parametrize("command", [("status",), ("complete", "Once"), ("chat", "Hello")])
+def test_a_cluster_that_is_not_there_is_said_so(command: tuple[str, ...]) -> None:
+    seen = quire(*command, "--address", "127.0.0.1:1", status=1).stderr
+    assert seen.startswith("quire: no cluster answers at 127.0.0.1:1 (Connection refused)")
+    assert seen.count("\n") == 1
+
+
+def test_complete_reads_standard_input_and_refuses_nothing() -> None:
+    assert quire("complete", "", status=1).stderr == "quire: TEXT is empty: there is nothing to continue\n"
+    with running_cluster(worker={"num_blocks": 300}) as cluster:
+        command = [*QUIRE, "complete", "-", "--max-tokens", "2", "--address", cluster.grpc_address]
+        done = subprocess.run(command, input="Once upon", capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Once upon"), done.stderr
+
+
+def test_a_model_that_is_not_supported_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "vocab_size": 10}')
+    seen = quire("up", str(tmp_path), status=1).stderr
+    assert seen.startswith("quire: config.json: architectures is ['GPT2LMHeadModel']; there are ")
+    assert seen.count("\n") == 1, seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_can_be_interrupted_at_any_moment_without_a_word_too_many(number: signal.Signals) -> None:
+    """From main() on, before which hardly anything is imported."""
+    for delay_s in (0.0, 0.1, 0.2, 0.3, 0.6, 1.5):
+        script = "import sys; from quire.cli.main import main; print(flush=True); sys.exit(main())"
+        command = [sys.executable, "-c", script, "up", "--http-port", "0", "--grpc-port", "0"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **QUIET}
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay_s)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode in {0, 130, -signal.SIGTERM}
+        assert errors == "", (delay_s, errors)
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
