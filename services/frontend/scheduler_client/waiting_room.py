@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from services.frontend.scheduler_client.sequence import Sequence
 
+LATE_S = 1.0  # a timer that goes off so late tells of a standstill of this process
+SECOND_WAIT_S = 5.0  # for sessions to come back after one: they ended meanwhile
+
 Group = tuple[Sequence, ...]  # consecutive samples of one work without tokens, or a single sequence
 
 
@@ -34,7 +37,7 @@ class WaitingRoom:
         stay = _Stay(group, len(group))
         self._stay_of.update(dict.fromkeys(group, stay))
         self._stays[stay] = None
-        stay.timer = asyncio.get_running_loop().call_later(wait_s, self._expire, stay)
+        self._wait(stay, wait_s)
 
     def leave(self, sequences: Iterable[Sequence]) -> None:
         """Nobody waits for these any more, where they do; a group goes with the last of its members."""
@@ -52,7 +55,14 @@ class WaitingRoom:
             self.leave(group)
         return groups
 
+    def _wait(self, stay: _Stay, wait_s: float) -> None:
+        stay.timer = asyncio.get_running_loop().call_later(wait_s, self._expire, stay)
+
     def _expire(self, stay: _Stay) -> None:
+        assert stay.timer is not None
+        if asyncio.get_running_loop().time() - stay.timer.when() > LATE_S:
+            self._wait(stay, SECOND_WAIT_S)
+            return
         self.leave(stay.group)
         self._on_time(stay.group)
 

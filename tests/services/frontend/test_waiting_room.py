@@ -1,0 +1,47 @@
+"""Who waits, waits for a bounded time in which somebody could have come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from services.frontend.scheduler_client import waiting_room
+from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+
+
+def group_of(name: str) -> Any:
+    """The room looks at identity only."""
+    return (name,)
+
+
+async def test_a_group_that_has_waited_for_its_time_is_told_of_once() -> None:
+    told: asyncio.Queue[Group] = asyncio.Queue()
+    room = WaitingRoom(told.put_nowait)
+    room.enter(group_of("a"), 0.01)
+    assert await asyncio.wait_for(told.get(), 10) == group_of("a")
+    assert len(room) == 0
+    assert told.empty()
+
+
+async def test_time_in_which_the_process_stood_still_is_not_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that ended meanwhile come back in a few turns, and find the group still there."""
+    monkeypatch.setattr(waiting_room, "LATE_S", 0.2)
+    told: list[Group] = []
+    room = WaitingRoom(told.append)
+    room.enter(group_of("a"), 0.1)
+    time.sleep(0.5)  # noqa: ASYNC251 - the standstill
+    await asyncio.sleep(0.05)
+    assert told == []
+    assert room.clear() == [group_of("a")]
+
+
+async def test_a_standstill_is_forgiven_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_room, "LATE_S", 0.2)
+    monkeypatch.setattr(waiting_room, "SECOND_WAIT_S", 0.01)
+    told: asyncio.Queue[Group] = asyncio.Queue()
+    WaitingRoom(told.put_nowait).enter(group_of("a"), 0.1)
+    time.sleep(0.5)  # noqa: ASYNC251 - the standstill
+    assert await asyncio.wait_for(told.get(), 10) == group_of("a")
