@@ -115,6 +115,7 @@ class Drive:
         tokens = i32_bytes([key, *range(num_prompt - 1)])
         root = block_hash.root_hash()
         sampling = sampling_pb2.SamplingParams(temperature=0.6, max_tokens=num_output, seed=key)
+        params = pb.SequenceParams(sampling=sampling, eos_token_ids=i32_bytes([EOS])).SerializeToString()
         return Sequence(
             key=key,
             owner=0,
@@ -125,7 +126,7 @@ class Drive:
             eos_token_ids=(EOS,),
             root_hash=root,
             block_hashes=block_hash.chain(root, tokens, BLOCK_SIZE),
-            payload=Payload(sampling, i32_bytes([EOS]), ()),
+            payload=Payload(params),
         )
 
 

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from google.protobuf.message import DecodeError
 
 from services.worker.device import is_broken
 from services.worker.held_blocks import HeldReport
 from services.worker.plan_violation import PlanViolation
 from services.worker.replica import Flight, Occupancy, Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared.errors import Internal, to_proto
+from shared.errors import Internal, InvalidArgument, to_proto
 from shared.logs import logger
+from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
@@ -165,7 +167,12 @@ class Engine:
         def done(prepared: Prepared) -> None:
             self._post(self._deliver_grammar, receiver, grammar_id, prepared)
 
-        self._grammars.prepare(grammar_id, order.constraint, done)
+        try:
+            constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
+        except DecodeError:  # schedulers do not look at it
+            done(Prepared(InvalidArgument("grammar: not a serialized StructuredOutput", field="grammar"), 0))
+        else:
+            self._grammars.prepare(grammar_id, constraint, done)
 
     def release_grammar(self, grammar_id: bytes) -> None:
         """After the plans that are here, which may name it."""

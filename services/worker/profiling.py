@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.worker.admission import Admission
 from services.worker.limits import Limits
 from services.worker.model_runner import ModelRunner
 from services.worker.slots import NO_BLOCKS
 from services.worker.step_inputs import StepInputs
 from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 # Filters that sort the vocabulary need more memory than any other choice.
 COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
@@ -18,7 +18,7 @@ COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p
 def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
     """One prompt that fills a step, then every slot decoding. All KV goes to the null block, whoever reads it."""
     for slot in range(limits.max_num_seqs):
-        runner.sampler.admit(slot, pb.Admission(slot=slot, sampling=COSTLY))
+        runner.sampler.admit(slot, Admission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
         runner.launch(_inputs(num_rows, count, limits.block_size), NO_BLOCKS).wait()
     for slot in range(limits.max_num_seqs):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.worker.admission import Admission
 from services.worker.beam_moves import BeamMoves
 from services.worker.block_copies import BlockCopies
 from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
@@ -36,7 +37,7 @@ class Launch(Protocol):
 class SamplingState(Protocol):
     """Sampling parameters by slot."""
 
-    def admit(self, slot: int, admission: pb.Admission) -> None: ...
+    def admit(self, slot: int, admission: Admission) -> None: ...
 
     def release(self, slot: int) -> None: ...
 
@@ -235,7 +236,7 @@ class Replica:
         self._roots[slot] = admission.root_hash
         try:
             check_token_ids(tokens, self.vocab_size, "token_ids")
-            self._runner.sampler.admit(slot, admission)
+            self._runner.sampler.admit(slot, Admission.of(admission))
         except QuireError as error:
             self._refused[slot] = error
             # It is computed all the same, and the scheduler counts on what its blocks then hold.

@@ -103,7 +103,11 @@ class Pair:
             repetition=repetition,
             grammar_id=self._prepare(constraint),
             asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
-            payload=Payload(params, columns.u32_bytes(list(eos)), bad_words),
+            payload=Payload(
+                pb.SequenceParams(
+                    sampling=params, eos_token_ids=columns.u32_bytes(list(eos)), bad_word_token_ids=bad_words
+                ).SerializeToString()
+            ),
         )
         self.answers.append(Answer(list(prompt)))
         self.core.add(sequence)

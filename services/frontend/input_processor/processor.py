@@ -28,6 +28,7 @@ from shared import block_hash
 from shared.columns import i32_bytes, u32_bytes
 from shared.errors import InvalidArgument, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1.worker_pb2 import SequenceParams
 from shared.settings.request_limits import RequestLimits
 
 MAX_NAME_CHARACTERS = 256  # request_id, tenant
@@ -98,6 +99,8 @@ class InputProcessor:
         sampling = sampling_rules.settle(request.sampling)
         bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
         thinking = self._thinking_marks(sampling)
+        eos = u32_bytes(self._eos_ids(sampling))
+        grammar = _grammar(sampling)
         root_hash = block_hash.root_hash(salt=request.cache_salt)
         prepared = []
         for prompt in request.prompts:
@@ -105,15 +108,22 @@ class InputProcessor:
             prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
             prompt_limits.check_prompt_logprobs(sampling, len(token_ids))
             column = i32_bytes(token_ids)
+            complete = _to_proto(sampling, self._output_length(request, len(token_ids), limits))
             work = Work(
                 request_id=request.request_id,
                 prompt=column,
                 num_prompt_tokens=len(token_ids),
                 hashes=PromptHashes(root_hash, column),
-                sampling=_to_proto(sampling, self._output_length(request, len(token_ids), limits)),
-                eos_token_ids=u32_bytes(self._eos_ids(sampling)),
-                bad_word_token_ids=bad_words,
-                thinking_marks=thinking,
+                sampling=complete,
+                eos_token_ids=eos,
+                params=SequenceParams(
+                    sampling=complete,
+                    eos_token_ids=eos,
+                    bad_word_token_ids=bad_words,
+                    think_start_token_ids=thinking[0],
+                    think_end_token_ids=thinking[1],
+                ).SerializeToString(),
+                grammar=grammar,
                 priority=request.priority,
                 tenant=request.tenant,
                 arrival_s=request.arrival_s,
@@ -219,9 +229,14 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         prompt_logprob_start=sampling.prompt_logprob_start or None,
         prompt_logprob_token_ids=[sampling_pb2.NamedTokens(ids=ids) for ids in sampling.prompt_logprob_token_ids],
         thinking_token_budget=sampling.thinking_token_budget,
-        structured_output=sampling.structured_output,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
     )
+
+
+def _grammar(sampling: Sampling) -> bytes:
+    """Equal constraints have equal bytes."""
+    asked = sampling.structured_output
+    return b"" if asked is None else asked.SerializeToString(deterministic=True)
 
 
 def _search(asked: BeamSearch | None) -> sampling_pb2.BeamSearch | None:

@@ -23,14 +23,14 @@ class Work:
     prompt: bytes  # i32 column
     num_prompt_tokens: int
     hashes: PromptHashes
-    sampling: sampling_pb2.SamplingParams  # complete; sample i adds i to the seed
+    sampling: sampling_pb2.SamplingParams  # complete
     eos_token_ids: bytes  # u32 column
-    bad_word_token_ids: tuple[bytes, ...]  # i32 columns
+    params: bytes  # what only workers read: a serialized SequenceParams
     priority: int
     tenant: str
     arrival_s: float
     deadline_s: float | None
-    thinking_marks: tuple[bytes, bytes] = (b"", b"")  # i32 columns: what begins a reasoning section, what ends it
+    grammar: bytes = b""  # a serialized StructuredOutput; empty: the output is not constrained
 
     @property
     def is_search(self) -> bool:

@@ -7,16 +7,17 @@ from collections.abc import Sequence as Seq
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes, known_block_size
 from services.frontend.scheduler_client.sequence import Sequence
 from shared import prompt_logprobs
-from shared.pb.common.v1 import model_pb2
+from shared.columns import u32_bytes
+from shared.pb.common.v1 import model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 
 def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout, now: float) -> pb.Submission:
     """`sequences`: consecutive samples of one work that have no tokens yet, or a single one with or without."""
     first = sequences[0]
-    work = first.work
+    work, sampling = first.work, first.work.sampling
     output = first.tokens.tobytes()
-    submission = pb.Submission(
+    return pb.Submission(
         first_sequence_id=first_id,
         num_sequences=len(sequences),
         request_id=work.request_id,
@@ -24,29 +25,30 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         num_prompt_tokens=work.num_prompt_tokens,
         root_hash=work.hashes.root,
         block_hashes=_hashes(work.hashes, output, layout),
-        sampling=work.sampling,
+        params=work.params,
+        first_sample=first.number,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
         eos_token_ids=work.eos_token_ids,
-        bad_word_token_ids=work.bad_word_token_ids,
-        think_start_token_ids=work.thinking_marks[0],
-        think_end_token_ids=work.thinking_marks[1],
+        stop_token_ids=u32_bytes(sampling.stop_token_ids),
+        repetition_detection=sampling.repetition_detection if sampling.HasField("repetition_detection") else None,
+        skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+        asks_logprobs=sampling.HasField("logprobs") or bool(sampling.logprob_token_ids),
+        prompt_logprobs_from=_prompt_logprobs_from(sampling, first),
+        beam_search=sampling.beam_search if work.is_search else None,
+        num_logprobs=sampling.logprobs if work.is_search and sampling.HasField("logprobs") else None,
+        grammar=work.grammar,
         priority=work.priority,
         tenant=work.tenant,
         timeout_ms=_timeout_ms(work.deadline_s, now),
         age_ms=max(0, int((now - work.arrival_s) * 1000)),
     )
-    submission.sampling.seed = _seed(work.sampling.seed, first.number)
-    _set_prompt_logprobs(submission, first)
-    return submission
 
 
-def _set_prompt_logprobs(submission: pb.Submission, first: Sequence) -> None:
+def _prompt_logprobs_from(sampling: sampling_pb2.SamplingParams, first: Sequence) -> int:
     """The first sample asks for them, and goes on behind those that have come."""
-    position = prompt_logprobs.first_position(submission.sampling)
-    if position and first.number:
-        prompt_logprobs.forget(submission.sampling)
-    elif position and first.num_prompt_logprobs:
-        position += first.num_prompt_logprobs
-        prompt_logprobs.restart(submission.sampling, position, submission.num_prompt_tokens)
+    position = prompt_logprobs.first_position(sampling)
+    return position + first.num_prompt_logprobs if position and not first.number else 0
 
 
 def _hashes(hashes: PromptHashes, output: bytes, layout: model_pb2.BlockLayout) -> bytes:
@@ -58,8 +60,3 @@ def _hashes(hashes: PromptHashes, output: bytes, layout: model_pb2.BlockLayout) 
 def _timeout_ms(deadline_s: float | None, now: float) -> int:
     """At least 1: 0 means no deadline."""
     return 0 if deadline_s is None else max(1, int((deadline_s - now) * 1000))
-
-
-def _seed(seed: int, number: int) -> int:
-    """seed + number in 64-bit two's complement, as every service counts on."""
-    return (seed + number + 2**63) % 2**64 - 2**63

@@ -6,7 +6,6 @@ from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Failure
 from services.scheduler.submissions import Payload
-from shared import prompt_logprobs
 from shared.columns import f32, i32, i32_bytes, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -49,18 +48,14 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     wire.token_ids = admission.token_ids
     wire.num_prompt_tokens = sequence.num_prompt_tokens
     wire.num_cached_tokens = admission.num_cached_tokens
-    wire.sampling.CopyFrom(payload.sampling)
-    wire.eos_token_ids = payload.eos_token_ids
-    wire.bad_word_token_ids.extend(payload.bad_word_token_ids)
+    wire.params = payload.params
+    wire.sample = payload.sample
     wire.root_hash = sequence.root_hash
-    wire.think_start_token_ids = payload.think_start_token_ids
-    wire.think_end_token_ids = payload.think_end_token_ids
-    if sequence.grammar_id:
-        wire.grammar_id = sequence.grammar_id
-        wire.sampling.ClearField("structured_output")
-    asked = sequence.prompt_logprobs_from
-    if asked:  # what the prompt has told already is not wanted again
-        prompt_logprobs.restart(wire.sampling, asked, sequence.num_prompt_tokens)
+    wire.grammar_id = sequence.grammar_id
+    if sequence.asks_prompt_logprobs:  # what the prompt has told already is not wanted again
+        wire.prompt_logprobs_from = sequence.prompt_logprobs_from
+    if payload.num_logprobs is not None:
+        wire.num_logprobs = payload.num_logprobs
 
 
 def encode_order(order: GrammarOrder) -> pb.AttachResponse:
@@ -68,7 +63,7 @@ def encode_order(order: GrammarOrder) -> pb.AttachResponse:
         return pb.AttachResponse(release_grammar=pb.ReleaseGrammar(grammar_id=order.grammar_id))
     payload = order.sequence.payload
     assert isinstance(payload, Payload)
-    prepare = pb.PrepareGrammar(grammar_id=order.grammar_id, constraint=payload.sampling.structured_output)
+    prepare = pb.PrepareGrammar(grammar_id=order.grammar_id, grammar=payload.grammar)
     return pb.AttachResponse(prepare_grammar=prepare)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.slots import Rows
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class AllowedTokenIds:
@@ -17,7 +17,7 @@ class AllowedTokenIds:
         self._vocab_size = vocab_size
         self._entries = SlotEntries(device)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         if not admission.sampling.allowed_token_ids:
             return
         ids = np.unique(np.array(admission.sampling.allowed_token_ids, dtype=np.int32))

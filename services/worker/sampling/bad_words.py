@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, check_token_ids, upload
 from services.worker.sampling.output_tails import BoundTails, OutputTails
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import I32
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 ANY = -1  # in a prefix: matches every token
 
@@ -27,7 +27,7 @@ class BadWords:
         self._words: dict[int, Sequence[I32]] = {}
         self._tails = OutputTails(num_slots, device)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         words = [columns.i32(word) for word in admission.bad_word_token_ids if word]
         if not words:
             return

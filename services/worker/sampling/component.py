@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.worker.admission import Admission
 from services.worker.slots import Rows
 from shared.columns import I32
 from shared.errors import InvalidArgument
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 Tensor = Any
 
@@ -43,7 +43,7 @@ class Bound(Protocol):
 class SlotState(Protocol):
     """What a feature knows of slots."""
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         """Takes note of a new sequence. Raises InvalidArgument for what it cannot do."""
 
     def release(self, slot: int) -> None:

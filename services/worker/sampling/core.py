@@ -9,10 +9,10 @@ import torch
 
 from kernels import Ops
 from kernels.reference.sampling import filtered
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 GREEDY_BELOW = 1e-5
 
@@ -31,7 +31,7 @@ class Core:
         self.min_p = np.zeros(num_slots, dtype=np.float32)
         self.seed = np.zeros(num_slots, dtype=np.int64)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         sampling = admission.sampling
         temperature = _value(sampling, "temperature", 1.0)
         greedy = temperature < GREEDY_BELOW

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.slots import Rows
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class LogitBias:
@@ -17,7 +17,7 @@ class LogitBias:
         self._vocab_size = vocab_size
         self._entries = SlotEntries(device)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         bias = admission.sampling.logit_bias
         if not bias:
             return

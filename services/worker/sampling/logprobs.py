@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Tensor, check_token_ids, upload
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.slots import Rows
@@ -33,7 +34,7 @@ class Logprobs:
         self._named: dict[int, I32] = {}  # by slot
         self._beams: set[int] = set()
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         sampling = admission.sampling
         if sampling.HasField("beam_search"):
             self._wanted[slot] = min(sampling.logprobs, self._vocab_size)  # what the search needs, whatever the limit

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.slots import Rows
 from shared import columns
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class MinTokens:
@@ -19,7 +19,7 @@ class MinTokens:
         self._vocab_size = vocab_size
         self._entries = SlotEntries(device)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         if not admission.sampling.min_tokens:
             return
         eos = columns.u32(admission.eos_token_ids)

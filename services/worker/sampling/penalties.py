@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import I32
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Penalties:
         self.output_counts: Tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self.in_prompt: Tensor = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         sampling = admission.sampling
         repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
         if repetition == 1 and not sampling.presence_penalty and not sampling.frequency_penalty:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Tensor, check_token_ids, upload
 from services.worker.sampling.logprobs import Logprobs, RowLogprobs, entries, named_or_best
 from services.worker.slots import Rows
@@ -70,7 +71,7 @@ class PromptLogprobs:
         self._device = device
         self._asked: dict[int, Asked] = {}
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         sampling = admission.sampling
         named = [columns.i32(columns.u32_bytes(position.ids)) for position in sampling.prompt_logprob_token_ids]
         if not named and not sampling.HasField("prompt_logprobs"):

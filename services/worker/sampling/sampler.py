@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernels import Ops
+from services.worker.admission import Admission
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
 from services.worker.sampling.component import Bound, Component, Positions, SlotState, Tensor
@@ -24,7 +25,6 @@ from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.mask_maker import MaskedStep
 from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from shared.errors import QuireError
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Sampler:
         self._core = Core(num_slots, vocab_size, ops, device)
         self._bindings: _Bindings | None = None
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         """Raises InvalidArgument; the slot then samples as if it had asked for nothing special."""
         self._bindings = None
         self._core.admit(slot, admission)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, check_token_ids, rows_by_slot, upload
 from services.worker.sampling.output_tails import OutputTails, shifted
 from services.worker.slots import Rows
 from shared import columns
 from shared.columns import I32
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 OUTSIDE = -1  # of a reasoning section
 ANY = -1  # in a pattern: matches every token
@@ -40,7 +40,7 @@ class ThinkingBudget:
         self.tails = OutputTails(num_slots, device)
         self.counts: Tensor = torch.full((num_slots,), OUTSIDE, dtype=torch.int32, device=device)
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         if not admission.sampling.HasField("thinking_token_budget"):
             return
         start, end = columns.i32(admission.think_start_token_ids), columns.i32(admission.think_end_token_ids)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.admission import Admission
 from services.worker.attachment import Attachment
 from services.worker.held_blocks import HeldReport
 from services.worker.limits import Limits
@@ -74,7 +75,7 @@ class SimulatedEngine:
             receiver.break_off(f"step {plan.step_id} breaks the session: {violation}")
             return
         for admission in step.admitted:
-            self._seeds[admission.slot] = admission.sampling.seed % 2**64
+            self._seeds[admission.slot] = Admission.of(admission).sampling.seed % 2**64
         inputs = assemble(step, self._table)
         await self._take_time(step, inputs)
         if receiver is self._receiver:

@@ -73,7 +73,7 @@ def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> pb.Admission
         slot=slot,
         token_ids=columns.i32_bytes(PROMPT),
         num_prompt_tokens=len(PROMPT),
-        sampling=sampling,
+        params=pb.SequenceParams(sampling=sampling).SerializeToString(),
         root_hash=block_hash.root_hash(),
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kernels import Ops
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, upload
 from services.worker.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
@@ -21,7 +22,6 @@ from services.worker.structured.mask_maker import MaskedStep, MaskMaker, Tokens
 from shared import columns
 from shared.columns import I32
 from shared.errors import FailedPrecondition
-from shared.pb.worker.v1 import worker_pb2 as pb
 
 ANY_TOKEN = -1  # all bits of a word
 
@@ -48,7 +48,7 @@ class GrammarMasks:
             self._maker = MaskMaker(self._num_slots, self.vocab_size, self._grammars, self.device)
         return self._maker
 
-    def admit(self, slot: int, admission: pb.Admission) -> None:
+    def admit(self, slot: int, admission: Admission) -> None:
         if not admission.grammar_id:
             return
         grammar = self._grammars.grammar(admission.grammar_id) if self._grammars else None

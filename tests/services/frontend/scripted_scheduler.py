@@ -13,13 +13,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from services.worker.admission import Admission
 from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from shared.lifecycle import first
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.prompt_logprobs import first_position
+from shared.pb.worker.v1 import worker_pb2
 from shared.rpc.duplex import Duplex
 from shared.rpc.server import Server
 
@@ -32,13 +33,34 @@ REPETITION = finish_pb2.FINISH_REASON_REPETITION
 CANCELLED = finish_pb2.FINISH_REASON_CANCELLED
 
 
+class Heard:
+    """A submission, and in `params` and `sampling` what it asks of the worker, as that will read it for the first
+    sample."""
+
+    def __init__(self, submission: pb.Submission) -> None:
+        self._submission = submission
+        first = worker_pb2.Admission(
+            params=submission.params,
+            sample=submission.first_sample,
+            num_prompt_tokens=submission.num_prompt_tokens,
+            prompt_logprobs_from=submission.prompt_logprobs_from,
+        )
+        self.params = Admission.of(first)
+        self.sampling = self.params.sampling
+        if submission.grammar:
+            self.sampling.structured_output.ParseFromString(submission.grammar)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._submission, name)
+
+
 @dataclass
 class Running:
     """A sequence in the script's hands."""
 
     id: int
     number: int
-    submission: pb.Submission
+    submission: Heard
     tokens: array[int]
     eos: frozenset[int]
     stop_ids: frozenset[int]
@@ -48,7 +70,7 @@ class Running:
     @property
     def untold(self) -> range:
         """Positions of the prompt whose log-probabilities are still to be told."""
-        first = first_position(self.submission.sampling) if self.number == 0 else 0
+        first = self.submission.prompt_logprobs_from if self.number == 0 else 0
         return range(first + self.told, self.submission.num_prompt_tokens) if first else range(0)
 
     @property
@@ -66,7 +88,7 @@ class Running:
     @property
     def repeats(self) -> bool:
         """The output ends with copies of its last tokens; of the longest pattern only, which is enough for a script."""
-        rule = self.submission.sampling.repetition_detection
+        rule = self.submission.repetition_detection
         size, count = rule.max_pattern_size, rule.min_count
         tail = self.tokens[-size * count :]
         return bool(size) and size * count <= self.num_outputs and tail == tail[:size] * count
@@ -126,7 +148,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
             }
         )
         self.hellos: list[pb.FrontendHello] = []
-        self.submissions: list[pb.Submission] = []
+        self.submissions: list[Heard] = []
         self.cancellations: list[tuple[list[int], int]] = []
         self.resets = 0
         self.steps = 0
@@ -199,7 +221,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                     self._cancel(session, message.cancellation)
             await self._notify()
 
-    def _submit(self, session: Session, submission: pb.Submission) -> None:
+    def _submit(self, session: Session, told: pb.Submission) -> None:
+        submission = Heard(told)
         self.submissions.append(submission)
         for number in range(submission.num_sequences):
             sequence_id = submission.first_sequence_id + number
@@ -216,7 +239,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                 submission,
                 array("i", submission.token_ids),
                 frozenset(u32(submission.eos_token_ids).tolist()),
-                frozenset(submission.sampling.stop_token_ids),
+                frozenset(u32(submission.stop_token_ids).tolist()),
             )
 
     def _cancel(self, session: Session, cancellation: pb.Cancellation) -> None:
@@ -256,7 +279,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
             ids.append(sequence.id)
             counts.append(len(new))
             tokens += new
-            if sequence.submission.sampling.HasField("logprobs"):
+            if sequence.submission.asks_logprobs:
                 asked.append((sequence, len(new)))
             if end is not None:
                 del session.running[sequence.id]
@@ -294,7 +317,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=STOP)
             if token in sequence.stop_ids:
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=STOP, stop_token_id=token)
-            if sequence.num_outputs >= sequence.submission.sampling.max_tokens:
+            if sequence.num_outputs >= sequence.submission.max_tokens:
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=LENGTH)
             if sequence.repeats:
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=REPETITION)

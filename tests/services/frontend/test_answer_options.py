@@ -108,7 +108,7 @@ async def test_a_thinking_budget_travels_with_the_models_marks(tmp_path: Path) -
         bound = [s for s in script.submissions if s.sampling.HasField("thinking_token_budget")]
         assert [s.sampling.thinking_token_budget for s in bound] == [0, 7, 3]
         for submission in bound:
-            columns = submission.think_start_token_ids, submission.think_end_token_ids
+            columns = submission.params.think_start_token_ids, submission.params.think_end_token_ids
             assert [i32(column).tolist() for column in columns] == [[mark] for mark in marks]
 
 

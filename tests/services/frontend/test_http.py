@@ -140,7 +140,7 @@ async def test_every_sampling_field_reaches_the_scheduler(frontend: Running, scr
     assert {name: list(getattr(sampling, name)) for name in lists} == lists
     assert dict(sampling.logit_bias) == {9: 2.5}
     assert (sampling.n, list(sampling.stop), list(sampling.bad_words)) == (1, [], [])
-    assert len(submission.bad_word_token_ids) == 2  # with and without the space before it
+    assert len(submission.params.bad_word_token_ids) == 2  # with and without the space before it
     assert submission.eos_token_ids == b""
     assert len(submission.root_hash) == 32
 

@@ -255,7 +255,7 @@ WORK = Work(
     hashes=PromptHashes(block_hash.root_hash(), i32_bytes(PROMPT)),
     sampling=sampling_pb2.SamplingParams(max_tokens=1),
     eos_token_ids=b"",
-    bad_word_token_ids=(),
+    params=b"",
     priority=0,
     tenant="",
     arrival_s=0.0,

@@ -289,4 +289,4 @@ class PaperWorker:
 
 
 def _num_candidates(sequence: Sequence) -> int:
-    return sequence.payload.sampling.logprobs if sequence.is_beam else 0  # type: ignore[attr-defined]
+    return sequence.payload.num_logprobs if sequence.is_beam else 0  # type: ignore[attr-defined]

@@ -7,16 +7,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.submissions import Payload
 from shared import block_hash, columns, lifecycle
-from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
+from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
-from shared.prompt_logprobs import first_position
 from shared.rpc.duplex import Duplex
 from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
 
@@ -141,9 +141,10 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
 
 
 def _admission(wire: worker_pb2.Admission) -> Admission:
-    asked = first_position(wire.sampling)
+    asked = wire.prompt_logprobs_from
     nobody = Sequence(wire.sequence_key, 0, 0, bytearray(), wire.num_prompt_tokens, 0, prompt_logprobs_from=asked)
-    nobody.is_beam, nobody.payload = wire.sampling.HasField("beam_search"), Payload(wire.sampling, b"", ())
+    nobody.is_beam = wire.HasField("num_logprobs")
+    nobody.payload = Payload(wire.params, num_logprobs=wire.num_logprobs)
     return Admission(wire.slot, nobody, wire.token_ids, wire.num_cached_tokens)
 
 
@@ -185,12 +186,12 @@ class FrontendPeer:
             token_ids=columns.i32_bytes(prompt),
             num_prompt_tokens=len(prompt),
             root_hash=root,
-            sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, seed=1),
+            max_tokens=max_tokens,
             eos_token_ids=columns.u32_bytes([EOS]),
         )
         for name, value in fields.items():
-            if name == "sampling":
-                submission.sampling.MergeFrom(value)
+            if isinstance(value, Message):
+                getattr(submission, name).MergeFrom(value)
             else:
                 setattr(submission, name, value)
         last = self.link.last_unsent

@@ -15,7 +15,6 @@ from services.scheduler.replicas.replica import Replica
 from services.scheduler.submissions import Payload
 from shared.columns import i32_bytes
 from shared.metrics.scheduler import SchedulerMetrics
-from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
@@ -45,7 +44,7 @@ class Loop:
         )
 
     def ask(self, key: int) -> None:
-        payload = Payload(sampling_pb2.SamplingParams(), b"", ())
+        payload = Payload(b"")
         self.replica.add(make_sequence(key, list(range(10)), max_tokens=100, payload=payload))
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:

@@ -185,8 +185,8 @@ async def test_a_beam_search_goes_on_when_its_worker_is_lost(start: Start) -> No
     first = await bench.worker(id="w0", step_s=0.01)
     frontend = await bench.frontend()
     prompt = list(range(9))
-    sampling = sampling_pb2.SamplingParams(beam_search={"width": 4, "length_penalty": 0.5}, logprobs=2)
-    await frontend.submit(3, prompt, max_tokens=30, num_sequences=2, sampling=sampling)
+    search = sampling_pb2.BeamSearch(width=4, length_penalty=0.5)
+    await frontend.submit(3, prompt, max_tokens=30, num_sequences=2, beam_search=search, num_logprobs=2)
     await frontend.until(lambda: frontend.view.num_running == 4)
     assert set(frontend.cached) == {3, 4}
     first.call.cancel()

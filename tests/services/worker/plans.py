@@ -8,6 +8,7 @@ from shared import columns
 from shared.block_hash import root_hash
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.prompt_logprobs import first_position
 
 GREEDY = sampling_pb2.SamplingParams(temperature=0.0)
 
@@ -131,17 +132,21 @@ def _num_cached(new: New, block_size: int) -> int:
 
 def admission(new: New, block_size: int) -> pb.Admission:
     marks = new.thinking_marks or ()
+    params = pb.SequenceParams(
+        sampling=new.sampling,
+        eos_token_ids=columns.u32_bytes(list(new.eos)),
+        bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],
+        think_start_token_ids=columns.i32_bytes(list(marks[:1])),
+        think_end_token_ids=columns.i32_bytes(list(marks[1:])),
+    )
     return pb.Admission(
         slot=new.slot,
         sequence_key=1000 + new.slot,
         token_ids=columns.i32_bytes(new.tokens),
         num_prompt_tokens=new.num_prompt or len(new.tokens),
         num_cached_tokens=_num_cached(new, block_size),
-        sampling=new.sampling,
-        eos_token_ids=columns.u32_bytes(list(new.eos)),
-        bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],
+        params=params.SerializeToString(),
+        prompt_logprobs_from=first_position(new.sampling),
         root_hash=root_hash(),
         grammar_id=new.grammar_id,
-        think_start_token_ids=columns.i32_bytes(list(marks[:1])),
-        think_end_token_ids=columns.i32_bytes(list(marks[1:])),
     )

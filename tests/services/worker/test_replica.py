@@ -205,3 +205,12 @@ def test_steps_may_be_launched_before_earlier_ones_are_recorded(rig: Rig, checkp
         calm.step()
     assert rig.tokens(0) == calm.tokens(0)
     assert held(rig) == expected(rig.tokens(0), rig.blocks(0), 13)
+
+
+def test_params_that_are_none_refuse_their_sequence_alone(rig: Rig) -> None:
+    """Nobody between its frontend and here has looked at them."""
+    plan = rig.scheduler.plan([New(0, [1, 2, 3]), New(1, [4, 5, 6])], {0: 3, 1: 3})
+    plan.admitted[1].params = b"\xff"
+    rig.last_result = rig.execute(plan)
+    assert failures(rig) == {1: finish_pb2.ERROR_CODE_INVALID_ARGUMENT}
+    assert "SequenceParams" in rig.last_result.failures[0].error.message

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import kernels
+from services.worker.admission import Admission
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampler
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
-from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.test_sampler import LOGITS, VOCAB_SIZE
 
 DRAWS = 3000
@@ -90,8 +90,7 @@ def draw(asked: dict[str, Any]) -> list[int]:
     device, ops = torch.device("cpu"), kernels.load("cpu", ("kernels.reference",))
     sampler = Sampler(DRAWS, VOCAB_SIZE, 5, ops, device)
     for slot in range(DRAWS):
-        admission = pb.Admission(
-            slot=slot,
+        admission = Admission(
             token_ids=columns.i32_bytes(PROMPT + OUTPUT),
             num_prompt_tokens=len(PROMPT),
             sampling=sampling_pb2.SamplingParams(seed=1000 + slot, **params),

@@ -39,7 +39,7 @@ def admit(step_id: int, prompt: int, seed: int, blocks: list[int]) -> pb.StepPla
         slot=0,
         token_ids=columns.i32_bytes([1] * prompt),
         num_prompt_tokens=prompt,
-        sampling=sampling_pb2.SamplingParams(seed=seed, max_tokens=9),
+        params=pb.SequenceParams(sampling=sampling_pb2.SamplingParams(seed=seed, max_tokens=9)).SerializeToString(),
         root_hash=bytes(32),
     )
     return pb.StepPlan(

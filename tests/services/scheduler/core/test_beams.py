@@ -12,7 +12,6 @@ from services.scheduler.core.beam_search import BeamRules, BeamSearch
 from services.scheduler.core.core import Core
 from services.scheduler.core.sequence import Failure, Reason, Sequence
 from services.scheduler.submissions import Payload
-from shared.pb.common.v1 import sampling_pb2
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.test_siblings import PROMPT, Run
 from tests.services.scheduler.paper_worker import EOS, candidates, oracle
@@ -32,8 +31,7 @@ def search(
     ]
     root = made[0]
     search = BeamSearch(BeamRules(width, outputs or width, max_tokens, frozenset((*eos, *stops)), **rules))
-    sampling = sampling_pb2.SamplingParams(logprobs=search.rules.num_candidates, beam_search={})
-    root.payload = Payload(sampling, b"", ())
+    root.payload = Payload(b"", num_logprobs=search.rules.num_candidates)
     root.search, root.outputs = search, made
     return root
 

@@ -1,0 +1,59 @@
+"""A sequence that comes: what its plan says, and what its frontend wrote for the worker alone (SequenceParams)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf.message import DecodeError
+
+from shared import prompt_logprobs
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the features of the sampler are told of a sequence. Columns as in worker.proto."""
+
+    token_ids: bytes = b""  # every known token: the prompt, then output so far
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    grammar_id: bytes = b""
+    sampling: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)  # this sample's own
+    eos_token_ids: bytes = b""
+    bad_word_token_ids: Sequence[bytes] = ()
+    think_start_token_ids: bytes = b""
+    think_end_token_ids: bytes = b""
+
+    @classmethod
+    def of(cls, wire: pb.Admission) -> Admission:
+        """Raises InvalidArgument for params that are none: nobody between frontend and worker has looked at them."""
+        try:
+            params = pb.SequenceParams.FromString(wire.params)
+        except DecodeError:
+            raise InvalidArgument("params: not a serialized SequenceParams", field="params") from None
+        return cls(
+            wire.token_ids,
+            wire.num_prompt_tokens,
+            wire.num_cached_tokens,
+            wire.grammar_id,
+            _of_sample(params.sampling, wire),
+            params.eos_token_ids,
+            params.bad_word_token_ids,
+            params.think_start_token_ids,
+            params.think_end_token_ids,
+        )
+
+
+def _of_sample(sampling: sampling_pb2.SamplingParams, wire: pb.Admission) -> sampling_pb2.SamplingParams:
+    """With the seed of this sample, and only the log-probabilities that are to be told."""
+    sampling.seed = (sampling.seed + wire.sample + 2**63) % 2**64 - 2**63
+    if wire.prompt_logprobs_from:
+        prompt_logprobs.restart(sampling, wire.prompt_logprobs_from, wire.num_prompt_tokens)
+    else:
+        prompt_logprobs.forget(sampling)
+    if wire.HasField("num_logprobs"):
+        sampling.logprobs = wire.num_logprobs
+    return sampling
