@@ -68,10 +68,10 @@ def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> Tok
     tokens = rows if counts is None else np.repeat(rows, counts)
     if logprobs is not None:
         mine = logprobs.owners == owner
-        part = LogprobColumns(logprobs.owners[mine], logprobs.streams[mine], logprobs.entries.select(mine))
+        part = LogprobColumns(logprobs.owners[mine], logprobs.sequence_ids[mine], logprobs.entries.select(mine))
     return TokenColumns(
         columns.owners[rows],
-        columns.streams[rows],
+        columns.sequence_ids[rows],
         columns.token_ids[tokens],
         None if counts is None else counts[rows],
         part,
@@ -79,15 +79,15 @@ def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> Tok
 
 
 def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
-    batch.sequence_ids = columns.streams.tobytes()
+    batch.sequence_ids = columns.sequence_ids.tobytes()
     batch.token_ids = columns.token_ids.tobytes()
     if columns.token_counts is not None:
         batch.token_counts = columns.token_counts.tobytes()
     logprobs = columns.logprobs
-    if logprobs is not None and len(logprobs.streams):
-        streams = logprobs.streams
-        firsts = np.flatnonzero(np.append(True, streams[1:] != streams[:-1]))  # of each sequence's positions
-        batch.logprobs.sequence_ids = streams[firsts].tobytes()
+    if logprobs is not None and len(logprobs.sequence_ids):
+        sequence_ids = logprobs.sequence_ids
+        firsts = np.flatnonzero(np.append(True, sequence_ids[1:] != sequence_ids[:-1]))  # of each sequence's positions
+        batch.logprobs.sequence_ids = sequence_ids[firsts].tobytes()
         batch.logprobs.entry_counts = logprobs.entries.entry_counts[firsts].tobytes()
         batch.logprobs.token_ids = logprobs.entries.token_ids.tobytes()
         batch.logprobs.logprobs = logprobs.entries.logprobs.tobytes()
@@ -96,7 +96,7 @@ def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
 
 def _add_prompt(batch: pb.PromptLogprobBatch, part: PromptPart) -> None:
     entries = part.entries
-    batch.sequence_ids += u32_bytes([part.sequence.stream])
+    batch.sequence_ids += u32_bytes([part.sequence.sequence_id])
     batch.position_counts += u32_bytes([len(entries.ranks)])
     batch.entry_counts += entries.entry_counts.tobytes()
     batch.token_ids += entries.token_ids.tobytes()
@@ -107,7 +107,7 @@ def _add_prompt(batch: pb.PromptLogprobBatch, part: PromptPart) -> None:
 def _started(started: Started) -> pb.StartedSequence:
     sequence = started.sequence
     return pb.StartedSequence(
-        sequence_id=sequence.stream,
+        sequence_id=sequence.sequence_id,
         num_cached_tokens=sequence.num_cached_tokens,
         queue_us=max(0, round(started.queued_s * 1e6)),
     )
@@ -116,7 +116,7 @@ def _started(started: Started) -> pb.StartedSequence:
 def _finished(finished: Finished) -> pb.FinishedSequence:
     sequence = finished.sequence
     wire = pb.FinishedSequence(
-        sequence_id=sequence.stream,
+        sequence_id=sequence.sequence_id,
         reason=REASONS[finished.reason],
         num_preemptions=sequence.num_preemptions,
     )

@@ -119,7 +119,7 @@ class Drive:
         return Sequence(
             key=key,
             owner=0,
-            stream=key,
+            sequence_id=key,
             tokens=bytearray(tokens),
             num_prompt_tokens=num_prompt,
             max_total_tokens=num_prompt + num_output,

@@ -37,7 +37,7 @@ class Cluster:
         self._clock = clock
         self._metrics = metrics
         self._factory = SequenceFactory()
-        self._places: dict[int, dict[int, Sequence]] = {}  # owner -> stream -> sequence
+        self._places: dict[int, dict[int, Sequence]] = {}  # owner -> sequence id -> sequence
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
         self._counts: dict[str, Counts] = {}
 
@@ -50,8 +50,8 @@ class Cluster:
     def part(self, owner: int) -> Iterator[None]:
         """A frontend is gone: nobody wants its sequences any more. They end one by one, as the caller goes on."""
         del self.frontends[owner]
-        for stream in list(self._places[owner]):
-            self.cancel(owner, [stream], Reason.CANCELLED)
+        for sequence_id in list(self._places[owner]):
+            self.cancel(owner, [sequence_id], Reason.CANCELLED)
             yield
         del self._places[owner]
 
@@ -61,15 +61,15 @@ class Cluster:
         for sequence in self._factory.sequences(submission, owner, self._clock()):
             if failure is None:
                 for output in sequence.outputs or (sequence,):
-                    self._places[owner][output.stream] = sequence
+                    self._places[owner][output.sequence_id] = sequence
                 self._place(sequence)
             else:
                 self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
             yield
 
-    def cancel(self, owner: int, streams: Iterable[int], reason: Reason) -> None:
-        for stream in streams:
-            sequence = self._places[owner].get(stream)
+    def cancel(self, owner: int, sequence_ids: Iterable[int], reason: Reason) -> None:
+        for sequence_id in sequence_ids:
+            sequence = self._places[owner].get(sequence_id)
             if sequence is None:
                 continue  # ended meanwhile
             replica = self._replica_of.get(sequence.key)
@@ -174,7 +174,7 @@ class Cluster:
         batches.add(events)
         for finished in events.finished:
             sequence = finished.sequence
-            self._places.get(sequence.owner, {}).pop(sequence.stream, None)
+            self._places.get(sequence.owner, {}).pop(sequence.sequence_id, None)
             self._replica_of.pop(sequence.key, None)
         for owner, messages in batches.by_owner.items():
             send = self.frontends.get(owner)

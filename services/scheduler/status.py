@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Counts
-from services.scheduler.core.speculation import Speculation
+from services.scheduler.core.drafts.speculation import Speculation
 from services.scheduler.frontend_service import FrontendService
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica

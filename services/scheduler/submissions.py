@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.beam_search import BeamRules, BeamSearch
+from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Failure, Family, Sequence
 from shared import block_hash
@@ -54,7 +54,7 @@ class SequenceFactory:
             yield Sequence(
                 key=next(self._keys),
                 owner=owner,
-                stream=submission.first_sequence_id + i,
+                sequence_id=submission.first_sequence_id + i,
                 tokens=bytearray(submission.token_ids),
                 num_prompt_tokens=submission.num_prompt_tokens,
                 max_total_tokens=submission.num_prompt_tokens + submission.max_tokens,

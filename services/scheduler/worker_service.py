@@ -11,8 +11,8 @@ import grpc.aio
 
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Core
-from services.scheduler.core.depth import Depth
 from services.scheduler.core.limits import Limits
+from services.scheduler.core.timing.depth import Depth
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.guard import Guard

@@ -1,6 +1,6 @@
 """The scheduling of one worker: schedule() orders a step, apply() takes in what it did.
 
-Several steps (depth.py) are under way at a time, so schedule() works on the state as it will be once they are
+Several steps (timing/depth.py) are under way at a time, so schedule() works on the state as it will be once they are
 done: every sampled token counts as known, though its value comes later.
 """
 
@@ -15,23 +15,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.scheduler.core import policies
-from services.scheduler.core.admission import Admitter
-from services.scheduler.core.beams import Beams
-from services.scheduler.core.depth import Depth
-from services.scheduler.core.forecast import Forecast
+from services.scheduler.core.beam.beams import Beams
+from services.scheduler.core.drafts.speculation import DraftCounts, Speculation
 from services.scheduler.core.grammars import Grammars
-from services.scheduler.core.growth import Grower
 from services.scheduler.core.limits import Limits
-from services.scheduler.core.outcome import Outcome
-from services.scheduler.core.pace import Pace
 from services.scheduler.core.plan import Events, StepPlan, StepResult, finish
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.running import Running
+from services.scheduler.core.scheduling.admission import Admitter
+from services.scheduler.core.scheduling.growth import Grower
+from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
+from services.scheduler.core.scheduling.results import ResultProcessor
+from services.scheduler.core.scheduling.siblings import Siblings
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
-from services.scheduler.core.siblings import Siblings
-from services.scheduler.core.speculation import DraftCounts, Speculation
-from services.scheduler.core.step import Flight, StepDraft
-from services.scheduler.core.step_times import StepTimes
+from services.scheduler.core.timing.depth import Depth
+from services.scheduler.core.timing.forecast import Forecast
+from services.scheduler.core.timing.pace import Pace
+from services.scheduler.core.timing.step_times import StepTimes
 from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
@@ -94,7 +94,7 @@ class Core:
         self.grower = Grower(self)
         self.admitter = Admitter(self)
         self.beams = Beams(self)
-        self._outcome = Outcome(self)
+        self._results = ResultProcessor(self)
 
     # What goes in.
 
@@ -143,10 +143,10 @@ class Core:
             return None
         if self.speculation.waits_for(self.flights):
             return None
-        draft = self._draft(now)
-        while draft.num_tokens == 0 and draft.short_of_blocks and not self.flights:
-            draft = self._draft(now)  # each round preempted somebody and freed blocks at once
-        return self._commit(draft, now) if draft.num_tokens else None
+        builder = self._build(now)
+        while builder.num_tokens == 0 and builder.short_of_blocks and not self.flights:
+            builder = self._build(now)  # each round preempted somebody and freed blocks at once
+        return self._commit(builder, now) if builder.num_tokens else None
 
     def apply(self, result: StepResult, now: float) -> None:
         """Takes in the oldest step under way. What came of it is in take_events()."""
@@ -160,7 +160,7 @@ class Core:
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
-        self._outcome.take_in(flight, result)
+        self._results.take_in(flight, result)
 
     def take_events(self) -> Events:
         events, self.events = self.events, Events()
@@ -228,7 +228,7 @@ class Core:
             self.beams.leave(sequence)
         elif sequence.status is Status.RUNNING:
             if reason is not Reason.ERROR:
-                self.grower.keep_rest(sequence.slot)
+                self.grower.cache_partial_block(sequence.slot)
             self.take_slot(sequence)
             if reason in ANSWERED:
                 self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
@@ -254,7 +254,7 @@ class Core:
             slots = self.beams.slots_of(sequence)
             sequence.fence = self.beams.leave(sequence)
         else:
-            self.grower.keep_rest(slot)
+            self.grower.cache_partial_block(slot)
             sequence.fence = self.take_slot(sequence) or 0
         sequence.status = Status.PREEMPTED
         sequence.num_preemptions += 1
@@ -265,7 +265,7 @@ class Core:
 
     def extend(self, slot: int, token: int) -> None:
         """The next token of `slot` is known."""
-        self._outcome.hash(self.running.append(np.array([slot]), np.array([token], dtype=np.int32)))
+        self._results.hash(self.running.append(np.array([slot]), np.array([token], dtype=np.int32)))
 
     def next_waiting(self) -> Sequence:
         """Takes the head of the queue."""
@@ -349,21 +349,21 @@ class Core:
         sequence.num_queued_tokens = sequence.num_tokens
         self.num_waiting_tokens += sequence.num_queued_tokens
 
-    def _draft(self, now: float) -> StepDraft:
+    def _build(self, now: float) -> PlanBuilder:
         if self.kv.parts is not None:
             self.kv.parts.publish()
-        draft = StepDraft(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
+        builder = PlanBuilder(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
         for_beams = self.beams.num_tokens_wanted if self.beams else 0
-        draft.budget.left -= for_beams
-        self.grower.advance_ready(draft)
-        self.grower.advance_prefills(draft)
-        draft.budget.left += for_beams
+        builder.budget.left -= for_beams
+        self.grower.advance_ready(builder)
+        self.grower.advance_prefills(builder)
+        builder.budget.left += for_beams
         if self.beams:
-            self.beams.carry_out(draft)
-        self.admitter.admit(draft, now)
+            self.beams.carry_out(builder)
+        self.admitter.admit(builder, now)
         if self.beams:
-            self.beams.hold(draft)
-        return draft
+            self.beams.hold(builder)
+        return builder
 
     def _free_siblings(self, slots: list[int]) -> None:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
@@ -383,17 +383,17 @@ class Core:
     def _begun(self, oldest: Flight) -> float:
         return max(oldest.planned_at, self._last_applied_at)
 
-    def _commit(self, draft: StepDraft, now: float) -> StepPlan:
+    def _commit(self, builder: PlanBuilder, now: float) -> StepPlan:
         step_id = next(self._step_ids)
         released, self._released = sorted(self._released), []
-        flight = draft.flight(step_id, self.running, now)
+        flight = builder.flight(step_id, self.running, now)
         self.flights.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
-        self.grower.name_filled()
-        finishing = draft.finishing
+        self.grower.cache_full_blocks()
+        finishing = builder.finishing
         if finishing:
-            self.grower.keep_prompts(finishing)
+            self.grower.cache_prompts(finishing)
             self._free_siblings(finishing)
         self.counts.steps += 1
-        self.counts.scheduled_tokens += draft.num_tokens
-        return draft.plan(step_id, released, self.speculation.news(draft.num_drafts))
+        self.counts.scheduled_tokens += builder.num_tokens
+        return builder.plan(step_id, released, self.speculation.news(builder.num_drafts))

@@ -141,7 +141,7 @@ class LogprobColumns:
     """Whose they are, one for each position, and the entries."""
 
     owners: I32
-    streams: U32
+    sequence_ids: U32
     entries: Logprobs
 
 
@@ -150,7 +150,7 @@ class TokenColumns:
     """New tokens of a step, row after row; a sequence has at most one row."""
 
     owners: I32
-    streams: U32
+    sequence_ids: U32
     token_ids: I32
     token_counts: U32 | None = None  # of each row; None: one
     logprobs: LogprobColumns | None = None

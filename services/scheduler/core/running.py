@@ -20,7 +20,7 @@ NO_TOKEN = -1
 
 class Running:
     """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done, and
-    the drafts in them as right; `num_uncertain` of those tokens may turn out not to be there."""
+    the drafts in them as right; `num_drafts_in_flight` of those tokens may turn out not to be there."""
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.num_slots = num_slots
@@ -32,10 +32,10 @@ class Running:
         self.keys = np.full(num_slots, -1, dtype=np.int64)
         self.order = np.full(num_slots, -1, dtype=np.int64)
         self.owners = np.zeros(num_slots, dtype=np.int32)
-        self.streams = np.zeros(num_slots, dtype=np.uint32)
+        self.sequence_ids = np.zeros(num_slots, dtype=np.uint32)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
-        self.num_uncertain = np.zeros(num_slots, dtype=np.int32)  # drafts under way
+        self.num_drafts_in_flight = np.zeros(num_slots, dtype=np.int32)  # drafts under way
         self.tenants = np.zeros(num_slots, dtype=np.int32)
         self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller comes first
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
@@ -72,13 +72,13 @@ class Running:
         self.keys[slot] = sequence.key
         self.order[slot] = sequence.order
         self.owners[slot] = sequence.owner
-        self.streams[slot] = sequence.stream
+        self.sequence_ids[slot] = sequence.sequence_id
         self.tenants[slot] = sequence.tenant_index
         self.urgency[slot] = sequence.urgency
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
         self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
         self.num_computed[slot] = num_computed
-        self.num_uncertain[slot] = 0
+        self.num_drafts_in_flight[slot] = 0
         self.limit[slot] = sequence.max_total_tokens
         self.most_blocks += sequence.max_total_tokens // self.block_size + 1
         self.capacity[slot] = 0
@@ -150,17 +150,17 @@ class Running:
         ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
         return ready & ~self.is_beam if self.num_beams else ready
 
-    def hope(self, slots: Slots | int, num_drafts: int) -> None:
+    def assume_accepted(self, slots: Slots | int, num_drafts: int) -> None:
         """A step is planned in which each of `slots` may draft so many tokens beside the one that is sure."""
         self.num_computed[slots] += num_drafts
         self.num_tokens[slots] += num_drafts
-        self.num_uncertain[slots] += num_drafts
+        self.num_drafts_in_flight[slots] += num_drafts
 
     def settle(self, slots: Slots, refused: I32, drafted: I32) -> None:
         """A step returned: of the `drafted` tokens of each slot so many were `refused`."""
         self.num_tokens[slots] -= refused
         self.num_computed[slots] -= refused
-        self.num_uncertain[slots] -= drafted
+        self.num_drafts_in_flight[slots] -= drafted
 
     def last_output(self, slot: int, count: int) -> list[int]:
         """The last known output tokens of `slot`, at most `count`."""

@@ -12,7 +12,7 @@ import numpy as np
 from services.scheduler.core.repetition import RepetitionRule
 
 if TYPE_CHECKING:
-    from services.scheduler.core.beam_search import BeamSearch
+    from services.scheduler.core.beam.search import BeamSearch
 
 TOKEN_BYTES = 4
 
@@ -60,7 +60,7 @@ class Sequence:
 
     key: int  # unique in the scheduler's lifetime
     owner: int  # the frontend session it belongs to
-    stream: int  # its number in that session
+    sequence_id: int  # its number in that session
     tokens: bytearray  # i32 column: prompt, then output
     num_prompt_tokens: int
     max_total_tokens: int  # prompt and output together
@@ -76,7 +76,7 @@ class Sequence:
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
     grammar_bytes: int = 0  # of its text
     family: Family | None = None  # if it has siblings
-    search: BeamSearch | None = None  # of a root: it runs as beams (beams.py)
+    search: BeamSearch | None = None  # of a root: it runs as beams (beam/beams.py)
     outputs: list[Sequence] = field(default_factory=list)  # of a root: what the frontend gets, itself first
     num_logprobs: int | None = None  # of a root: asked for beside each token's own
     is_beam: bool = False  # of a search; nobody but that knows it

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from services.scheduler.core.core import Core
-from services.scheduler.core.forecast import Forecast
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.timing.forecast import Forecast
 from shared import block_hash, columns
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
@@ -27,7 +27,7 @@ def make_sequence(
     return Sequence(
         key=key,
         owner=0,
-        stream=key,
+        sequence_id=key,
         tokens=bytearray(tokens),
         num_prompt_tokens=len(prompt),
         max_total_tokens=len(prompt) + max_tokens,

@@ -169,14 +169,14 @@ class PaperWorker:
         prompts = self._tell_prompts(counts)
         tokens: list[list[int]] = []
         sampling: list[int] = []
-        looked_at = []
+        verified = []
         for slot, count in counts.items():
             row = self.slots[slot]
             if row.num_computed + count < len(row.tokens):
                 self._compute(row, count)
                 continue
             sampling.append(slot)
-            looked_at.append(len(drafts[slot]))
+            verified.append(len(drafts[slot]))
             if self._room(slot) < count:
                 assert slot not in plan.counted_slots, "what is ordered must have room"
                 tokens.append([])
@@ -185,7 +185,7 @@ class PaperWorker:
         told = self._tell_candidates([slot for slot, row in zip(sampling, tokens, strict=True) if row])
         flat = np.array([token for row in tokens for token in row], dtype=np.int32)
         counted = np.array([len(row) for row in tokens], dtype=np.uint32)
-        drafted = np.array(looked_at, dtype=np.uint32)
+        drafted = np.array(verified, dtype=np.uint32)
         return StepResult(plan.step_id, flat, counted, drafted, logprobs=told, prompts=prompts)
 
     def _room(self, slot: int) -> int:

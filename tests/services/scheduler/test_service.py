@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.scheduler import cluster, main
 from services.scheduler import status as status_module
-from services.scheduler.core.beam_search import BeamRules
+from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
 from shared import block_hash, columns, lifecycle
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.beam_search import BeamRules, BeamSearch
+from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.core import Core
 from services.scheduler.core.sequence import Failure, Reason, Sequence
 from services.scheduler.submissions import Payload
@@ -68,12 +68,14 @@ class BeamRun(Run):
     def collect(self) -> None:
         events = self.core.take_events()
         for columns in events.tokens:
-            counts = columns.token_counts.tolist() if columns.token_counts is not None else [1] * len(columns.streams)
+            counts = (
+                columns.token_counts.tolist() if columns.token_counts is not None else [1] * len(columns.sequence_ids)
+            )
             tokens = iter(columns.token_ids.tolist())
-            for stream, count in zip(columns.streams.tolist(), counts, strict=True):
+            for stream, count in zip(columns.sequence_ids.tolist(), counts, strict=True):
                 self.tokens.setdefault(stream, []).extend(next(tokens) for _ in range(count))
         for finished in events.finished:
-            stream = finished.sequence.stream
+            stream = finished.sequence.sequence_id
             assert stream not in self.ended, "one terminal event"
             self.ended[stream] = finished.reason
             self.scores[stream] = finished.score
@@ -89,9 +91,9 @@ class BeamRun(Run):
         assert root.search is not None
         expected = exhaustive(prompt, root.search.rules)
         for output, (said, score, reason) in zip(root.outputs, expected, strict=True):
-            assert self.tokens[output.stream] == said
-            assert self.scores[output.stream] == pytest.approx(score, abs=1e-4)
-            assert self.ended[output.stream] is reason
+            assert self.tokens[output.sequence_id] == said
+            assert self.scores[output.sequence_id] == pytest.approx(score, abs=1e-4)
+            assert self.ended[output.sequence_id] is reason
         assert not self.core.beams
         assert self.core.use.used == self.core.kv.num_unowned() == 0
 

@@ -43,8 +43,8 @@ def returned(core: Core, *rows: list[int], drafts: list[int] | None = None, logp
     """The oldest step returns these tokens, a list for each slot that may have sampled."""
     flat = np.array([token for row in rows for token in row], dtype=np.int32)
     counts = u32([len(row) for row in rows])
-    looked_at = None if drafts is None else u32(drafts)
-    core.apply(StepResult(core.flights[0].step_id, flat, counts, looked_at, logprobs=logprobs), now=0)
+    verified = None if drafts is None else u32(drafts)
+    core.apply(StepResult(core.flights[0].step_id, flat, counts, verified, logprobs=logprobs), now=0)
 
 
 def began(core: Core, **fields: object) -> None:
@@ -123,9 +123,9 @@ def test_two_steps_in_flight_reserve_for_the_best_case_and_take_it_back(core: Ne
     returned(c, [1])
     c.schedule(0)  # after 11 tokens: 6 more in each of two steps
     assert len(c.kv.table(0)) == 6  # 10 + 2 * 6 positions
-    assert (c.running.num_computed[0], c.running.num_uncertain[0]) == (22, 10)
+    assert (c.running.num_computed[0], c.running.num_drafts_in_flight[0]) == (22, 10)
     returned(c, [2], drafts=[5])
-    assert (c.running.num_computed[0], c.running.num_uncertain[0]) == (17, 5)
+    assert (c.running.num_computed[0], c.running.num_drafts_in_flight[0]) == (17, 5)
     plan = c.schedule(0)
     assert plan is not None
     assert plan.new_block_ids == []  # what was not used is there for the next step
@@ -172,7 +172,7 @@ def test_log_probabilities_of_dropped_tokens_are_dropped(core: NewCore) -> None:
     assert columns.token_counts is not None
     assert (columns.token_ids.tolist(), columns.token_counts.tolist()) == ([1, 2, 41, 42], [2, 2])
     assert columns.logprobs is not None
-    assert columns.logprobs.streams.tolist() == [1, 1]
+    assert columns.logprobs.sequence_ids.tolist() == [1, 1]
     assert columns.logprobs.entries.token_ids.tolist() == [0, 1, 2, 3]
     assert columns.logprobs.entries.ranks.tolist() == [1, 2]
 
@@ -211,8 +211,8 @@ def test_no_more_steps_with_drafts_are_ordered_while_they_are_in_doubt(core: New
         now += 0.1 if drafted else 0.001
         rows = len(flight.slots)
         counts = u32([1] * rows)
-        looked_at = u32([1] * rows) if drafted else None
-        c.apply(StepResult(flight.step_id, np.full(rows, 7, np.int32), counts, looked_at), now=now)
+        verified = u32([1] * rows) if drafted else None
+        c.apply(StepResult(flight.step_id, np.full(rows, 7, np.int32), counts, verified), now=now)
     with_drafts = [i for i, tokens in enumerate(orders) if tokens == 128]
     assert len(with_drafts) % 2 == 0
     assert len(with_drafts) >= 2

@@ -38,7 +38,7 @@ class Run:
         assert plan is not None
         self.core.apply(self.worker.execute(plan), 0)
         for columns in self.core.take_events().tokens:
-            for stream, token in zip(columns.streams.tolist(), columns.token_ids.tolist(), strict=True):
+            for stream, token in zip(columns.sequence_ids.tolist(), columns.token_ids.tolist(), strict=True):
                 self.tokens.setdefault(stream, []).append(token)
         return plan
 

@@ -51,7 +51,7 @@ class Talk:
             tokens = np.array([self._random.randrange(1000) for _ in flight.slots], dtype=np.int32)
             self.core.apply(StepResult(flight.step_id, tokens), 0)
             for columns in self.core.take_events().tokens:
-                for stream, token in zip(columns.streams.tolist(), columns.token_ids.tolist(), strict=True):
+                for stream, token in zip(columns.sequence_ids.tolist(), columns.token_ids.tolist(), strict=True):
                     answers[stream].append(token)
         return list(answers.values())
 

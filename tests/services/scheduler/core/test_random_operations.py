@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from services.scheduler.core.beams import TOO_FEW_BLOCKS
+from services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
@@ -69,7 +69,7 @@ class Cluster:
         assert root.search is not None
         found = exhaustive(prompt, root.search.rules)
         for output, (said, _, _) in zip(root.outputs, found, strict=True):
-            self.clients[output.stream] = Client(prompt, 0, True, found=said, root=root)
+            self.clients[output.sequence_id] = Client(prompt, 0, True, found=said, root=root)
         self.core.add(root)
 
     def _add(self, prompt: list[int], family: Family | None) -> None:
@@ -120,19 +120,19 @@ class Cluster:
     def collect(self) -> None:
         events: Events = self.core.take_events()
         for part in events.prompts:
-            client = self.clients[part.sequence.stream]
+            client = self.clients[part.sequence.sequence_id]
             assert client.end is None
             client.told += part.entries.ranks.tolist()
             assert [client.prompt[i] for i in part.entries.ranks] == part.entries.token_ids.tolist()
         for columns in events.tokens:
-            assert len(set(columns.streams.tolist())) == len(columns.streams), "one row a sequence"
+            assert len(set(columns.sequence_ids.tolist())) == len(columns.sequence_ids), "one row a sequence"
             counts = columns.token_counts
-            streams = columns.streams if counts is None else np.repeat(columns.streams, counts)
+            streams = columns.sequence_ids if counts is None else np.repeat(columns.sequence_ids, counts)
             for stream, token in zip(streams.tolist(), columns.token_ids.tolist(), strict=True):
                 assert self.clients[stream].end is None
                 self.clients[stream].tokens.append(token)
         for finished in events.finished:
-            client = self.clients[finished.sequence.stream]
+            client = self.clients[finished.sequence.sequence_id]
             assert client.end is None, "one terminal event"
             client.end = finished
 
@@ -229,7 +229,7 @@ def test_random_operations_with_drafts_match_the_oracle(case: int, in_flight: in
     assert cluster.worker.num_accepted > 100
     counts = cluster.core.speculation.counts
     assert counts.accepted_tokens == cluster.worker.num_accepted == counts.accepted_by_position.sum()
-    assert cluster.core.running.num_uncertain.sum() == 0 or not cluster.core.running.live.any()
+    assert cluster.core.running.num_drafts_in_flight.sum() == 0 or not cluster.core.running.live.any()
 
 
 def operate_at_random(case: int, in_flight: int, caching: bool, policy: str, drafts: int) -> Cluster:

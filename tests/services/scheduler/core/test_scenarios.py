@@ -326,7 +326,7 @@ def test_a_slot_the_worker_gave_up_ends_alone(core: NewCore) -> None:
     c.apply(StepResult(1, np.array([-1, 5], dtype=np.int32), failures=[(0, failure)]), now=0)
     events = c.take_events()
     assert [(f.sequence.key, f.failure) for f in events.finished] == [(0, failure)]
-    assert events.tokens[0].streams.tolist() == [1]
+    assert events.tokens[0].sequence_ids.tolist() == [1]
 
 
 def test_logprobs_go_to_those_who_asked_and_still_run(core: NewCore) -> None:
@@ -344,7 +344,7 @@ def test_logprobs_go_to_those_who_asked_and_still_run(core: NewCore) -> None:
     c.apply(StepResult(1, np.array([1, 2, 3], dtype=np.int32), logprobs=entries), now=0)
     columns = c.take_events().tokens[0].logprobs
     assert columns is not None
-    assert columns.streams.tolist() == [2]
+    assert columns.sequence_ids.tolist() == [2]
     assert columns.entries.token_ids.tolist() == [3, 4, 5]
     assert columns.entries.ranks.tolist() == [9]
 

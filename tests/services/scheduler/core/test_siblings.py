@@ -44,7 +44,7 @@ class Run:
         self.core.apply(result, 0)
         events = self.core.take_events()
         for columns in events.tokens:
-            for stream, token in zip(columns.streams.tolist(), columns.token_ids.tolist(), strict=True):
+            for stream, token in zip(columns.sequence_ids.tolist(), columns.token_ids.tolist(), strict=True):
                 self.tokens.setdefault(stream, []).append(token)
         self.ended |= {finished.sequence.key: finished.reason for finished in events.finished}
         return result

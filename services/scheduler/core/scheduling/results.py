@@ -1,4 +1,4 @@
-"""What a step that returned means for its sequences: one token each, or several where they drafted (drafted.py)."""
+"""What a step that returned means for its sequences: one token each, or several where they drafted (drafts/rows.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.beams import FIRST_KEY
-from services.scheduler.core.drafted import DraftedRows
+from services.scheduler.core.beam.beams import FIRST_KEY
+from services.scheduler.core.drafts.rows import DraftedRows
 from services.scheduler.core.plan import (
     I32,
     LogprobColumns,
@@ -20,15 +20,15 @@ from services.scheduler.core.plan import (
     TokenColumns,
 )
 from services.scheduler.core.running import Slots
+from services.scheduler.core.scheduling.plan_builder import Flight
 from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
-from services.scheduler.core.step import Flight
 from shared import block_hash
 
 if TYPE_CHECKING:
     from services.scheduler.core.core import Core
 
 
-class Outcome:
+class ResultProcessor:
     """The other half of apply(): tokens, ends, hashes of the blocks that became known."""
 
     def __init__(self, core: Core) -> None:
@@ -54,7 +54,7 @@ class Outcome:
             flight, rows, current = flight.select(~beams), rows.select(~beams), current[~beams]
         if rows is not None:
             self._core.speculation.counts.add(rows)
-            self._running.settle(flight.slots[current], rows.refused[current], rows.hoped[current])
+            self._running.settle(flight.slots[current], rows.refused[current], rows.assumed[current])
         if current.all() and rows is None:
             self._take_current(flight.slots, result.token_ids, result.logprobs, flight.asked)
             return
@@ -89,9 +89,9 @@ class Outcome:
         running = self._running
         self.hash(running.append(slots, tokens))
         self._core.counts.generated_tokens += len(slots)
-        owners, streams = running.owners[slots], running.streams[slots]
-        entries = None if logprobs is None else LogprobColumns(owners[asked], streams[asked], logprobs)
-        self._core.events.tokens.append(TokenColumns(owners, streams, tokens, logprobs=entries))
+        owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
+        entries = None if logprobs is None else LogprobColumns(owners[asked], sequence_ids[asked], logprobs)
+        self._core.events.tokens.append(TokenColumns(owners, sequence_ids, tokens, logprobs=entries))
         self._clear_suspects(slots)
         self._end_finished(slots, tokens)
         if running.num_watched:
@@ -110,9 +110,9 @@ class Outcome:
             self._find_ends(slots, on, tokens, ends)
         kept = rows.cut(taken) if ends else rows
         self._core.counts.generated_tokens += len(kept.token_ids)
-        owners, streams = running.owners[slots], running.streams[slots]
+        owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
         if len(kept.token_ids):
-            self._core.events.tokens.append(kept.token_columns(owners, streams))
+            self._core.events.tokens.append(kept.token_columns(owners, sequence_ids))
         self._core.waiting.charge_output(running, np.repeat(slots, np.maximum(taken, 1) - 1))  # one was charged before
         self._clear_suspects(slots[taken > 0])
         for row, (reason, token) in ends.items():
@@ -190,9 +190,12 @@ class Outcome:
         if not taken:
             return
         self._core.counts.generated_tokens += taken
-        owners, streams = np.array([sequence.owner], dtype=np.int32), np.array([sequence.stream], dtype=np.uint32)
+        owners, sequence_ids = (
+            np.array([sequence.owner], dtype=np.int32),
+            np.array([sequence.sequence_id], dtype=np.uint32),
+        )
         kept = rows.cut(np.array([taken], dtype=np.uint32))
-        self._core.events.tokens.append(kept.token_columns(owners, streams))
+        self._core.events.tokens.append(kept.token_columns(owners, sequence_ids))
         if stopped or sequence.num_tokens >= sequence.max_total_tokens:
             self._end(sequence, sequence.last_token, stopped)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.plan import Admission, Started
+from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import TOKEN_BYTES, Failure, Reason, Sequence, Status
-from services.scheduler.core.step import StepDraft
 from services.scheduler.kv_cache.match import Match
 from services.scheduler.kv_cache.part_index import Part
 
@@ -52,21 +52,21 @@ class Admitter:
         """Sequences that wait for the next step and nothing else, as far as is known."""
         return min(max(0, len(self._core.waiting) - self._num_held_back), self._core.running.num_free_slots)
 
-    def admit(self, draft: StepDraft, now: float) -> None:
+    def admit(self, builder: PlanBuilder, now: float) -> None:
         """Nobody, while those who are in are short of blocks."""
-        if self._core.waiting and not draft.short_of_blocks:
-            self._admit_all(draft, now)
+        if self._core.waiting and not builder.short_of_blocks:
+            self._admit_all(builder, now)
             self._core.kv.unpin()  # from here on no block is taken before the copies of this step are made
-        self._num_held_back = len(self._core.waiting) if draft.budget.left else 0
+        self._num_held_back = len(self._core.waiting) if builder.budget.left else 0
 
-    def _admit_all(self, draft: StepDraft, now: float) -> None:
+    def _admit_all(self, builder: PlanBuilder, now: float) -> None:
         core = self._core
-        while core.waiting and draft.budget.left and core.running.num_free_slots > core.beams.num_reserved:
+        while core.waiting and builder.budget.left and core.running.num_free_slots > core.beams.num_reserved:
             sequence = core.waiting.peek()
             if sequence.fence > core.last_applied:
                 return  # a token of it is still to come back
             if sequence.search is not None:
-                if not core.beams.admit(draft, sequence, now):
+                if not core.beams.admit(builder, sequence, now):
                     return
                 continue
             start = self.start(sequence)
@@ -77,7 +77,7 @@ class Admitter:
                 self._looked_up = None if start.match is None else (sequence.key, start.match)
                 return
             core.next_waiting()
-            self._enter(draft, sequence, start, now)
+            self._enter(builder, sequence, start, now)
 
     def start(self, sequence: Sequence) -> Start:
         """From a sibling that has computed the prompt, else from the prefix cache. Changes nothing."""
@@ -163,17 +163,17 @@ class Admitter:
         uncached = sequence.num_tokens - start.num_cached
         return now + self._core.pace.seconds_for(uncached) >= sequence.deadline
 
-    def _enter(self, draft: StepDraft, sequence: Sequence, start: Start, now: float) -> None:
+    def _enter(self, builder: PlanBuilder, sequence: Sequence, start: Start, now: float) -> None:
         self.count(sequence, start.num_cached, now)
-        self._occupy(draft, sequence, start)
+        self._occupy(builder, sequence, start)
 
-    def occupy(self, draft: StepDraft, beam: Sequence) -> None:
+    def occupy(self, builder: PlanBuilder, beam: Sequence) -> None:
         """A slot for a beam of a search that fits."""
         start = self.start(beam)
         beam.num_cached_tokens = start.num_cached
-        self._occupy(draft, beam, start)
+        self._occupy(builder, beam, start)
 
-    def _occupy(self, draft: StepDraft, sequence: Sequence, start: Start) -> None:
+    def _occupy(self, builder: PlanBuilder, sequence: Sequence, start: Start) -> None:
         core, shared, num_cached = self._core, start.shared, start.num_cached
         num_whole = num_cached // core.limits.block_size
         num_computed = min(num_cached, sequence.num_tokens - 1)  # the last token's logits are always needed
@@ -185,15 +185,15 @@ class Admitter:
         core.running.num_named[slot] = num_whole
         if start.copied is not None:
             core.kv.pin(start.copied)
-        chunk = core.grower.chunk_size(draft, num_tokens - num_computed)
+        chunk = core.grower.chunk_size(builder, num_tokens - num_computed)
         blocks = core.kv.grow(slot, num_computed + chunk)
         assert blocks is not None, "_fits saw to it"
         core.running.capacity[slot] = (len(shared) + len(blocks)) * core.limits.block_size
-        draft.gain(slot, shared + blocks)
+        builder.gain(slot, shared + blocks)
         if start.copied is not None:
-            draft.copy(start.copied, blocks[0])
-        draft.admit(Admission(slot, sequence, token_ids, num_cached))
-        core.grower.compute(draft, slot, chunk)
+            builder.copy(start.copied, blocks[0])
+        builder.admit(Admission(slot, sequence, token_ids, num_cached))
+        core.grower.compute(builder, slot, chunk)
         if core.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks
             core.grower.name(slot, min(num_tokens, num_computed + chunk) // core.limits.block_size)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.plan import I32, U32, LogprobColumns, Logprobs, StepResult, TokenColumns
-from services.scheduler.core.step import Flight
+from services.scheduler.core.scheduling.plan_builder import Flight
 
 NO_TOKEN = -1
 
@@ -20,8 +20,8 @@ class DraftedRows:
 
     counts: U32  # [num_rows] tokens of each
     token_ids: I32  # row after row
-    hoped: I32  # [num_rows] drafts that were planned with
-    looked_at: U32  # [num_rows] drafts that there were
+    assumed: I32  # [num_rows] drafts that were planned with
+    verified: U32  # [num_rows] drafts that there were
     asked: npt.NDArray[np.bool_]  # [num_rows] for log-probabilities
     logprobs: Logprobs | None  # positions of the rows that asked
 
@@ -42,16 +42,16 @@ class DraftedRows:
     def _make(cls, flight: Flight, result: StepResult) -> DraftedRows:
         num_rows = len(flight.slots)
         counts = np.ones(num_rows, dtype=np.uint32) if result.token_counts is None else result.token_counts
-        hoped = np.zeros(num_rows, dtype=np.int32) if flight.drafts is None else flight.drafts
-        looked_at = np.zeros(num_rows, dtype=np.uint32) if result.draft_counts is None else result.draft_counts
-        assert len(counts) == len(looked_at) == num_rows, "a count for each slot that may have sampled"
+        assumed = np.zeros(num_rows, dtype=np.int32) if flight.drafts is None else flight.drafts
+        verified = np.zeros(num_rows, dtype=np.uint32) if result.draft_counts is None else result.draft_counts
+        assert len(counts) == len(verified) == num_rows, "a count for each slot that may have sampled"
         assert len(result.token_ids) == counts.sum(), "as many tokens as the counts say"
-        return cls(counts, result.token_ids, hoped, looked_at, flight.asked, result.logprobs)
+        return cls(counts, result.token_ids, assumed, verified, flight.asked, result.logprobs)
 
     @property
     def refused(self) -> I32:
         """[num_rows] tokens that were planned with and did not come."""
-        return self.hoped + 1 - self.counts.astype(np.int32)
+        return self.assumed + 1 - self.counts.astype(np.int32)
 
     @property
     def all_single(self) -> bool:
@@ -63,8 +63,8 @@ class DraftedRows:
         return DraftedRows(
             self.counts[rows],
             self.token_ids[np.repeat(rows, self.counts)],
-            self.hoped[rows],
-            self.looked_at[rows],
+            self.assumed[rows],
+            self.verified[rows],
             self.asked[rows],
             None if self.logprobs is None else self.logprobs.select(positions),
         )
@@ -75,7 +75,7 @@ class DraftedRows:
         asked = self.counts[self.asked]
         positions = self._within(asked) < np.repeat(counts[self.asked], asked)
         logprobs = None if self.logprobs is None else self.logprobs.select(positions)
-        return DraftedRows(counts, self.token_ids[kept], self.hoped, self.looked_at, self.asked, logprobs)
+        return DraftedRows(counts, self.token_ids[kept], self.assumed, self.verified, self.asked, logprobs)
 
     def columns(self) -> Iterator[I32]:
         """The first tokens of all rows [num_rows], then the second ones, ...; NO_TOKEN behind a row's last."""
@@ -84,15 +84,15 @@ class DraftedRows:
         table[np.arange(most) < self.counts[:, None]] = self.token_ids
         yield from table.T
 
-    def token_columns(self, owners: I32, streams: U32) -> TokenColumns:
-        """For the frontends; `owners` and `streams` [num_rows]. Rows without tokens are left out."""
+    def token_columns(self, owners: I32, sequence_ids: U32) -> TokenColumns:
+        """For the frontends; `owners` and `sequence_ids` [num_rows]. Rows without tokens are left out."""
         rows = np.flatnonzero(self.counts)
         entries = None
         if self.logprobs is not None:
             of_asked = np.repeat(np.flatnonzero(self.asked), self.counts[self.asked])
-            entries = LogprobColumns(owners[of_asked], streams[of_asked], self.logprobs)
+            entries = LogprobColumns(owners[of_asked], sequence_ids[of_asked], self.logprobs)
         counts = None if self.all_single else self.counts[rows]
-        return TokenColumns(owners[rows], streams[rows], self.token_ids, counts, entries)
+        return TokenColumns(owners[rows], sequence_ids[rows], self.token_ids, counts, entries)
 
     @staticmethod
     def _within(counts: U32) -> npt.NDArray[np.int64]:

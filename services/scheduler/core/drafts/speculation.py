@@ -1,7 +1,8 @@
 """How many tokens each sequence may draft in a step, and what came of it.
 
 The worker drafts; here is only decided how much of a step that may cost. Columns of `running` count drafts under way as
-if all of them turned out right (`num_uncertain` says how many those are): a step that returns takes the others back.
+if all of them turned out right (`num_drafts_in_flight` says how many those are): a step that returns takes the others
+back.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.draft_length import DraftLength
-from services.scheduler.core.drafted import DraftedRows
+from services.scheduler.core.drafts.length import DraftLength
+from services.scheduler.core.drafts.rows import DraftedRows
 from services.scheduler.core.plan import StepResult
-from services.scheduler.core.step import Flight
+from services.scheduler.core.scheduling.plan_builder import Flight
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class DraftCounts:
 
     def add(self, rows: DraftedRows) -> None:
         """Of a step."""
-        drafted = rows.looked_at
+        drafted = rows.verified
         accepted = np.where(drafted > 0, rows.counts.astype(np.int64) - 1, 0)
         self.drafts += int(np.count_nonzero(drafted))
         self.draft_tokens += int(drafted.sum())

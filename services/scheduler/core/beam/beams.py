@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.beam_moves import BeamMover
-from services.scheduler.core.beam_search import BeamSearch, Child, Entries, Node
-from services.scheduler.core.drafted import DraftedRows
+from services.scheduler.core.beam.moves import BeamMover
+from services.scheduler.core.beam.search import BeamSearch, Child, Entries, Node
+from services.scheduler.core.drafts.rows import DraftedRows
 from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
+from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Failure, Reason, Sequence
-from services.scheduler.core.step import StepDraft
 from shared import block_hash
 from shared.columns import i32_bytes
 
@@ -93,7 +93,7 @@ class Beams:
 
     # Coming and going.
 
-    def admit(self, draft: StepDraft, root: Sequence, now: float) -> bool:
+    def admit(self, builder: PlanBuilder, root: Sequence, now: float) -> bool:
         """Lets the search at the head of the queue in, if there is room for all of it; whether the queue moved on."""
         core, search = self._core, root.search
         assert search is not None
@@ -109,7 +109,7 @@ class Beams:
         group = self._groups[root.key] = Group(root, search)
         for beam in beams:
             self._enter(group, beam)
-            core.admitter.occupy(draft, beam.sequence)
+            core.admitter.occupy(builder, beam.sequence)
         core.admitter.count(root, beams[0].sequence.num_cached_tokens, now)
         return True
 
@@ -132,7 +132,7 @@ class Beams:
         sequence = Sequence(
             key=next(self._keys),
             owner=root.owner,
-            stream=root.stream,
+            sequence_id=root.sequence_id,
             tokens=bytearray(tokens),
             num_prompt_tokens=root.num_prompt_tokens,
             max_total_tokens=root.max_total_tokens,
@@ -165,18 +165,18 @@ class Beams:
 
     # A step.
 
-    def carry_out(self, draft: StepDraft) -> None:
+    def carry_out(self, builder: PlanBuilder) -> None:
         """What has been decided since the last step, as far as there is room."""
         for group in list(self._groups.values()):
             if group.decision is not None and self._groups.get(group.root.key) is group:
-                self._carry_out(draft, group)
+                self._carry_out(builder, group)
 
-    def _carry_out(self, draft: StepDraft, group: Group) -> None:
+    def _carry_out(self, builder: PlanBuilder, group: Group) -> None:
         assert group.decision is not None
         slots = [beam.slot for beam in group.beams]
         moves = self._mover.plan(slots, [child.parent for child in group.decision])
         if moves.num_blocks > self._core.kv.pool.num_free:
-            self._make_room(draft, group)
+            self._make_room(builder, group)
             return
         for slot in moves.ended:
             beam = next(beam for beam in group.beams if beam.slot == slot)
@@ -197,28 +197,28 @@ class Beams:
             beam.candidates = None
             group.beams.append(beam)
         tokens = [child.node.token for child in group.decision]
-        draft.budget.left -= len(tokens)
-        self._mover.carry_out(draft, moves, [beam.sequence for beam in group.beams], tokens)
+        builder.budget.left -= len(tokens)
+        self._mover.carry_out(builder, moves, [beam.sequence for beam in group.beams], tokens)
         group.decision = None
 
-    def _make_room(self, draft: StepDraft, group: Group) -> None:
+    def _make_room(self, builder: PlanBuilder, group: Group) -> None:
         core = self._core
-        draft.short_of_blocks = True
+        builder.short_of_blocks = True
         others = any(self.root_of(int(key)) is not group.root for key in core.running.keys[core.running.live])
         if others or core.kv.num_fenced:
-            core.grower.make_room(draft)
+            core.grower.make_room(builder)
         else:
             core.end(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
 
-    def hold(self, draft: StepDraft) -> None:
+    def hold(self, builder: PlanBuilder) -> None:
         """Beams that do nothing in this step, though they have one token to go."""
         running = self._core.running
         for group in self._groups.values():
             for beam in group.beams:
-                if running.num_computed[beam.slot] == running.num_tokens[beam.slot] - 1 and not draft.computes(
+                if running.num_computed[beam.slot] == running.num_tokens[beam.slot] - 1 and not builder.computes(
                     beam.slot
                 ):
-                    draft.sit_out(beam.slot)
+                    builder.sit_out(beam.slot)
 
     def take(self, keys: Keys, rows: DraftedRows) -> None:
         """A step returned `rows` for beams with these keys. Searches whose candidates are all there decide."""
@@ -247,9 +247,9 @@ class Beams:
         """The best sequences, each in one piece, then their ends."""
         core, root = self._core, group.root
         results = group.search.results
-        streams = [output.stream for output in root.outputs[: len(results)]]
+        sequence_ids = [output.sequence_id for output in root.outputs[: len(results)]]
         if results:
-            core.events.tokens.append(_columns(root, streams, [hypothesis.node.path() for hypothesis in results]))
+            core.events.tokens.append(_columns(root, sequence_ids, [hypothesis.node.path() for hypothesis in results]))
         core.counts.generated_tokens += sum(hypothesis.node.length for hypothesis in results)
         core.forget(root, Reason.STOP)
         for output, hypothesis in zip(root.outputs, results, strict=False):
@@ -259,24 +259,24 @@ class Beams:
             core.events.finished.append(Finished(output, Reason.ERROR, failure=TOO_FEW_RESULTS))
 
 
-def _columns(root: Sequence, streams: list[int], paths: list[list[Node]]) -> TokenColumns:
+def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[Node]]) -> TokenColumns:
     lengths = np.array([len(path) for path in paths], dtype=np.uint32)
     nodes = [node for path in paths for node in path]
     columns = TokenColumns(
-        np.full(len(streams), root.owner, dtype=np.int32),
-        np.array(streams, dtype=np.uint32),
+        np.full(len(sequence_ids), root.owner, dtype=np.int32),
+        np.array(sequence_ids, dtype=np.uint32),
         np.array([node.token for node in nodes], dtype=np.int32),
         lengths,
     )
     if root.num_logprobs is None:
         return columns
     most = root.num_logprobs
-    of_positions = np.repeat(np.arange(len(streams)), lengths)
+    of_positions = np.repeat(np.arange(len(sequence_ids)), lengths)
     entries = Logprobs(
         np.array([1 + len(node.candidates.token_ids[:most]) for node in nodes], dtype=np.uint32),
         np.concatenate([[node.token, *node.candidates.token_ids[:most]] for node in nodes]).astype(np.int32),
         np.concatenate([[node.logprob, *node.candidates.logprobs[:most]] for node in nodes]).astype(np.float32),
         np.array([node.rank for node in nodes], dtype=np.uint32),
     )
-    told = LogprobColumns(columns.owners[of_positions], columns.streams[of_positions], entries)
-    return TokenColumns(columns.owners, columns.streams, columns.token_ids, lengths, told)
+    told = LogprobColumns(columns.owners[of_positions], columns.sequence_ids[of_positions], entries)
+    return TokenColumns(columns.owners, columns.sequence_ids, columns.token_ids, lengths, told)

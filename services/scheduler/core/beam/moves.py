@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.scheduler.core.plan import Admission, BeamMove
+from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.step import StepDraft
 
 if TYPE_CHECKING:
     from services.scheduler.core.core import Core
@@ -49,20 +49,20 @@ class BeamMover:
         running = self._core.running
         return int(running.num_computed[slot]) % running.block_size == 0
 
-    def carry_out(self, draft: StepDraft, moves: Moves, sequences: list[Sequence], tokens: list[int]) -> None:
+    def carry_out(self, builder: PlanBuilder, moves: Moves, sequences: list[Sequence], tokens: list[int]) -> None:
         """Parents are read before any of them gets its next token; `sequences` and `tokens` of the children."""
         children = list(zip(moves.parents, moves.targets, sequences, tokens, strict=True))
         fresh = self._begins_block(moves.parents[0])
         for parent, target, sequence, token in children:
             if target is None:
-                self._admit(draft, parent, sequence, fresh)
+                self._admit(builder, parent, sequence, fresh)
             elif target != parent:
-                self._rebase(draft, parent, target, token, fresh)
+                self._rebase(builder, parent, target, token, fresh)
         for parent, target, _, token in children:
             if target is not None:
-                self._go_on(draft, target, token, stays=target == parent, fresh=fresh)
+                self._go_on(builder, target, token, stays=target == parent, fresh=fresh)
 
-    def _admit(self, draft: StepDraft, parent: int, sequence: Sequence, fresh: bool) -> None:
+    def _admit(self, builder: PlanBuilder, parent: int, sequence: Sequence, fresh: bool) -> None:
         """In a new slot, with its next token already among those it knows."""
         core, running = self._core, self._core.running
         num_computed = int(running.num_computed[parent])
@@ -74,13 +74,13 @@ class BeamMover:
         running.num_named[slot] = core.kv.num_named(slot)
         (block,) = core.kv.append(slot, 1)
         if not fresh:
-            draft.copy(table[len(shared)], block)
+            builder.copy(table[len(shared)], block)
         running.capacity[slot] = (len(shared) + 1) * running.block_size
-        draft.gain(slot, [*shared, block])
-        draft.admit(Admission(slot, sequence, token_ids, num_computed))
-        core.grower.compute(draft, slot, 1)
+        builder.gain(slot, [*shared, block])
+        builder.admit(Admission(slot, sequence, token_ids, num_computed))
+        core.grower.compute(builder, slot, 1)
 
-    def _rebase(self, draft: StepDraft, parent: int, slot: int, token: int, fresh: bool) -> None:
+    def _rebase(self, builder: PlanBuilder, parent: int, slot: int, token: int, fresh: bool) -> None:
         """In the slot of a beam that ended: its blocks go, its parent's come."""
         core, running = self._core, self._core.running
         table = core.kv.table(parent)
@@ -91,18 +91,18 @@ class BeamMover:
         (block,) = core.kv.append(slot, 1)
         running.capacity[slot] = (len(shared) + 1) * running.block_size
         if fresh:
-            draft.gain(slot, [block])
+            builder.gain(slot, [block])
         else:
-            draft.copy(table[len(shared)], block)
-        draft.move(BeamMove(slot, parent, token, 0 if fresh else block))
+            builder.copy(table[len(shared)], block)
+        builder.move(BeamMove(slot, parent, token, 0 if fresh else block))
 
-    def _go_on(self, draft: StepDraft, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
+    def _go_on(self, builder: PlanBuilder, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
         """It gets its next token, and computes it."""
         core, running = self._core, self._core.running
         if stays:
-            draft.move(BeamMove(slot, slot, token, 0))
+            builder.move(BeamMove(slot, slot, token, 0))
             if fresh:
-                draft.gain(slot, core.kv.append(slot, 1))
+                builder.gain(slot, core.kv.append(slot, 1))
                 running.capacity[slot] += running.block_size
         core.extend(slot, token)
-        core.grower.compute(draft, slot, 1)
+        core.grower.compute(builder, slot, 1)

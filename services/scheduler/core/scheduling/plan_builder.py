@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.budget import TokenBudget
 from services.scheduler.core.plan import I32, Admission, BeamMove, StepPlan
 from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.scheduling.budget import TokenBudget
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
 
@@ -32,7 +32,7 @@ class Flight:
         return replace(self, slots=self.slots[rows], keys=self.keys[rows], asked=self.asked[rows])
 
 
-class StepDraft:
+class PlanBuilder:
     """Collects what the parts of schedule() decide."""
 
     def __init__(self, max_num_batched_tokens: int, *, names_owners: bool = False) -> None:

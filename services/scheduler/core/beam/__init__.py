@@ -1,0 +1,1 @@
+"""Beam search: which sequences to keep, and their slots and blocks."""
