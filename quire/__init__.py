@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM, AsyncLLM
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
+    from shared.settings.tls import Tls
 
 _HOMES = {
     "LLM": "quire.llm",
@@ -22,6 +23,7 @@ _HOMES = {
     "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",
     "StructuredOutput": "quire.params",
+    "Tls": "shared.settings.tls",
     "RequestOutput": "quire.outputs",
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",
@@ -40,6 +42,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutput",
+    "Tls",
     "ToolCall",
     "__version__",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
 from typing import Unpack
 
 import grpc
 
+from quire.admin import AdminClient, admin_of
 from quire.outputs import Delta, Message, RequestOutput, collect, delta
 from quire.params import SamplingParams
 from quire.requests import (
@@ -21,10 +23,11 @@ from quire.requests import (
     generate_request,
     translated_errors,
 )
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.admin.v1 import admin_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.rpc.channel import CHANNEL_OPTIONS, connect
+from shared.rpc.channel import connect, connect_blocking
+from shared.settings.tls import NO_TLS, Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
@@ -32,11 +35,20 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 class Client:
     """Blocking calls to a frontend. Safe to use from several threads; close it, or use it in a `with` statement."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: Tls = NO_TLS,
+        admin_address: str = "",
+        admin_key_file: str = "",
+    ) -> None:
+        """`admin_*`: for status() and reset_prefix_cache() of a frontend that is not this user's on this machine."""
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._tls = tls
+        self._admin_at = admin_address, admin_key_file
+        self._channel = connect_blocking(address, tls)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def generate(
         self,
@@ -102,14 +114,17 @@ class Client:
 
     def status(self, timeout_s: float = 5.0) -> list[admin_pb2.ServiceStatus]:
         """Every service of the cluster."""
-        with translated_errors():
-            return list(self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s).services)
+        with closing(self._admin()) as admin:
+            return admin.status(timeout_s)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int:
         """Forgets all cached prefixes; returns the number of blocks that held one."""
-        request = admin_pb2.ResetPrefixCacheRequest(preempt_running=preempt_running)
-        with translated_errors():
-            return int(self._admin.ResetPrefixCache(request).num_blocks)
+        with closing(self._admin()) as admin:
+            return admin.reset_prefix_cache(preempt_running=preempt_running)
+
+    def _admin(self) -> AdminClient:
+        """Looked up for each call: a frontend that was started anew has another port and key."""
+        return AdminClient(admin_of(self.address, *self._admin_at), self._tls)
 
     def close(self) -> None:
         self._channel.close()
@@ -132,9 +147,9 @@ class Client:
 class AsyncClient:
     """The same for asyncio. Create it inside a running loop."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, tls: Tls = NO_TLS) -> None:
         self.address = address
-        self._channel = connect(address)
+        self._channel = connect(address, tls)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     async def generate(

@@ -25,10 +25,11 @@ Stamp = tuple[int, int, int]
 class SecretFile:
     """`setting` is the name of the setting that holds the path, for messages."""
 
-    def __init__(self, path: str, setting: str) -> None:
+    def __init__(self, path: str, setting: str, min_length: int = MIN_LENGTH) -> None:
         """Raises InvalidArgument for a file that is no use."""
         self._path = Path(path)
         self._setting = setting
+        self._min_length = min_length
         self._stamp = self._look()
         self._secrets = self._read()
 
@@ -75,8 +76,8 @@ class SecretFile:
         secrets = tuple(line.strip() for line in content.splitlines() if line.strip())
         if not secrets:
             raise self._wrong("it is empty")
-        if min(map(len, secrets)) < MIN_LENGTH:
-            raise self._wrong(f"a secret has at least {MIN_LENGTH} characters (openssl rand -hex 32)")
+        if min(map(len, secrets)) < self._min_length:
+            raise self._wrong(f"a secret has at least {self._min_length} characters (openssl rand -hex 32)")
         return secrets
 
     def _wrong(self, what: str) -> InvalidArgument:

@@ -13,13 +13,14 @@ from quire.bench.timing import Received, Timing
 from quire.bench.workloads import Item
 from quire.params import SamplingParams, StructuredOutput
 from quire.requests import Options, generate_request
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.rpc.channel import connect
 
 METHOD = "/quire.inference.v1.InferenceService/Generate"
 ATTEMPTS = 16  # for each frontend, to get a connection to it
 ASK_TIMEOUT_S = 10.0
+FRONTEND_METADATA = "quire-frontend"
 
 
 class GrpcCaller:
@@ -79,9 +80,9 @@ class GrpcCaller:
 
 async def _name_of(channel: grpc.aio.Channel) -> str:
     """Of the frontend at its other end; empty if it does not say, which a call will say more about."""
-    admin = admin_pb2_grpc.AdminServiceStub(channel)
+    call = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=ASK_TIMEOUT_S)
     try:
-        status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
+        told = dict(await call.trailing_metadata())
     except grpc.aio.AioRpcError:
         return ""
-    return str(status.services[0].id)  # the one asked comes first
+    return str(told.get(FRONTEND_METADATA, ""))

@@ -42,7 +42,7 @@ def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, de
         options["type"] = _words
         options["metavar"] = "A,B,..."
     elif is_mapping(annotation):
-        options["type"] = _mapping
+        options["type"] = mapping
         options["metavar"] = "NAME=VALUE,..."
     else:
         options["type"] = human_int if annotation is int else annotation
@@ -56,7 +56,8 @@ def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_o
             add_setting(parser, name, field)
 
 
-def _mapping(text: str) -> dict[str, str]:
+def mapping(text: str) -> dict[str, str]:
+    """NAME=VALUE,..."""
     return {name: value for name, _, value in (part.partition("=") for part in _words(text))}
 
 

@@ -7,7 +7,8 @@ import argparse
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.cli.connection import add_address, address_of
+from quire.cli.connection import add_address, address_of, tls_of
+from shared.rpc.channel import connect_blocking
 from shared.rpc.server import LIVENESS
 
 
@@ -23,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with grpc.insecure_channel(address_of(arguments)) as channel:
+    with connect_blocking(address_of(arguments), tls_of(arguments)) as channel:
         request = health_pb2.HealthCheckRequest(service=arguments.service)
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=arguments.timeout_s)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.cli.connection import add_address, client_of
+from quire.cli.connection import add_admin, client_of
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 COLUMNS = (
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_address(parser)
+    add_admin(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
 
 

@@ -15,7 +15,7 @@ from shared.settings import SERVICES, Settings
 # Decided by the launcher.
 MANAGED = {
     "id", "host", "advertise", "model", "served_model_name", "grpc_port", "http_port", "metrics_port", "share_ports",
-    "scheduler", "schedulers", "redis",
+    "scheduler", "schedulers", "redis", "admin_port", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
 OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--http-port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
     parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
+    parser.add_argument("--admin-port", type=human_int, default=0, help="admin of the first frontend; 0: any free port")
     parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
         add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
@@ -67,6 +68,7 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         host=values["host"],
         http_port=values["http_port"],
         grpc_port=values["grpc_port"],
+        admin_port=values["admin_port"],
         redis=values["redis"],
         settings=settings,
     )

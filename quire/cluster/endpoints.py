@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import shutil
 import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from shared import ports
+from shared import ports, secret_file
 
 LOOPBACK = "127.0.0.1"
 
 
 class Endpoints:
-    """Ports by sockets that are bound and never listen, and a folder of its own for Unix sockets.
+    """Ports by sockets that are bound and never listen, and a folder of its own for Unix sockets and secrets.
 
     Others can neither be given such a port nor take it; our own services, which bind with SO_REUSEPORT, can, and get
     every connection, since this socket does not listen. So a service that is restarted finds its port free.
@@ -37,11 +38,18 @@ class Endpoints:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # only now: no other cluster could share it so far
         return int(held.getsockname()[1])
 
-    def unix_socket(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
         """In a folder that only this user may enter."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
         return self._folder / name
+
+    def secret(self, name: str) -> Path:
+        """A file with a secret that nobody else knows."""
+        path = self.path(name)
+        if not path.exists():
+            secret_file.write(path, secrets.token_hex(32))
+        return path
 
     def close(self) -> None:
         for held in self._sockets:

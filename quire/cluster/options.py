@@ -26,6 +26,7 @@ class ClusterOptions:
     host: str = LOOPBACK
     http_port: int = 8000  # 0: any free one
     grpc_port: int = 50051  # 0: any free one
+    admin_port: int = 0  # of the first frontend; 0: any free one
     redis: str = "auto"  # URL, embedded or none; auto: embedded if there are several schedulers
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -92,11 +93,19 @@ def plan(options: ClusterOptions, endpoints: Endpoints) -> list[Spec]:
         "grpc_port": endpoints.hold_port("grpc_port", options.host, options.grpc_port),
     }
     redis, specs = _redis(options, endpoints)
+    secret = endpoints.secret("cluster-secret")
     schedulers = [f"{LOOPBACK}:{endpoints.hold_port('scheduler')}" for _ in range(options.schedulers)]
     specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
     specs += [_worker(options, i, schedulers) for i in range(options.workers)]
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
-    return specs
+    return [_trusting(spec, secret) for spec in specs]
+
+
+def _trusting(spec: Spec, secret: Path) -> Spec:
+    """With the secret that this cluster's services prove to each other, unless it was given one."""
+    if isinstance(spec, RedisSpec):
+        return spec
+    return replace(spec, flags={"cluster_secret_file": secret, **spec.flags})
 
 
 def check_model(options: ClusterOptions) -> None:
@@ -122,7 +131,7 @@ def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[str, list[Spe
         kind = "embedded" if options.schedulers > 1 else "none"
     if kind != "embedded":
         return kind, []
-    spec = RedisSpec(endpoints.unix_socket("redis"))
+    spec = RedisSpec(endpoints.path("redis"))
     return f"unix://{spec.socket}", [spec]
 
 
@@ -163,6 +172,7 @@ def _frontend(
         "served_model_name": options.model_name,
         "host": options.host,
         **ports,
+        "admin_port": options.admin_port if index == 0 else 0,
         "share_ports": True,
         "schedulers": tuple(schedulers),
         **({"redis": redis} if redis != "none" else {}),

@@ -34,18 +34,19 @@ from shared import logs, model_identity, ports, prefix_index
 from shared.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.liveness import Liveness
 from shared.metrics.frontend import FrontendMetrics
-from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.common.v1 import model_pb2
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.rpc.admin_port import AdminPort
 from shared.rpc.server import Server
+from shared.rpc.trust import Dialler
 from shared.settings.frontend import FrontendSettings
 from shared.supervision import Tasks, restarted, vital
 from shared.version import VERSION
 
 log = logs.logger("frontend")
 
-SERVICES = (inference_service.SERVICE_NAME, admin_service.SERVICE_NAME)
+SERVICES = (inference_service.SERVICE_NAME,)
 ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
 LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
 
@@ -83,19 +84,23 @@ class Frontend:
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
             interceptors=[BoundedMessages(settings.request_limits)],
+            tls=settings.client_tls,
+            tls_setting="client_tls",
         )
         self.grpc_address = settings.reachable(self._grpc.port)
         hello = scheduler_pb2.FrontendHello(
             frontend_id=settings.name, pid=os.getpid(), address=self.grpc_address, version=VERSION, model=identity
         )
+        dialler = Dialler.of(settings)
         self._client = SchedulerClient(
             settings.schedulers,
             hello,
             patience_s=settings.unavailable_after_s,
             retry_after_ms=settings.retry_after_ms,
             metrics=self.metrics,
+            dialler=dialler,
         )
-        self._admins = SchedulerAdmins(lambda: self._client.roster.addresses)
+        self._admins = SchedulerAdmins(self._client.roster, dialler)
         self._catalogue = Catalogue(identity, lambda: self._client.limits)
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
@@ -127,7 +132,11 @@ class Frontend:
 
     def _new_directory(self, identity: model_pb2.ModelIdentity) -> Directory:
         return Directory(
-            prefix_index.connect(self._settings.redis),
+            prefix_index.connect(
+                self._settings.redis,
+                password_file=self._settings.redis_password_file,
+                tls=self._settings.tls,
+            ),
             self._settings.redis_namespace,
             identity,
             sessions=lambda: self._client.usable_sessions,
@@ -140,14 +149,20 @@ class Frontend:
 
     def _add_grpc_services(self) -> None:
         inference = inference_service.InferenceService(
-            self._generator, self._processor, self._tokenizer, self._catalogue, metrics=self.metrics, calls=self._calls
+            self._generator,
+            self._processor,
+            self._tokenizer,
+            self._catalogue,
+            metrics=self.metrics,
+            calls=self._calls,
+            name=self._settings.name,
         )
         status = admin_service.OwnStatus(
             self._settings.name, self.grpc_address, self._admission, self._client, self._shutdown
         )
         admin = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics, self._calls)
+        self.admin = AdminPort(self._settings, admin, self._grpc.port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._grpc.grpc)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._grpc.grpc)
 
     def _new_http_server(self) -> HttpServer:
         bounds = BodyBounds(self._settings.request_limits)
@@ -180,6 +195,7 @@ class Frontend:
             settings.http_port,
             share_port=settings.share_ports,
             drain_timeout_s=LAST_WRITES_S,
+            tls=settings.client_tls,
         )
 
     def is_serving(self) -> bool:
@@ -187,10 +203,17 @@ class Frontend:
 
     async def run(self) -> None:
         await self._grpc.start()
+        await self.admin.start()
         serving = vital("the HTTP server", self._http.run(), may_end=lambda: self._shutdown.requested)
         http = self._tasks.start("http", serving)
         await self._http.listening()
-        announce("frontend", self._settings.name, http=self.http_address, grpc=self.grpc_address)
+        announce(
+            "frontend",
+            self._settings.name,
+            http=self.http_address,
+            grpc=self.grpc_address,
+            admin=self.admin.address,
+        )
         self._liveness.watch(self._client.roster.attempts, ATTEMPT_PATIENCE_S)
         background = [
             restarted("liveness", lambda: self._liveness.run(self._grpc.set_alive)),
@@ -223,7 +246,7 @@ class Frontend:
 
     async def close(self) -> None:
         await self._grpc.stop(0)
-        await self._admins.close()
+        await self.admin.stop()
         if self._lookup is not None:
             await self._lookup.close()
         if self._directory is not None:

@@ -1,29 +1,21 @@
-"""quire.admin.v1 of a scheduler."""
+"""quire.admin.v1 of a scheduler, on its admin port."""
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc.aio
 
-from services.scheduler.cluster import Cluster
-from services.scheduler.replicas.replica import Replica
-from services.scheduler.status import Status
-from shared.errors import FailedPrecondition, transport
+from services.scheduler.administration import Administration
+from shared.errors import QuireError, transport
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.pb.worker.v1 import worker_pb2
-
-QUIET_POLL_S = 0.005
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Status, drain, cache reset."""
 
-    def __init__(self, cluster: Cluster, status: Status, shutdown: Shutdown) -> None:
-        self._cluster = cluster
-        self._status = status
+    def __init__(self, administration: Administration, shutdown: Shutdown) -> None:
+        self._administration = administration
         self._shutdown = shutdown
 
     async def GetStatus(
@@ -31,7 +23,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         _request: pb.GetStatusRequest,
         _context: grpc.aio.ServicerContext[pb.GetStatusRequest, pb.GetStatusResponse],
     ) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(services=self._status.services())
+        return self._administration.status()
 
     async def Drain(
         self, _request: pb.DrainRequest, _context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
@@ -44,26 +36,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: pb.ResetPrefixCacheRequest,
         context: grpc.aio.ServicerContext[pb.ResetPrefixCacheRequest, pb.ResetPrefixCacheResponse],
     ) -> pb.ResetPrefixCacheResponse:
-        """All workers or none: a worker with running sequences refuses before any is reset."""
-        replicas = list(self._cluster.replicas.values())
-        if not request.preempt_running:
-            busy = [replica.id for replica in replicas if len(replica.core.running)]
-            if busy:
-                error = FailedPrecondition(f"sequences run on {', '.join(busy)}; set preempt_running to reset anyway")
-                await context.abort(transport(error).grpc_code, error.message)
-        counts = await asyncio.gather(*(_reset(replica) for replica in replicas))
-        return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
-
-
-async def _reset(replica: Replica) -> int:
-    """Between two steps: nothing is ordered until those under way have returned."""
-    replica.pause()
-    try:
-        while replica.busy:
-            await asyncio.sleep(QUIET_POLL_S)
-        count = replica.core.reset_prefix_cache(preempt_running=True)
-        replica.send(worker_pb2.AttachResponse(cache_reset=worker_pb2.CacheReset()))
-    finally:
-        replica.resume()
-    assert count is not None, "nothing runs after a preemption"
-    return count
+        try:
+            return await self._administration.reset_prefix_cache(request)
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+            raise AssertionError("abort does not return") from None

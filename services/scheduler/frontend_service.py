@@ -7,19 +7,17 @@ import itertools
 import time
 from collections.abc import Iterable
 
-import grpc.aio
-
 from services.scheduler.batches import FROM_WIRE
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.sequence import Reason
 from services.scheduler.outbox import Outbox
 from shared import lifecycle
 from shared.columns import u32
-from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
+from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.rpc.duplex import Duplex
+from shared.rpc.duplex import Duplex, Stream
+from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
 from shared.version import VERSION
 
@@ -44,11 +42,12 @@ class Portion:
             await asyncio.sleep(0)
 
 
-class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """One Session call for each frontend."""
+class FrontendService:
+    """One session for each frontend."""
 
-    def __init__(self, settings: SchedulerSettings, cluster: Cluster) -> None:
+    def __init__(self, settings: SchedulerSettings, cluster: Cluster, door: Door) -> None:
         self._settings = settings
+        self._door = door
         self._cluster = cluster
         self._owners = itertools.count(1)
         self._epoch = time.time_ns() // 1_000_000
@@ -61,16 +60,13 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """This lifetime of the scheduler."""
         return self._epoch
 
-    async def Session(
-        self, _requests: object, context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
-    ) -> None:
+    async def serve(self, stream: Stream, caller: str) -> None:
+        """A frontend's session to its end. `caller`: the name it has proved, empty if it needed to prove none."""
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
-        session: FrontendSession = Duplex(context, heartbeat, self._settings.heartbeat_interval_ms / 1000)
-        try:
-            hello = await self._hello(session)
-            await self._serve(session, hello)
-        except QuireError as error:
-            await context.abort(transport(error).grpc_code, error.message)
+        session: FrontendSession = Duplex(stream, heartbeat, self._settings.heartbeat_interval_ms / 1000)
+        hello = await self._hello(session)
+        self._door.check_name(caller, f"frontend {hello.frontend_id}")
+        await self._serve(session, hello)
 
     async def publish_views(self) -> None:
         """Tells the frontends what changed, at most ten times a second; also lets waiting deadlines pass."""
@@ -89,8 +85,9 @@ class FrontendService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _hello(self, session: FrontendSession) -> pb.FrontendHello:
         first = await session.receive()
-        if first.WhichOneof("message") != "hello":
-            raise FailedPrecondition("the first message of a session must be hello")
+        kind = first.WhichOneof("message")
+        if kind != "hello":
+            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
         self._cluster.terms.agree_on_model(first.hello.model, f"frontend {first.hello.frontend_id}")
         return first.hello
 

@@ -7,26 +7,28 @@ import time
 
 from prometheus_client import CollectorRegistry
 
+from services.scheduler import scheduler_service, worker_service
 from services.scheduler.admin_service import AdminService
+from services.scheduler.administration import Administration
 from services.scheduler.cluster import Cluster
 from services.scheduler.drain import drain
 from services.scheduler.frontend_service import FrontendService
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.status import Status
-from services.scheduler.worker_service import WorkerService
 from shared import lifecycle, logs, prefix_index
 from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, SchedulerMetrics
-from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
+from shared.rpc.admin_port import AdminPort
 from shared.rpc.server import Server
+from shared.rpc.trust import Door, check_exposure
 from shared.settings import SchedulerSettings
 from shared.supervision import restarted
 
-SERVICES = ("quire.scheduler.v1.SchedulerService", "quire.worker.v1.WorkerService", "quire.admin.v1.AdminService")
+SERVICES = (scheduler_service.SERVICE_NAME, worker_service.SERVICE_NAME)
 HEALTH_INTERVAL_S = 0.5
 ROUND_PATIENCE_S = 30.0  # with a round of views, which takes milliseconds
 
@@ -37,7 +39,7 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     registry = CollectorRegistry()
     base.add_process_collectors(registry)
     scheduler = Scheduler(settings, registry, shutdown)
-    page = base.Page(settings.host, settings.metrics_port, registry)
+    page = base.Page(settings.host, settings.metrics_port, registry, settings.tls)
     lifecycle.keep_for_good()
     try:
         await scheduler.run(settings.reachable(page.port))
@@ -50,33 +52,41 @@ class Scheduler:
     """Names the concrete parts and runs them."""
 
     def __init__(self, settings: SchedulerSettings, registry: CollectorRegistry, shutdown: lifecycle.Shutdown) -> None:
+        check_exposure(settings)
         self._settings = settings
         self._shutdown = shutdown
         metrics = SchedulerMetrics(registry)
         self.cluster = Cluster(settings, time.monotonic, metrics)
-        self.frontends = FrontendService(settings, self.cluster)
+        door = Door(settings.cluster_secret(), settings.title)
+        self.frontends = FrontendService(settings, self.cluster, door)
         self.status = Status(settings, self.cluster, self.frontends)
         registry.register(
             ClusterCollector(lambda: self.cluster.terms.model_name, self.status.workers, self.cluster.gauges)
         )
         self.directory = self._directory(DirectoryMetrics(registry))
-        self.workers = WorkerService(
-            settings, self.cluster, metrics, on_change=self.frontends.publish, directory=self.directory
+        self.workers = worker_service.WorkerService(
+            settings, self.cluster, metrics, door, on_change=self.frontends.publish, directory=self.directory
         )
-        self.server = Server(settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports)
-        self.status.address = settings.reachable(self.server.port)
+        self.server = Server(
+            settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports, tls=settings.tls
+        )
+        self.status.address = door.address = settings.reachable(self.server.port)
         self.status.directory = self.directory
-        admin = AdminService(self.cluster, self.status, shutdown)
+        administration = Administration(self.cluster, self.status)
+        self.admin = AdminPort(settings, AdminService(administration, shutdown), self.server.port)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.grpc)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.frontends, self.server.grpc)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self.server.grpc)
+        service = scheduler_service.SchedulerService(self.frontends, administration, door)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, self.server.grpc)
 
     async def run(self, metrics_address: str) -> None:
         """Until shutdown; then drains."""
         settings = self._settings
         await self.server.start()
+        await self.admin.start()
         await self.server.set_serving(True)
-        lifecycle.announce("scheduler", settings.name, grpc=self.status.address, metrics=metrics_address)
+        lifecycle.announce(
+            "scheduler", settings.name, grpc=self.status.address, metrics=metrics_address, admin=self.admin.address
+        )
         liveness = Liveness()
         liveness.watch(lambda: {"views": self.frontends.num_rounds}, ROUND_PATIENCE_S)
         loops = [
@@ -93,13 +103,14 @@ class Scheduler:
         await drain(self._settings, self.cluster, self.frontends, self.workers.spread)
 
     async def stop(self) -> None:
+        await self.admin.stop()
         await self.server.stop(grace_s=0.2)
 
     def _directory(self, metrics: DirectoryMetrics) -> PrefixDirectory | None:
         settings = self._settings
         if settings.redis == "none":
             return None
-        redis = prefix_index.connect(settings.redis)
+        redis = prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
         registry = Registry(redis, prefix_index.RegistryKeys(settings.redis_namespace), self._entry)
         return PrefixDirectory(redis, registry, settings.name, metrics)
 

@@ -28,6 +28,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.prefix_index import BlockKeys
 from shared.rpc.duplex import Duplex
+from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
 from shared.supervision import Tasks
 from shared.version import VERSION
@@ -36,6 +37,7 @@ log = logger("workers")
 
 WorkerSession = Duplex[pb.AttachRequest, pb.AttachResponse]
 OVERDUE_CHECK_S = 0.25
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -46,6 +48,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         settings: SchedulerSettings,
         cluster: Cluster,
         metrics: SchedulerMetrics,
+        door: Door,
         *,
         on_change: Callable[[], None],
         directory: PrefixDirectory | None,
@@ -53,6 +56,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._settings = settings
         self._cluster = cluster
         self._metrics = metrics
+        self._door = door
         self._on_change = on_change
         self._directory = directory
         self.spread = Spread(lambda: [] if directory is None else directory.peers)
@@ -66,7 +70,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         heartbeat = pb.AttachResponse(heartbeat=pb.Heartbeat())
         session: WorkerSession = Duplex(context, heartbeat, interval_s)
         try:
+            caller = await self._door.admit(context, pb.AttachResponse, SERVICE_NAME)
             hello = await self._hello(session)
+            self._door.check_name(caller, f"worker {hello.worker_id}")
             elsewhere = None if hello.redirected else self.spread.better_for_newcomer(len(self._cluster.replicas))
             if elsewhere is not None:
                 await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
@@ -94,8 +100,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
         first = await session.receive()
-        if first.WhichOneof("message") != "hello":
-            raise FailedPrecondition("the first message of a session must be hello")
+        kind = first.WhichOneof("message")
+        if kind != "hello":
+            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
         hello = first.hello
         check_sizes(hello)
         self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")

@@ -1,4 +1,4 @@
-"""quire.admin.v1 of a worker: itself only."""
+"""quire.admin.v1 of a worker, on its admin port: itself only."""
 
 from __future__ import annotations
 

@@ -17,6 +17,11 @@ class Route:
         self.redirected = False
         self._failures = 0
 
+    @property
+    def is_configured(self) -> bool:
+        """Whether the settings name the present address; others name it if not."""
+        return self.address in self._configured
+
     def welcomed(self, peers: Sequence[str]) -> None:
         """Attached; `peers` are the other schedulers."""
         self._peers = tuple(peers)

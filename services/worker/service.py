@@ -21,15 +21,15 @@ from shared import block_hash, lifecycle, logs, model_identity
 from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.worker import StatusCollector, WorkerMetrics
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.rpc.admin_port import AdminPort
 from shared.rpc.server import Server
 from shared.settings import WorkerSettings
 from shared.supervision import restarted, vital
 from shared.version import VERSION
 
-SERVICES = ("quire.admin.v1.AdminService",)
 HEALTH_INTERVAL_S = 0.5
 COMMAND_PATIENCE_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment
 
@@ -44,16 +44,20 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     """Runs a worker until `shutdown`, then lets its scheduler move the work elsewhere."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    settings.cluster_secret()  # a file that is no use is told before the model is loaded
     registry = CollectorRegistry()
-    server = Server(settings.host, settings.grpc_port, SERVICES)
+    server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
     base.add_process_collectors(registry)
-    page = base.Page(settings.host, settings.metrics_port, registry)
+    page = base.Page(settings.host, settings.metrics_port, registry, settings.tls)
     worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(worker.status, shutdown), server.grpc)
+    admin = AdminPort(settings, AdminService(worker.status, shutdown), server.port)
+    worker.admin_address = admin.address
     await server.start()
+    await admin.start()
     try:
         await worker.run()
     finally:
+        await admin.stop()
         await server.stop(grace_s=0.2)
         page.close()
 
@@ -77,6 +81,7 @@ class Worker:
         self._metrics_address = metrics_address
         self._shutdown = shutdown
         self._address = settings.reachable(server.port)
+        self.admin_address = ""
         self._announced = False
         self._metrics = WorkerMetrics(registry)
         self.status = Status(settings.name, self._address, shutdown)
@@ -124,7 +129,13 @@ class Worker:
         await self._server.set_serving(True)
         if not self._announced:
             self._announced = True
-            lifecycle.announce("worker", self._settings.name, grpc=self._address, metrics=self._metrics_address)
+            lifecycle.announce(
+                "worker",
+                self._settings.name,
+                grpc=self._address,
+                metrics=self._metrics_address,
+                admin=self.admin_address,
+            )
 
     def detached(self, *, broken: bool) -> None:
         """Session: no work until it is attached again."""

@@ -11,19 +11,19 @@ import grpc.aio
 from services.worker.attachment import Attachment, BrokenSession, Executor, Redirected
 from services.worker.route import Route
 from shared import lifecycle
-from shared.errors import FailedPrecondition, QuireError
+from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.lifecycle import Shutdown
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
-from shared.rpc.channel import connect
+from shared.rpc.trust import Dialler
 from shared.settings import WorkerSettings
 from shared.supervision import is_asked_to_end
 
 log = logger("worker.session")
 
 Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
-
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
@@ -49,6 +49,7 @@ class Session:
         shutdown: Shutdown,
     ) -> None:
         """`hello`: what is the same in every attachment."""
+        self._dialler = Dialler(f"worker {hello.worker_id}", settings.tls, settings.cluster_secret())
         self._route = Route(settings.schedulers)
         self._drain_timeout_s = settings.drain_timeout_s
         self._engine = engine
@@ -77,13 +78,18 @@ class Session:
 
     async def _attach_once(self) -> str:
         """Returns why it is over; nothing if it was sent elsewhere."""
-        async with connect(self._route.address) as channel:
+        try:
+            channel = self._dialler.connect(self._route.address)
+        except Unavailable as error:
+            return error.message
+        async with channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s)
             broken = False
             try:
                 await lifecycle.first(call.wait_for_connection(), self._shutdown.wait())
                 if not self._shutdown.requested:
+                    await self._meet(call)
                     await attachment.run(self._next_hello(), self._welcomed)
                 return "drained"
             except Redirected as elsewhere:
@@ -100,6 +106,13 @@ class Session:
             finally:
                 call.cancel()
                 self._over(attachment, broken)
+
+    async def _meet(self, call: Call) -> None:
+        address = self._route.address
+        try:
+            await self._dialler.meet(call, pb.AttachRequest, SERVICE_NAME, address, known=self._route.is_configured)
+        except TimeoutError:
+            raise Unavailable(f"{address} did not prove itself in time") from None
 
     def _next_hello(self) -> pb.WorkerHello:
         hello = pb.WorkerHello()

@@ -15,6 +15,8 @@ from prometheus_client import (
 )
 
 from shared import ports
+from shared.settings.tls import NO_TLS, Tls
+from shared.tls import server_context
 
 # Bucket edges that dashboards for vLLM expect, seconds.
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -26,6 +28,8 @@ STEP_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02
 MIGRATION_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 ITERATION_BUCKETS = (1, *range(8, 257, 8), 512, 1024, 2048, 4096, 8192, 16384)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
+
+CALL_TIMEOUT_S = 10.0  # that a call to a page of metrics may take to be read
 
 MODEL_LABELS = ("model_name", "engine")  # on everything under vllm:; engine is the worker, or "0" where there is none
 
@@ -48,8 +52,10 @@ class Page:
     Always in Prometheus's text format: asked for OpenMetrics, prometheus_client would rename `vllm:x` to `vllm_x`.
     """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, tls: Tls = NO_TLS) -> None:
         class Answer(BaseHTTPRequestHandler):
+            timeout = CALL_TIMEOUT_S
+
             def do_GET(self) -> None:
                 body = generate_latest(registry)
                 self.send_response(200)
@@ -65,6 +71,11 @@ class Page:
             self._server = ThreadingHTTPServer((host, port), Answer)
         except OSError as error:
             raise ports.refusal(host, port, "metrics_port", error) from None
+        if tls.serves:  # each handshake in the thread of its call
+            context = server_context(tls, "tls")
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port

@@ -14,21 +14,41 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
 from shared.errors import InvalidArgument
+from shared.secret_file import SecretFile
+from shared.settings.tls import NO_TLS, Tls
 
 # Nobody waits for Redis: an answer that takes longer than this is no answer.
 TIMEOUT_S = 1.0
 
 
-def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """Raises InvalidArgument for a URL of no known kind; connects at the first command."""
+class Password(CredentialProvider):
+    """Of a file, read again when it changes; the first line counts."""
+
+    def __init__(self, path: str) -> None:
+        self._file = SecretFile(path, "redis_password_file", min_length=1)
+
+    def get_credentials(self) -> tuple[str]:
+        return (self._file.first.decode(),)
+
+
+def connect(url: str, timeout_s: float = TIMEOUT_S, *, password_file: str = "", tls: Tls = NO_TLS) -> Any:
+    """Raises InvalidArgument for a URL of no known kind or a file that is no use; connects at the first command.
+
+    `password_file`: for a URL without one; `tls`: what rediss:// uses where the URL does not say (ssl_ca_certs=FILE).
+    """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
     }
+    if password_file:
+        options["credential_provider"] = Password(password_file)
     scheme = urlsplit(url).scheme
+    if scheme == "rediss":
+        options |= _tls_options(tls)
     if scheme in {"redis", "rediss", "unix"}:
         return Redis.from_url(url, **options)
     if scheme == "redis+sentinel":
@@ -36,9 +56,14 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
     if scheme == "redis+cluster":
         return RedisCluster.from_url(url.replace("redis+cluster://", "redis://", 1), **options)
     raise InvalidArgument(
-        f"redis: unknown kind of URL {url!r}; there are redis://, rediss://, unix://, redis+sentinel://, redis+cluster://",
+        f"redis: unknown kind of URL {_shown(url)!r}; there are redis://, rediss://, unix://, redis+sentinel://, redis+cluster://",
         field="redis",
     )
+
+
+def _tls_options(tls: Tls) -> dict[str, str]:
+    named = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
+    return {option: path for option, path in named.items() if path}
 
 
 def _through_sentinel(url: str, options: dict[str, Any]) -> Any:
@@ -46,7 +71,9 @@ def _through_sentinel(url: str, options: dict[str, Any]) -> Any:
     addresses = [_address(host, url) for host in parts.netloc.rsplit("@", 1)[-1].split(",")]
     service = parts.path.strip("/")
     if not service:
-        raise InvalidArgument(f"redis: {url!r} names no service (redis+sentinel://host:port/SERVICE)", field="redis")
+        raise InvalidArgument(
+            f"redis: {_shown(url)!r} names no service (redis+sentinel://host:port/SERVICE)", field="redis"
+        )
     login = {"username": parts.username, "password": parts.password}
     sentinel: Any = Sentinel
     found = sentinel(addresses, **options)
@@ -63,8 +90,14 @@ class _ThroughSentinel(Redis):
             await sentinel.aclose()
 
 
+def _shown(url: str) -> str:
+    """Without a password."""
+    scheme, slashes, rest = url.partition("//")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
+
+
 def _address(host: str, url: str) -> tuple[str, int]:
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
-        raise InvalidArgument(f"redis: {url!r} names no port for {host!r}", field="redis")
+        raise InvalidArgument(f"redis: {_shown(url)!r} names no port for {host!r}", field="redis")
     return name, int(port)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from shared import secret_file
 from shared.errors import FailedPrecondition
+from shared.settings.base import LOOPBACK
 
 RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 
 
 @dataclass(frozen=True, slots=True)

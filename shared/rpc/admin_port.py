@@ -9,11 +9,12 @@ from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unaut
 from shared.logs import logger
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.rpc import admin_pass
-from shared.rpc.admin_pass import LOOPBACK, AdminPass
+from shared.rpc.admin_pass import AdminPass
 from shared.rpc.guard import Guard, bearer
 from shared.rpc.server import Server
 from shared.secret_file import SecretFile
 from shared.settings import NO_TLS, Settings
+from shared.settings.base import LOOPBACK
 
 log = logger("admin")
 

@@ -39,9 +39,16 @@ def connect(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
     """Certificates are read now, once for the channel; raises Unavailable if they are no use."""
     if not tls.dials:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=secure_options(tls))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=_secure_options(tls))
 
 
-def secure_options(tls: Tls) -> list[tuple[str, str | int]]:
+def connect_blocking(address: str, tls: Tls = NO_TLS) -> grpc.Channel:
+    """The same for threads."""
+    if not tls.dials:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, channel_credentials(tls), options=_secure_options(tls))
+
+
+def _secure_options(tls: Tls) -> list[tuple[str, str | int]]:
     name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
     return [*CHANNEL_OPTIONS, *name]

@@ -18,8 +18,18 @@ from shared.errors import InvalidArgument
 from shared.secret_file import SecretFile
 from shared.settings.tls import NO_TLS, Tls
 
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"
-OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "QUIRE_ADDRESS", "QUIRE_PARENT_PIPE"})
+OTHER_VARIABLES = frozenset(
+    {
+        CONFIG_VARIABLE,
+        "QUIRE_ADDRESS",
+        "QUIRE_ADMIN_ADDRESS",
+        "QUIRE_ADMIN_KEY_FILE",
+        "QUIRE_PARENT_PIPE",
+        "QUIRE_TLS",
+    }
+)
 
 
 class Settings(BaseModel):
@@ -81,6 +91,7 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+M = TypeVar("M", bound=BaseModel)
 
 
 def load(
@@ -99,7 +110,7 @@ def load(
     return build(model, values, service)
 
 
-def build(model: type[S], values: Mapping[str, Any], service: str) -> S:
+def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
     try:
         return model(**values)
     except ValidationError as error:

@@ -30,6 +30,7 @@ class FrontendSettings(Settings):
     redis: str = Field(
         "none", description="URL of the prefix index and registry (redis://, rediss://, unix://); or none"
     )
+    redis_password_file: str = Field("", description="file with the password of Redis; empty: as in the URL")
     redis_namespace: str = Field("quire", min_length=1, description="keeps clusters that share one Redis apart")
     max_inflight_requests: int = Field(1024, ge=1, description="requests being worked on; more are refused (429)")
     max_queued_tokens: int = Field(

@@ -27,6 +27,7 @@ class SchedulerSettings(Settings):
     redis: str = Field(
         "none", description="URL of the prefix index and registry (redis://, rediss://, unix://); or none"
     )
+    redis_password_file: str = Field("", description="file with the password of Redis; empty: as in the URL")
     redis_namespace: str = Field("quire", min_length=1, description="keeps clusters that share one Redis apart")
     placement: Literal["prefix", "least_loaded", "round_robin"] = Field(
         "prefix",

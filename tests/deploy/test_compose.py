@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from shared.secret_file import SecretFile
 from shared.settings import FrontendSettings, Settings, WorkerSettings
 from shared.version import VERSION
 from tests.deploy import dockerfile, service
@@ -18,6 +19,7 @@ from tests.deploy.paths import COMPOSE, PROMETHEUS, ROOT
 
 QUIRE = ("frontend", "scheduler", "worker", "worker-cuda")
 OTHERS = ("redis", "prometheus", "grafana")
+ONCE = ("secrets",)
 
 
 def interpolated(text: str) -> str:
@@ -60,7 +62,7 @@ def test_fits_the_compose_specification(compose: dict[str, Any], tmp_path: Path)
 
 
 def test_has_the_services_of_a_cluster(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == {*QUIRE, *OTHERS}
+    assert set(compose["services"]) == {*QUIRE, *OTHERS, *ONCE}
 
 
 def test_no_variable_of_its_own_can_be_taken_for_a_setting() -> None:
@@ -88,6 +90,36 @@ def test_services_find_each_other_by_name(settings: dict[str, Settings]) -> None
             assert found.scheduler == scheduler
         if isinstance(found, FrontendSettings):
             assert found.schedulers == (scheduler,)
+
+
+def test_secrets_are_made_before_anybody_starts_and_only_once(compose: dict[str, Any], tmp_path: Path) -> None:
+    job = compose["services"]["secrets"]
+    for name in ("redis", "scheduler"):  # the others wait for the scheduler
+        assert compose["services"][name]["depends_on"]["secrets"]["condition"] == "service_completed_successfully"
+    (script,) = job["command"]
+    for name in ("trust", "redis"):
+        (tmp_path / name).mkdir()
+    here = script.replace("/trust/", f"{tmp_path}/trust/").replace("/redis/", f"{tmp_path}/redis/")
+    here = here.replace("chown", "true")
+    made = []
+    for _ in range(2):
+        subprocess.run([*job["entrypoint"], here], check=True)
+        made.append({name: (tmp_path / name).read_text() for name in ("trust/cluster-secret", "trust/redis-password")})
+    assert made[0] == made[1]
+    assert len(set(made[0].values())) == 2
+    for name, secret in made[0].items():
+        assert SecretFile(str(tmp_path / name), "file").first == secret.encode()
+    password = made[0]["trust/redis-password"]
+    assert (tmp_path / "redis/redis.conf").read_text() == f"requirepass {password}\n"
+
+
+def test_services_show_the_secrets_that_are_made(compose: dict[str, Any], settings: dict[str, Settings]) -> None:
+    for name, found in settings.items():
+        assert "trust:/run/quire:ro" in compose["services"][name]["volumes"]
+        assert found.cluster_secret_file == "/run/quire/cluster-secret"
+        if name in ("frontend", "scheduler"):
+            assert found.redis_password_file == "/run/quire/redis-password"
+    assert "redis:/run/redis:ro" in compose["services"]["redis"]["volumes"]
 
 
 @pytest.mark.parametrize("name", ["worker", "worker-cuda"])

@@ -15,8 +15,6 @@ from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
 
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
-
 
 class OwnStatus:
     """How this frontend is."""

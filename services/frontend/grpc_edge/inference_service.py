@@ -18,6 +18,7 @@ from shared.metrics.frontend import FrontendMetrics
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
 
+FRONTEND_METADATA = "quire-frontend"  # of ListModels' answer
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 ToMessage = Callable[[str, Delta], responses.Response]
@@ -35,7 +36,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         *,
         metrics: FrontendMetrics,
         calls: Calls,
+        name: str,
     ) -> None:
+        """`name`: this frontend's, for clients that want to tell apart those behind one address."""
+        self._name = name
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
@@ -83,6 +87,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with answering("ListModels", context, self._metrics, self._calls):
+            context.set_trailing_metadata(((FRONTEND_METADATA, self._name),))
             return pb.ListModelsResponse(models=[responses.model(self._catalogue.entry())])
 
     async def GetModel(self, message: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:

@@ -1,72 +1,78 @@
-"""The schedulers' own AdminServices, asked all at once."""
+"""Operators' questions to the schedulers, asked of all at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.admin.v1 import admin_pb2_grpc
-from shared.rpc.channel import connect
+from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.rpc.trust import Dialler
 
 TIMEOUT_S = 2.0
+SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+
+class Schedulers(Protocol):
+    """Who is dialled."""
+
+    @property
+    def addresses(self) -> list[str]: ...
+
+    def knows(self, address: str) -> bool:
+        """Whether the settings name it."""
 
 
 class SchedulerAdmins:
-    """A channel to each scheduler, kept apart from the sessions so that asking cannot hold them up."""
+    """A connection for each question, apart from the sessions, so that asking cannot hold them up."""
 
-    def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
-        """`addresses`: of the schedulers there are now."""
-        self._addresses = addresses
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, schedulers: Schedulers, dialler: Dialler) -> None:
+        self._schedulers = schedulers
+        self._dialler = dialler
 
     async def status(self) -> list[pb.ServiceStatus]:
         """What each reports of itself and its workers; a scheduler that does not answer is DOWN."""
-        answers = await asyncio.gather(*(self._status_of(address) for address in await self._present()))
+        answers = await asyncio.gather(*(self._status_of(address) for address in self._schedulers.addresses))
         return [entry for entries in answers for entry in entries]
 
     async def _status_of(self, address: str) -> list[pb.ServiceStatus]:
         try:
-            reply = await self._stub(address).GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError:
+            answer = await self._ask(address, scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest()))
+        except QuireError:
             return [pb.ServiceStatus(role=pb.ROLE_SCHEDULER, id=address, address=address, state=pb.STATE_DOWN)]
-        return list(reply.services)
+        return list(answer.status.services)
 
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> int:
         """Blocks forgotten by all of them; raises the first refusal once all have answered."""
-        calls = (self._reset_one(address, request) for address in await self._present())
+        question = scheduler_pb2.AdministerRequest(reset_prefix_cache=request)
+        calls = (self._ask(address, question) for address in self._schedulers.addresses)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-        return sum(answer for answer in answers if isinstance(answer, int))
+        return sum(a.prefix_cache_reset.num_blocks for a in answers if isinstance(a, scheduler_pb2.AdministerResponse))
 
-    async def _reset_one(self, address: str, request: pb.ResetPrefixCacheRequest) -> int:
+    async def _ask(self, address: str, question: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
         try:
-            reply: pb.ResetPrefixCacheResponse = await self._stub(address).ResetPrefixCache(request, timeout=TIMEOUT_S)
+            async with asyncio.timeout(TIMEOUT_S), self._dialler.connect(address) as channel:
+                call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()
+                known = self._schedulers.knows(address)
+                await self._dialler.meet(call, scheduler_pb2.AdministerRequest, SERVICE_NAME, address, known=known)
+                await call.write(question)
+                answer: Any = await call.read()
+        except TimeoutError:
+            raise Unavailable(f"scheduler at {address}: no answer within {TIMEOUT_S:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise _refusal(address, error) from None
-        return reply.num_blocks
-
-    async def _present(self) -> Sequence[str]:
-        """Channels to those that are gone are closed."""
-        addresses = self._addresses()
-        for address in set(self._channels).difference(addresses):
-            await self._channels.pop(address).close()
-        return addresses
-
-    def _stub(self, address: str) -> admin_pb2_grpc.AdminServiceStub:
-        if address not in self._channels:
-            self._channels[address] = connect(address)
-        return admin_pb2_grpc.AdminServiceStub(self._channels[address])
-
-    async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        except asyncio.InvalidStateError:  # a write after the end
+            raise Unavailable(f"scheduler at {address} closed the call") from None
+        if answer is grpc.aio.EOF:
+            raise Unavailable(f"scheduler at {address} gave no answer")
+        return answer  # type: ignore[no-any-return]
 
 
 def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:

@@ -12,6 +12,8 @@ import uvicorn
 from services.frontend.http.app import Face
 from services.frontend.http.protocol import guarded
 from shared import ports
+from shared.settings.tls import Tls
+from shared.tls import server_context
 
 KEEP_ALIVE_S = 5
 BACKLOG = 2048
@@ -36,7 +38,7 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """run() serves until stop()."""
 
-    def __init__(self, face: Face, host: str, port: int, *, share_port: bool, drain_timeout_s: float) -> None:
+    def __init__(self, face: Face, host: str, port: int, *, share_port: bool, drain_timeout_s: float, tls: Tls) -> None:
         self._socket = ports.bind(host, port, "http_port", share=share_port)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
@@ -56,6 +58,9 @@ class HttpServer:
                 backlog=BACKLOG,
             )
         )
+        if tls.serves:
+            self._server.config.load()
+            self._server.config.ssl = server_context(tls, "client_tls")
 
     async def run(self) -> None:
         try:

@@ -21,6 +21,7 @@ from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.rpc.trust import Dialler
 
 log = logger("scheduler_client")
 
@@ -47,9 +48,10 @@ class SchedulerClient:
         patience_s: float,
         retry_after_ms: int,
         metrics: FrontendMetrics,
+        dialler: Dialler,
     ) -> None:
         """`patience_s`: how long work waits while no worker can run it."""
-        self.roster = Roster(addresses, lambda address: Connection(address, hello, self))
+        self.roster = Roster(addresses, lambda address, known: Connection(address, hello, self, dialler, known=known))
         self._patience_s = patience_s
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics

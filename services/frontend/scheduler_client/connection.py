@@ -16,14 +16,15 @@ from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
-from shared.rpc.channel import connect
 from shared.rpc.duplex import Duplex
+from shared.rpc.trust import Dialler
 from shared.supervision import is_asked_to_end
 
 log = logger("scheduler_client")
 
 Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 GREETING_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
@@ -62,8 +63,13 @@ class Connection:
     A scheduler that has a session already, by another of its addresses, is left alone until that one is gone.
     """
 
-    def __init__(self, address: str, hello: pb.FrontendHello, owner: SessionOwner) -> None:
+    def __init__(
+        self, address: str, hello: pb.FrontendHello, owner: SessionOwner, dialler: Dialler, *, known: bool
+    ) -> None:
+        """`known`: the address is from the settings, not from the registry."""
         self.address = address
+        self._dialler = dialler
+        self._known = known
         self._hello = hello
         self._owner = owner
         self._back_off = BackOff()
@@ -84,12 +90,10 @@ class Connection:
         return self.session is None and self.twin is None
 
     async def run(self) -> None:
-        async with connect(self.address) as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while True:
-                self.num_attempts += 1
-                await self._attempt(stub)
-                await self._rest()
+        while True:
+            self.num_attempts += 1
+            await self._attempt()
+            await self._rest()
 
     async def _rest(self) -> None:
         if self.twin is None:
@@ -99,8 +103,17 @@ class Connection:
         await self.twin.closed.wait()
         self.twin = None
 
-    async def _attempt(self, stub: scheduler_pb2_grpc.SchedulerServiceStub) -> None:
-        call = stub.Session()
+    async def _attempt(self) -> None:
+        """With a connection of its own: certificates may have changed since the last."""
+        try:
+            channel = self._dialler.connect(self.address)
+        except Unavailable as error:
+            self._report(error.message)
+            return
+        async with channel:
+            await self._call(scheduler_pb2_grpc.SchedulerServiceStub(channel).Session())
+
+    async def _call(self, call: Call) -> None:
         try:
             await self._hold(call)
         except FailedPrecondition:
@@ -124,6 +137,7 @@ class Connection:
 
     async def _hold(self, call: Call) -> None:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
+            await self._dialler.meet(call, pb.SessionRequest, SERVICE_NAME, self.address, known=self._known)
             await call.write(pb.SessionRequest(hello=self._hello))
             welcome = (await self._greeting(call, "welcome")).welcome
             view = (await self._greeting(call, "cluster")).cluster

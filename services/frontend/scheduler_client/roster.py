@@ -30,7 +30,7 @@ class Member:
 class Roster:
     """Owns the connections. A scheduler has one, whatever its addresses."""
 
-    def __init__(self, configured: Iterable[str], connection_to: Callable[[str], Connection]) -> None:
+    def __init__(self, configured: Iterable[str], connection_to: Callable[[str, bool], Connection]) -> None:
         self._configured = tuple(dict.fromkeys(configured))
         self._connection_to = connection_to
         self._members: dict[str, Member] = {}
@@ -50,6 +50,10 @@ class Roster:
             for address, member in self._members.items()
             if member.connection.is_sought
         }
+
+    def knows(self, address: str) -> bool:
+        """Whether the settings name it."""
+        return address in self._configured
 
     async def run(self) -> None:
         """Until cancelled; raises FailedPrecondition if a scheduler that the settings name serves another model."""
@@ -81,7 +85,7 @@ class Roster:
         return not any(s is not None and (s.scheduler_id, s.epoch) == (entry.id, entry.epoch) for s in sessions)
 
     def _add(self, address: str, entry: SchedulerEntry | None) -> None:
-        connection = self._connection_to(address)
+        connection = self._connection_to(address, entry is None)
         task = self._tasks.start(f"connection to {address}", self._keep(connection, entry))
         self._members[address] = Member(connection, entry, task)
 

@@ -26,7 +26,7 @@ log = logs.logger("worker.simulated")
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     """Runs `simulated_workers` workers until `shutdown`, then lets their scheduler move the work elsewhere."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
-    server = Server(settings.host, settings.grpc_port, ())
+    server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
     address = settings.reachable(server.port)
     await server.start()
     names = [settings.name]

@@ -2,5 +2,6 @@
 
 from shared.rpc.trust.dialler import Dialler
 from shared.rpc.trust.door import Door
+from shared.rpc.trust.exposure import check_exposure
 
-__all__ = ["Dialler", "Door"]
+__all__ = ["Dialler", "Door", "check_exposure"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
+import time
 from typing import Any
 
 import grpc.aio
 
 from shared.errors import ResourceExhausted, Unauthenticated, Unavailable
+from shared.logs import logger
 from shared.pb.common.v1 import handshake_pb2 as pb
 from shared.rpc.duplex import Stream
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
@@ -17,6 +20,9 @@ from shared.secret_file import SecretFile
 TIMEOUT_S = 5.0
 MOST_AT_THE_DOOR = 256  # strangers that are being asked at a time
 LONGEST_NAME = 512  # characters
+TELL_EVERY_S = 1.0
+
+log = logger("trust")
 
 
 class Door:
@@ -27,6 +33,7 @@ class Door:
         self._secret = secret
         self._name = name
         self._num_asked = 0
+        self._told_at = -math.inf
         self.address = ""  # how others know it; set when the port is known
 
     async def admit(self, stream: Stream, message: Any, service: str) -> str:
@@ -42,9 +49,16 @@ class Door:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._ask(stream, message, service, self._secret)
         except TimeoutError:
-            raise Unauthenticated(f"no proof of the cluster secret within {TIMEOUT_S:g} s") from None
+            raise self._turned_away(f"no proof of the cluster secret within {TIMEOUT_S:g} s") from None
+        except Unauthenticated as error:
+            raise self._turned_away(error.message) from None
         finally:
             self._num_asked -= 1
+
+    def check_name(self, proved: str, said: str) -> None:
+        """Whoever has proved one name does not go on under another."""
+        if proved not in ("", said):
+            raise Unauthenticated(f"{proved[:LONGEST_NAME]} proved itself, and says hello as {said[:LONGEST_NAME]}")
 
     def wrong_opening(self, kind: str | None) -> Unauthenticated | None:
         """The error for a session that opens with a handshake here, where there is no secret to prove."""
@@ -68,6 +82,14 @@ class Door:
                 "their cluster_secret_file differ"
             )
         return str(introduction.name)
+
+    def _turned_away(self, reason: str) -> Unauthenticated:
+        """Says so in the log, but not as often as a stranger likes."""
+        now = time.monotonic()
+        if now - self._told_at > TELL_EVERY_S:
+            self._told_at = now
+            log.warning("turned away", reason=reason)
+        return Unauthenticated(reason)
 
     def _check(self, introduction: pb.Introduction) -> None:
         if len(introduction.nonce) != NONCE_BYTES or len(introduction.name) > LONGEST_NAME:

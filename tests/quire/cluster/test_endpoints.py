@@ -76,7 +76,7 @@ def test_a_host_of_another_machine_is_named(endpoints: Endpoints) -> None:
 
 
 def test_unix_sockets_lie_where_only_this_user_may_look(endpoints: Endpoints) -> None:
-    folder = endpoints.unix_socket("redis").parent
+    folder = endpoints.path("redis").parent
     assert folder.stat().st_mode & 0o777 == 0o700
     endpoints.close()
     assert not folder.exists()

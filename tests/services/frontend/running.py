@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.frontend.main import Frontend
 from shared.lifecycle import Shutdown
-from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.rpc.admin_pass import AdminPass
 from shared.settings import FrontendSettings
+from tests.admin import Admin, calling
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Running:
     task: asyncio.Task[None]
     http: httpx.AsyncClient
     channel: grpc.aio.Channel
+    admin: Admin
 
     @property
     def url(self) -> str:
@@ -37,10 +39,6 @@ class Running:
     @property
     def inference(self) -> inference_pb2_grpc.InferenceServiceStub:
         return inference_pb2_grpc.InferenceServiceStub(self.channel)
-
-    @property
-    def admin(self) -> admin_pb2_grpc.AdminServiceStub:
-        return admin_pb2_grpc.AdminServiceStub(self.channel)
 
     @property
     def num_usable_sessions(self) -> int:
@@ -85,8 +83,9 @@ async def running(
         async with (
             httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=20) as http,
             grpc.aio.insecure_channel(frontend.grpc_address) as channel,
+            calling(AdminPass(frontend.admin.address, frontend.admin.key)) as admin,
         ):
-            started = Running(frontend, shutdown, task, http, channel)
+            started = Running(frontend, shutdown, task, http, channel, admin)
             await _until_health(started, until_health)
             yield started
     finally:

@@ -16,7 +16,7 @@ import grpc.aio
 from services.worker.admission import Admission
 from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from shared.lifecycle import first
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
@@ -123,7 +123,7 @@ class Session:
     waiting: list[pb.FinishedSequence] = field(default_factory=list)
 
 
-class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_grpc.AdminServiceServicer):
+class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Steps by itself every `step_s` unless `paused`; everything it was told is kept for tests to look at."""
 
     def __init__(self, model: Model = echo, *, step_s: float = 0.001, **view: Any) -> None:
@@ -323,7 +323,15 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
                 return new, pb.FinishedSequence(sequence_id=sequence.id, reason=REPETITION)
         return new, None
 
-    async def GetStatus(self, request: Any, context: Any) -> admin_pb2.GetStatusResponse:
+    async def Administer(self, _requests: Any, context: Any) -> None:
+        question = await context.read()
+        if question.HasField("get_status"):
+            answer = pb.AdministerResponse(status=self._status())
+        else:
+            answer = pb.AdministerResponse(prefix_cache_reset=await self._reset(question.reset_prefix_cache, context))
+        await context.write(answer)
+
+    def _status(self) -> admin_pb2.GetStatusResponse:
         status = admin_pb2.ServiceStatus(
             role=admin_pb2.ROLE_SCHEDULER, id=self.address, address=self.address, state=admin_pb2.STATE_READY
         )
@@ -333,7 +341,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer, admin_pb2_g
         ]
         return admin_pb2.GetStatusResponse(services=[status, *frontends])
 
-    async def ResetPrefixCache(self, request: Any, context: Any) -> admin_pb2.ResetPrefixCacheResponse:
+    async def _reset(self, request: Any, context: Any) -> admin_pb2.ResetPrefixCacheResponse:
         if self.num_running and not request.preempt_running:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "sequences run")
         self.resets += 1
@@ -369,7 +377,6 @@ def prompt_of(submission: pb.Submission) -> list[int]:
 async def scheduler(script: ScriptedScheduler, port: int = 0) -> AsyncIterator[ScriptedScheduler]:
     server = Server("127.0.0.1", port, ())
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(script, server.grpc)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(script, server.grpc)
     await server.start()
     script.address = f"127.0.0.1:{server.port}"
     steps = asyncio.create_task(script.run_steps())

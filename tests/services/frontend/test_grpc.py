@@ -205,7 +205,7 @@ async def test_tokenize_detokenize_and_models(frontend: Running) -> None:
 
 async def test_health_by_service_name(frontend: Running) -> None:
     stub = health_pb2_grpc.HealthStub(frontend.channel)
-    for name in ("", "quire.inference.v1.InferenceService", "quire.admin.v1.AdminService"):
+    for name in ("", "quire.inference.v1.InferenceService"):
         reply = await stub.Check(health_pb2.HealthCheckRequest(service=name))
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 

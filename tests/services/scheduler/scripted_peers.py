@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import grpc.aio
 from google.protobuf.message import Message
 
 from services.scheduler.core.limits import Limits
@@ -18,9 +17,11 @@ from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
 from shared.rpc.duplex import Duplex
+from shared.rpc.trust import Dialler
 from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
 
 HEARTBEAT_S = 0.1
+WORKERS, FRONTENDS = "quire.worker.v1.WorkerService", "quire.scheduler.v1.SchedulerService"
 MODEL = model_pb2.ModelIdentity(name="paper", fingerprint="00", vocab_size=VOCAB)
 
 
@@ -42,12 +43,14 @@ class WorkerPeer:
     poison: int | None = None  # a sequence that begins with this token ends the connection
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     num_resets: int = 0
+    dialler: Dialler = field(default_factory=Dialler)
 
     async def run(self) -> None:
         """Until the scheduler closes the session."""
         self.paper = PaperWorker(self.limits)
-        async with grpc.aio.insecure_channel(self.address) as channel:
+        async with self.dialler.connect(self.address) as channel:
             self.call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+            await self.dialler.meet(self.call, worker_pb2.AttachRequest, WORKERS, self.address, known=True)
             self.link = Duplex(self.call, worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), HEARTBEAT_S)
             self.link.send(worker_pb2.AttachRequest(hello=self._hello()))
             await lifecycle.first(self.link.pump(), self._read())
@@ -160,10 +163,12 @@ class FrontendPeer:
     finished: dict[int, scheduler_pb2.FinishedSequence] = field(default_factory=dict)
     view: scheduler_pb2.ClusterView = field(default_factory=scheduler_pb2.ClusterView)
     num_submissions_sent: int = 0  # messages
+    dialler: Dialler = field(default_factory=Dialler)
 
     async def open(self) -> None:
-        self.channel = grpc.aio.insecure_channel(self.address)
+        self.channel = self.dialler.connect(self.address)
         self.call = scheduler_pb2_grpc.SchedulerServiceStub(self.channel).Session()
+        await self.dialler.meet(self.call, scheduler_pb2.SessionRequest, FRONTENDS, self.address, known=True)
         self.link = Duplex(self.call, scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()), HEARTBEAT_S)
         self.hello.model.CopyFrom(MODEL)
         self.link.send(scheduler_pb2.SessionRequest(hello=self.hello))

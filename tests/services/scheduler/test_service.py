@@ -15,12 +15,13 @@ from services.scheduler import status as status_module
 from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
 from shared import block_hash, columns, lifecycle
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2, model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.pb.worker.v1 import worker_pb2
 from shared.rpc.server import LIVENESS
 from shared.settings import SchedulerSettings
+from tests.admin import admin_of, calling
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.test_beams import exhaustive
 from tests.services.scheduler.paper_worker import EOS, VOCAB, oracle
@@ -54,9 +55,8 @@ class Bench:
         return peer
 
     async def status(self) -> dict[str, admin_pb2.ServiceStatus]:
-        async with grpc.aio.insecure_channel(self.address) as channel:
-            stub = admin_pb2_grpc.AdminServiceStub(channel)
-            return {s.id: s for s in (await stub.GetStatus(admin_pb2.GetStatusRequest())).services}
+        async with calling(admin_of("scheduler", self.address)) as admin:
+            return {s.id: s for s in (await admin.GetStatus(admin_pb2.GetStatusRequest())).services}
 
     async def close(self) -> None:
         for peer in self.frontends:
@@ -429,8 +429,7 @@ async def test_the_cache_is_reset_between_steps(start: Start) -> None:
     frontend = await bench.frontend()
     await frontend.submit(0, PROMPTS[0], max_tokens=60, eos_token_ids=b"")
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
-    async with grpc.aio.insecure_channel(bench.address) as channel:
-        admin = admin_pb2_grpc.AdminServiceStub(channel)
+    async with calling(admin_of("scheduler", bench.address)) as admin:
         with pytest.raises(grpc.aio.AioRpcError, match="sequences run on w0"):
             await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
         answer = await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))

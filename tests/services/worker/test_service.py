@@ -27,10 +27,11 @@ from shared import block_hash, columns, liveness, model_identity
 from shared.block_hash import chain, root_hash, split
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.lifecycle import Shutdown
-from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
+from shared.pb.admin.v1 import admin_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from shared.settings import WorkerSettings
+from tests.admin import admin_of, calling
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.rig import Rig
@@ -57,7 +58,7 @@ class RunningWorker:
         """Of gRPC and of metrics, from the line on stdout."""
         printed = ""
         async with asyncio.timeout(PATIENCE_S):
-            while not (found := re.search(r"quire-worker ready id=w grpc=(\S+) metrics=(\S+)\n", printed)):
+            while not (found := re.search(r"quire-worker ready id=w grpc=(\S+) metrics=(\S+) admin=\S+\n", printed)):
                 printed += self.capture.readouterr().out
                 await asyncio.sleep(0.01)
         return found.group(1), found.group(2)
@@ -321,8 +322,10 @@ async def test_admin_health_and_metrics(start: Start, scheduler: ScriptedSchedul
     await session.plan(paper.plan([New(0, PROMPT), New(1, PROMPT)], {0: 6, 1: 6}))
     await session.result()
     address, page_address = await worker.addresses()
-    async with grpc.aio.insecure_channel(address) as channel:
-        admin = admin_pb2_grpc.AdminServiceStub(channel)
+    async with (
+        grpc.aio.insecure_channel(address) as channel,
+        calling(admin_of("worker", address)) as admin,
+    ):
         async with asyncio.timeout(PATIENCE_S):
             status = (await admin.GetStatus(admin_pb2.GetStatusRequest())).services[0]
             while status.running != 2:

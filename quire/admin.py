@@ -1,0 +1,83 @@
+"""A cluster's admin service from Python: found by itself on the machine of a frontend, named elsewhere."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from quire.requests import translated_errors
+from shared.errors import InvalidArgument, Unavailable
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.rpc import admin_pass
+from shared.rpc.admin_pass import AdminPass
+from shared.rpc.channel import connect_blocking
+from shared.settings.base import LOOPBACK
+from shared.settings.tls import NO_TLS, Tls
+
+RESET_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 2.0
+
+
+class AdminClient:
+    """Blocking calls; close it."""
+
+    def __init__(self, found: AdminPass, tls: Tls) -> None:
+        """`tls` is for services that are not on this machine: those that are listen on loopback without it."""
+        is_here = found.address.rpartition(":")[0] in LOOPBACK
+        self._channel = connect_blocking(found.address, NO_TLS if is_here else tls)
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._metadata = (("authorization", f"Bearer {found.key}"),)
+
+    def status(self, timeout_s: float) -> list[pb.ServiceStatus]:
+        with translated_errors():
+            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s, metadata=self._metadata)
+            return list(answer.services)
+
+    def reset_prefix_cache(self, *, preempt_running: bool) -> int:
+        request = pb.ResetPrefixCacheRequest(preempt_running=preempt_running)
+        with translated_errors():
+            answer = self._stub.ResetPrefixCache(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
+            return int(answer.num_blocks)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> AdminPass:
+    """What was named, or else what the frontend at `grpc_address` has left for commands of its user. Raises
+    InvalidArgument if only half is named, and Unavailable if there is nothing."""
+    if admin_address or admin_key_file:
+        if not (admin_address and admin_key_file):
+            raise InvalidArgument("admin_address and admin_key_file belong together", field="admin_address")
+        return AdminPass(admin_address, _key(admin_key_file))
+    found = admin_pass.find(grpc_address)
+    if found is None:
+        _check_answers(grpc_address)
+        raise Unavailable(
+            f"the frontend at {grpc_address} is not one of this user's on this machine: name its admin service "
+            "(--admin-address) and a file with its key (--admin-key-file)"
+        )
+    return found
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        message = f"no cluster answers at {address} ({reason}); `quire up` starts one, --address names another"
+        raise Unavailable(message) from None
+
+
+def _key(path: str) -> str:
+    try:
+        lines = Path(path).read_text().split()
+    except OSError as error:
+        raise InvalidArgument(
+            f"admin_key_file: cannot read {path!r}: {error.strerror}", field="admin_key_file"
+        ) from None
+    if not lines:
+        raise InvalidArgument(f"admin_key_file: {path!r} is empty", field="admin_key_file")
+    return lines[0]

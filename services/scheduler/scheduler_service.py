@@ -1,0 +1,54 @@
+"""quire.scheduler.v1: what frontends may open here, each call behind the door."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from services.scheduler.administration import Administration
+from services.scheduler.frontend_service import FrontendService
+from shared.errors import FailedPrecondition, QuireError, transport
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.rpc.trust import Door
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+
+
+class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Sessions, and operators' questions that frontends pass on."""
+
+    def __init__(self, frontends: FrontendService, administration: Administration, door: Door) -> None:
+        self._frontends = frontends
+        self._administration = administration
+        self._door = door
+
+    async def Session(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
+    ) -> None:
+        try:
+            caller = await self._door.admit(context, pb.SessionResponse, SERVICE_NAME)
+            await self._frontends.serve(context, caller)
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+
+    async def Administer(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse]
+    ) -> None:
+        try:
+            await self._door.admit(context, pb.AdministerResponse, SERVICE_NAME)
+            question = await context.read()
+            if not isinstance(question, pb.AdministerRequest):
+                return  # the caller left
+            await context.write(await self._answer(question))
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+
+    async def _answer(self, question: pb.AdministerRequest) -> pb.AdministerResponse:
+        match question.WhichOneof("message"):
+            case "get_status":
+                return pb.AdministerResponse(status=self._administration.status())
+            case "reset_prefix_cache":
+                done = await self._administration.reset_prefix_cache(question.reset_prefix_cache)
+                return pb.AdministerResponse(prefix_cache_reset=done)
+            case kind:
+                raise self._door.wrong_opening(kind) or FailedPrecondition(f"{kind} is not a question")

@@ -1,0 +1,38 @@
+"""The admin service of a service that runs here, called with its key."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.rpc import admin_pass
+from shared.rpc.admin_pass import AdminPass
+
+
+class Admin:
+    """As the generated stub, with the key shown in every call."""
+
+    def __init__(self, channel: grpc.aio.Channel, key: str) -> None:
+        self._stub = admin_pb2_grpc.AdminServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {key}"),)
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(getattr(self._stub, name), metadata=self._metadata)
+
+
+@asynccontextmanager
+async def calling(found: AdminPass) -> AsyncIterator[Admin]:
+    async with grpc.aio.insecure_channel(found.address) as channel:
+        yield Admin(channel, found.key)
+
+
+def admin_of(role: str, grpc_address: str) -> AdminPass:
+    """How a command of this user finds it."""
+    found = admin_pass.find(grpc_address, role)
+    assert found is not None, f"no {role} at {grpc_address} has left its pass"
+    return found

@@ -1,0 +1,287 @@
+"""Who a scheduler lets in: a cluster secret, shown by both sides, before anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from services.scheduler import main
+from shared import lifecycle
+from shared.errors import InvalidArgument, Unauthenticated
+from shared.pb.common.v1 import handshake_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
+from shared.rpc.trust import Dialler
+from shared.secret_file import SecretFile
+from shared.settings import SchedulerSettings
+from tests.services.scheduler.conftest import make_limits
+from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.scripted_peers import FRONTENDS, WORKERS, FrontendPeer, WorkerPeer
+
+LIMITS = make_limits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200)
+PROMPT = [7, 1, 3, 1, 2, 9, 2, 8, 1]
+RIGHT, WRONG, NEXT = "r" * 40, "w" * 40, "n" * 40
+
+
+@dataclass
+class Guarded:
+    """A scheduler with a secret."""
+
+    address: str
+    folder: Path
+
+    def dialler(self, name: str, *secrets: str) -> Dialler:
+        path = self.folder / f"{name}-{'-'.join(s[0] for s in secrets)}"
+        _write(path, *secrets)
+        return Dialler(name, secret=SecretFile(str(path), "cluster_secret_file"))
+
+    async def worker(self, name: str = "w0", *secrets: str) -> tuple[WorkerPeer, asyncio.Task[None]]:
+        """Attached, or raises why not."""
+        dialler = self.dialler(f"worker {name}", *secrets) if secrets else Dialler()
+        peer = WorkerPeer(self.address, LIMITS, id=name, dialler=dialler)
+        task = asyncio.ensure_future(peer.run())
+        attached = asyncio.ensure_future(peer.attached.wait())
+        await asyncio.wait([task, attached], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        attached.cancel()
+        if task.done():
+            task.result()
+        return peer, task
+
+
+def _write(path: Path, *secrets: str) -> None:
+    path.write_text("\n".join(secrets))
+    path.chmod(0o600)
+
+
+@contextlib.asynccontextmanager
+async def scheduler(tmp_path: Path, *secrets: str, **fields: Any) -> AsyncIterator[Guarded]:
+    if secrets:
+        _write(tmp_path / "secret", *secrets)
+        fields["cluster_secret_file"] = str(tmp_path / "secret")
+    announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifecycle, "announce", lambda _role, _name, **where: announced.set_result(where))
+        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "heartbeat_interval_ms": 100, "drain_timeout_s": 1}
+        shutdown = lifecycle.Shutdown()
+        task = asyncio.ensure_future(main.serve(SchedulerSettings(**(values | fields)), shutdown))
+        await asyncio.wait([task, announced], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        where = await announced
+    try:
+        yield Guarded(where["grpc"], tmp_path)
+    finally:
+        shutdown.request()
+        await task
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    async with scheduler(tmp_path, RIGHT) as running:
+        yield running
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _served(guarded: Guarded, *secrets: str) -> list[int]:
+    frontend = FrontendPeer(guarded.address, dialler=guarded.dialler("frontend f0", *secrets))
+    await frontend.open()
+    try:
+        await frontend.submit(0, PROMPT, max_tokens=12)
+        await frontend.ended(0)
+        return frontend.tokens[0]
+    finally:
+        await frontend.close()
+
+
+async def test_those_who_share_the_secret_work_together(guarded: Guarded) -> None:
+    _, task = await guarded.worker("w0", RIGHT)
+    assert await _served(guarded, RIGHT) == oracle(PROMPT, len(PROMPT) + 12, eos=True)
+    await _end(task)
+
+
+async def test_without_a_secret_nobody_comes_in_and_is_told_which_setting(guarded: Guarded) -> None:
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="opened with hello: give the caller the same cluster_secret_file"
+    ) as e:
+        await guarded.worker("w0")
+    assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    frontend = FrontendPeer(guarded.address)
+    await frontend.open()
+    with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 lets in who proves") as e:
+        await frontend.session
+    assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await frontend.channel.close()
+
+
+async def test_with_a_wrong_secret_a_caller_sees_that_the_scheduler_does_not_know_it(guarded: Guarded) -> None:
+    with pytest.raises(Unauthenticated, match=r"scheduler s0 at .* does not know the cluster secret of worker w0"):
+        await guarded.worker("w0", WRONG)
+
+
+async def test_a_caller_that_does_not_check_the_scheduler_has_to_prove_itself_all_the_same(guarded: Guarded) -> None:
+    async with grpc.aio.insecure_channel(guarded.address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+        await call.write(_introduced("worker w0"))
+        challenge = (await call.read()).handshake.challenge
+        shown = handshake_pb2.Handshake(proof=handshake_pb2.Proof(proof=challenge.proof))  # the server's own, sent back
+        await call.write(worker_pb2.AttachRequest(handshake=shown))
+        with pytest.raises(grpc.aio.AioRpcError, match="worker w0 does not know the cluster secret of scheduler s0"):
+            await call.read()
+
+
+async def test_a_stranger_does_not_evict_a_worker(guarded: Guarded) -> None:
+    peer, task = await guarded.worker("w0", RIGHT)
+    for secrets in ((), (WRONG,)):
+        with pytest.raises((grpc.aio.AioRpcError, Unauthenticated)):
+            await guarded.worker("w0", *secrets)
+    assert not task.done()
+    assert await _served(guarded, RIGHT) == oracle(PROMPT, len(PROMPT) + 12, eos=True)
+    assert peer.epoch > 0
+    await _end(task)
+
+
+async def test_a_worker_that_proves_itself_takes_the_place_of_one_with_its_name(guarded: Guarded) -> None:
+    first, old = await guarded.worker("w0", RIGHT)
+    second, new = await guarded.worker("w0", RIGHT)
+    with pytest.raises(grpc.aio.AioRpcError, match="attached again; this session is over"):
+        await asyncio.wait_for(old, 10)
+    assert second.epoch > first.epoch
+    await _end(new)
+
+
+async def test_nobody_goes_on_under_a_name_that_was_not_proved(guarded: Guarded) -> None:
+    dialler = guarded.dialler("worker other", RIGHT)
+    peer = WorkerPeer(guarded.address, LIMITS, id="w0", dialler=dialler)
+    with pytest.raises(grpc.aio.AioRpcError, match="worker other proved itself, and says hello as worker w0"):
+        await peer.run()
+
+
+async def test_a_recorded_session_proves_nothing_when_it_is_played_again(guarded: Guarded) -> None:
+    recorded: list[Any] = []
+
+    class Recorder:
+        def __init__(self, call: Any) -> None:
+            self._call = call
+
+        async def write(self, message: Any) -> None:
+            recorded.append(message)
+            await self._call.write(message)
+
+        async def read(self) -> Any:
+            return await self._call.read()
+
+    dialler = guarded.dialler("frontend f0", RIGHT)
+    async with dialler.connect(guarded.address) as channel:
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Session()
+        await dialler.meet(Recorder(call), scheduler_pb2.SessionRequest, FRONTENDS, guarded.address, known=True)
+        call.cancel()
+        assert [message.handshake.WhichOneof("step") for message in recorded] == ["introduction", "proof"]
+        again = scheduler_pb2_grpc.SchedulerServiceStub(channel).Session()
+        for message in recorded:
+            await again.write(message)
+        assert (await again.read()).HasField("handshake")
+        with pytest.raises(grpc.aio.AioRpcError, match="does not know the cluster secret") as e:
+            await again.read()
+        assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_proof_for_one_service_is_none_for_another(guarded: Guarded) -> None:
+    dialler = guarded.dialler("worker w0", RIGHT)
+    async with dialler.connect(guarded.address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+        with pytest.raises(Unauthenticated):
+            await dialler.meet(call, worker_pb2.AttachRequest, FRONTENDS, guarded.address, known=True)
+
+
+async def test_whoever_stands_between_cannot_pass_the_proof_on(guarded: Guarded) -> None:
+    """Sent to another address by the registry, a caller says so, and the scheduler does not answer for that one."""
+    dialler = guarded.dialler("worker w0", RIGHT)
+    async with dialler.connect(guarded.address) as channel:
+        for address, text in (
+            (guarded.address, ""),
+            ("127.0.0.1:9", "which is not scheduler s0 at .*: somebody stands between"),
+        ):
+            call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+            if not text:
+                await dialler.meet(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
+                continue
+            with pytest.raises(grpc.aio.AioRpcError, match=text):
+                await dialler.meet(call, worker_pb2.AttachRequest, WORKERS, address, known=False)
+
+
+async def test_a_secret_is_exchanged_while_everybody_works(guarded: Guarded, tmp_path: Path) -> None:
+    _, old = await guarded.worker("w0", RIGHT)
+    _write(tmp_path / "secret", RIGHT, NEXT)  # accepted
+    _, early = await guarded.worker("w1", NEXT, RIGHT)
+    _write(tmp_path / "secret", NEXT, RIGHT)  # shown
+    assert await _served(guarded, RIGHT, NEXT) == oracle(PROMPT, len(PROMPT) + 12, eos=True)
+    _write(tmp_path / "secret", NEXT)  # the old one is gone
+    with pytest.raises(Unauthenticated):
+        await guarded.worker("w2", RIGHT)
+    assert not old.done()
+    assert not early.done()
+    await _end(old, early)
+
+
+async def test_a_caller_that_wants_proof_of_a_scheduler_without_a_secret_is_told(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as open_to_all:
+        with pytest.raises(grpc.aio.AioRpcError, match="scheduler s0 has none: set its cluster_secret_file") as e:
+            await open_to_all.worker("w0", RIGHT)
+        assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_operators_questions_need_the_secret_too(guarded: Guarded) -> None:
+    question = scheduler_pb2.AdministerRequest(get_status={})
+    async with grpc.aio.insecure_channel(guarded.address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        call = stub.Administer()
+        await call.write(question)
+        with pytest.raises(grpc.aio.AioRpcError, match="opened with get_status"):
+            await call.read()
+        call = stub.Administer()
+        dialler = guarded.dialler("frontend f0", RIGHT)
+        await dialler.meet(call, scheduler_pb2.AdministerRequest, FRONTENDS, guarded.address, known=True)
+        await call.write(question)
+        assert [service.id for service in (await call.read()).status.services] == ["s0"]
+
+
+async def test_strangers_who_say_nothing_are_not_waited_for(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.rpc.trust.door.TIMEOUT_S", 0.2)
+    async with grpc.aio.insecure_channel(guarded.address) as channel:
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
+        await call.write(_introduced("worker w0"))
+        assert (await call.read()).HasField("handshake")
+        with pytest.raises(grpc.aio.AioRpcError, match="no proof of the cluster secret within"):
+            await call.read()
+
+
+@pytest.mark.parametrize("fields", [{}, {"tls": {"ca": "/nowhere"}}])
+async def test_a_scheduler_does_not_listen_to_other_machines_without_knowing_who_calls(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"host: scheduler s0 would listen on 0\.0\.0\.0 to anybody"):
+        async with scheduler(tmp_path, host="0.0.0.0", **fields):
+            pass
+
+
+@pytest.mark.parametrize("fields", [{"insecure": True}, {"secrets": (RIGHT,)}])
+async def test_it_does_with_a_secret_or_when_told_so(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with scheduler(tmp_path, *fields.pop("secrets", ()), host="0.0.0.0", **fields):
+        pass
+
+
+def _introduced(name: str) -> worker_pb2.AttachRequest:
+    introduction = handshake_pb2.Introduction(name=name, nonce=bytes(32))
+    return worker_pb2.AttachRequest(handshake=handshake_pb2.Handshake(introduction=introduction))
