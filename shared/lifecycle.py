@@ -24,6 +24,7 @@ EXIT_STARTUP_ERROR = 2
 EXIT_FORCED = 130
 CANCEL_AGAIN_S = 3.0
 _own_process: list[bool] = []  # anything: run() has it to itself
+_watchdogs: list[Watchdog] = []  # that of run()
 
 
 class Shutdown:
@@ -73,7 +74,7 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
         shutdown = Shutdown()
         shutdown.install()
         watchdog = Watchdog()
-        watchdog.start()
+        _watchdogs.append(watchdog)
         try:
             await service(shutdown)
         finally:
@@ -95,9 +96,12 @@ def keep_for_good() -> None:
 
 
 def announce(role: str, name: str, **addresses: str) -> None:
-    """Tells whoever started this process, on stdout, that it serves and where."""
+    """Tells whoever started this process, on stdout, that it serves and where. From now on its loop has to
+    turn: before, it may read a large library from a slow disk."""
     where = "".join(f" {kind}={address}" for kind, address in addresses.items())
     print(f"quire-{role} ready id={name}{where}", flush=True)
+    for watchdog in _watchdogs:
+        watchdog.start()
 
 
 async def first(*contenders: Awaitable[Any]) -> None:

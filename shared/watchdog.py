@@ -13,6 +13,8 @@ import os
 import sys
 import threading
 
+from shared import logs
+
 TURN_S = 1.0
 MOST_TURNS = 60  # without one of the loop; Kubernetes gives up a process after as long
 EXIT_STUCK = 3
@@ -28,12 +30,14 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
+        """From the loop's thread."""
         self._turn()
         self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _turn(self) -> None:
         self._num_turns += 1
@@ -49,4 +53,5 @@ class Watchdog:
                 print(f"quire: the event loop has stood still for {MOST_TURNS * TURN_S:g} s:", file=sys.stderr)
                 sys.stderr.flush()
                 faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+                logs.flush()
                 os._exit(EXIT_STUCK)

@@ -15,6 +15,7 @@ THREADS = {  # each with what sees its end
     "services/worker/ahead.py": "nobody: it fills a cache ahead of time, and the first step does so where it did not",
     "services/worker/structured/background.py": "the future of each job",
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
+    "shared/logs.py": "the count of lines that were left out",
     "shared/metrics/base.py": "the scrape, which fails",
     "shared/watchdog.py": "nobody: it reads one number and ends the process",
 }

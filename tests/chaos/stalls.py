@@ -33,9 +33,11 @@ from tests.chaos.conftest import leaves_nothing_behind, services
 from tests.chaos.streams import Stream, greedy, prompts
 from tests.e2e.conftest import running_cluster
 
+Said = tuple[dict[int, list[int]], dict[int, str], dict[int, str]]  # by sample: ids, text, finish
+
 SERVICES = ("frontend", "worker", "scheduler")
 SECONDS = (1.0, 7.0, 20.0, 40.0)
-MOMENT_S = 1.5  # after the start of the streams, at most
+LATEST_MOMENT = 0.8  # of all tokens
 END_S = 120.0  # after a stall, for streams and sessions
 SETTINGS = {
     "worker": {"num_blocks": 4000, "threads": 1},
@@ -71,6 +73,9 @@ class PatientClient(AsyncClient):
         self._channel = grpc.aio.insecure_channel(address)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
+    async def connected(self) -> None:
+        await self._channel.channel_ready()
+
 
 class Lane:
     """One cluster, disturbed by one stall after the other."""
@@ -79,7 +84,7 @@ class Lane:
         self._cluster = cluster
         self._prompts = prompts()[:num_streams]
 
-    async def undisturbed(self) -> list[tuple[object, ...]]:
+    async def undisturbed(self) -> list[Said]:
         """What the streams say when nothing happens."""
         client = PatientClient(self._cluster.grpc_address)
         streams = [Stream(prompt, greedy(0)) for prompt in self._prompts]
@@ -88,13 +93,14 @@ class Lane:
         assert not any(stream.error for stream in streams)
         return [stream.said for stream in streams]
 
-    async def disturb(self, stall: Stall, said: Sequence[tuple[object, ...]]) -> Outcome:
+    async def disturb(self, stall: Stall, said: Sequence[Said]) -> Outcome:
         outcome = Outcome(stall, num_streams=len(self._prompts))
         pids, cached = self._pids(), await asyncio.to_thread(self._num_cached)
         client = PatientClient(self._cluster.grpc_address)
         streams = [Stream(prompt, greedy(0)) for prompt in self._prompts]
+        await client.connected()
         tasks = [asyncio.ensure_future(stream.run(client)) for stream in streams]
-        await asyncio.sleep(random.Random(repr(stall)).uniform(0, MOMENT_S))
+        await self._moment(stall, streams, said)
         outcome.num_stopped_midway = sum(not task.done() for task in tasks)
         await self._stop(stall)
         ended_s = time.monotonic()
@@ -110,10 +116,18 @@ class Lane:
         outcome.faults += ["other text" for stream, want in zip(streams, said, strict=True) if stream.said != want]
         if self._pids() != pids:
             outcome.faults.append("another process")
-        elif not outcome.faults and (kept := await asyncio.to_thread(self._num_cached)) < cached:
-            outcome.faults.append(f"{cached} blocks cached before, {kept} after")
+        elif not outcome.faults and not await asyncio.to_thread(self._keeps, cached):
+            outcome.faults.append(f"{cached} blocks cached before, fewer after")
         outcome.pause_s = max(stream.longest_gap_s for stream in streams)
         return outcome
+
+    async def _moment(self, stall: Stall, streams: Sequence[Stream], said: Sequence[Said]) -> None:
+        """Returns when so many tokens have come, which may be none."""
+        share = random.Random(repr(stall)).uniform(0, LATEST_MOMENT)
+        until = share * sum(len(ids) for token_ids, *_ in said for ids in token_ids.values())
+        while sum(len(ids) for stream in streams for ids in stream.token_ids.values()) < until:
+            assert not any(stream.error for stream in streams)
+            await asyncio.sleep(0.002)
 
     def _pids(self) -> list[int | None]:
         return [process.pid for process in self._cluster.processes]
@@ -136,6 +150,15 @@ class Lane:
 
     def _num_cached(self) -> int:
         return sum(worker.blocks.cached for worker in self._workers())
+
+    def _keeps(self, cached: int) -> bool:
+        """Soon: a worker whose session has ended is on its way back with its blocks."""
+        deadline_s = time.monotonic() + 15
+        while self._num_cached() < cached:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.1)
+        return True
 
     def _await_sessions(self, outcome: Outcome, ended_s: float) -> None:
         """The frontend lists its scheduler, and the scheduler a worker that is ready."""
@@ -162,7 +185,7 @@ async def programme(stalls: Sequence[Stall], num_lanes: int, num_streams: int) -
     left = list(stalls)
     outcomes: list[Outcome] = []
 
-    async def drive(lane: Lane, said: Sequence[tuple[object, ...]]) -> None:
+    async def drive(lane: Lane, said: Sequence[Said]) -> None:
         while left:
             outcome = await lane.disturb(left.pop(), said)
             outcomes.append(outcome)

@@ -41,7 +41,7 @@ class Stream:
         return max((b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
 
     @property
-    def said(self) -> tuple[object, ...]:
+    def said(self) -> tuple[dict[int, list[int]], dict[int, str], dict[int, str]]:
         return self.token_ids, self.text, self.finish
 
     async def run(self, client: AsyncClient) -> None:

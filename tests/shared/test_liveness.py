@@ -19,7 +19,7 @@ from shared import lifecycle, watchdog
 watchdog.TURN_S, watchdog.MOST_TURNS = 0.05, 10
 
 async def service(shutdown):
-    print("ready", flush=True)
+    lifecycle.announce("test", "t")
 {body}
 
 sys.exit(lifecycle.run(service))
@@ -31,7 +31,7 @@ def start(body: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM.format(body=lines)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    assert process.stdout.readline() == "quire-test ready id=t\n"
     return process
 
 
