@@ -72,6 +72,7 @@ class Generation:
         self._samples = [self._new_sample(index, tokenizer, silent, shown) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
+        self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
         self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
         self._queue_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -182,9 +183,9 @@ class Generation:
         measures.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
         n = self.request.sampling.n
         prompt = sample.index // n
-        siblings = self._samples[prompt * n : prompt * n + n]
-        if all(sibling.done for sibling in siblings):
-            measures.prompt_ended(self._metrics, self.prepared[prompt], siblings)
+        self._num_unfinished[prompt] -= 1
+        if not self._num_unfinished[prompt]:
+            measures.prompt_ended(self._metrics, self.prepared[prompt], self._samples[prompt * n : prompt * n + n])
 
     def _expire(self) -> None:
         self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE)

@@ -75,8 +75,7 @@ class Generator:
         )
 
     def _checked(self, request: Request) -> Request:
-        self._catalogue.check(request.model)
-        self._processor.check(request)
+        self._processor.check(request, self._catalogue.entry(request.model).max_model_len)
         request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
         self._formats.check(request)
         return self._constrained(request)

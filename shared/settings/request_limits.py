@@ -11,6 +11,7 @@ class RequestLimits:
     services/frontend/README.md says what each is for."""
 
     max_values: int = 262_144  # a JSON body's values, and the fields of a gRPC message: more than a prompt's token ids
+    max_keys: int = 65_536  # of these, names of fields, which cost four times as much as other values
     max_depth: int = 128  # brackets in brackets
     max_messages: int = 4096  # of a conversation; items of `input`, documents
     max_parts: int = 16_384  # of all messages together: content parts and tool calls

@@ -6,6 +6,7 @@ The same for every edge: fields go by the names that clients know.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sized
+from itertools import chain
 from typing import Any
 
 from shared.errors import InvalidArgument
@@ -24,7 +25,10 @@ ENTRIES = {
     "choice": "max_choices",
     "metadata": "max_metadata",
 }
+MOST_FIELDS = 256  # there are not half as many
 MOST_IN_KEY, MOST_IN_VALUE = 64, 512  # characters of metadata, OpenAI's own bounds
+NUMBERS = ("allowed_token_ids", "logprob_token_ids", "prompt_logprob_token_ids", "stop_token_ids", "tokens")
+LONG = 1024
 WORDS = ("stop", "stop_sequences", "bad_words")
 FORMS = (
     "tools",
@@ -65,7 +69,10 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
     """Of a parsed JSON body of so many bytes, before its fields are looked at one by one."""
     if not isinstance(body, dict):
         return
+    if len(body) > MOST_FIELDS:
+        raise InvalidArgument(f"the body has {len(body)} fields; at most {MOST_FIELDS} are taken.", field="body")
     check_entries(body.items(), limits)
+    _check_numbers(body)
     outputs = body.get("structured_outputs")
     if isinstance(outputs, dict):
         check_entries(outputs.items(), limits)
@@ -78,6 +85,21 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
     _check_parts(body, limits)
     if num_bytes > limits.max_form_characters:
         _check_forms(body, limits)
+
+
+def _check_numbers(body: Mapping[str, Any]) -> None:
+    """Whoever looks at a long list more closely words every wrong entry of it, which takes seconds."""
+    for name in NUMBERS:
+        given = body.get(name)
+        if isinstance(given, list) and len(given) > LONG:
+            inner = [*chain.from_iterable(filter(_is_list, given))] if isinstance(given[0], list) else []
+            kinds = {*map(type, given), *map(type, inner)}
+            if not kinds <= ({int, list} if inner else {int}):
+                raise InvalidArgument(f"{name} must hold token ids, which are integers.", field=name)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 def _check_metadata(metadata: Any) -> None:

@@ -22,25 +22,29 @@ OPENING, CLOSING = b"[{", b"]}"
 
 def check(text: bytes, limits: RequestLimits) -> Iterator[None]:
     """Yields now and then; raises InvalidArgument. Of what is no JSON it may say anything."""
-    opened = values = 0
+    opened = values = keys = 0
     for start in range(0, len(text), SLICE_BYTES):
         brackets = sum(text.count(byte, start, start + SLICE_BYTES) for byte in (b"[", b"{"))
         opened += brackets
         values += brackets + text.count(b",", start, start + SLICE_BYTES)
+        keys += text.count(b":", start, start + SLICE_BYTES)
         yield
-    if values > limits.max_values or opened > limits.max_depth:
+    if values > limits.max_values or keys > limits.max_keys or opened > limits.max_depth:
         yield from _check_exactly(text, limits)
 
 
 def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
-    depth = values = 0
+    depth = values = keys = 0
     for piece in _without_strings(text):
         codes = np.frombuffer(piece, np.uint8)
         steps = np.isin(codes, [*OPENING]).astype(np.int32)
         values += int(steps.sum()) + piece.count(b",")
+        keys += piece.count(b":")
         steps -= np.isin(codes, [*CLOSING])
         if values > limits.max_values:
             raise InvalidArgument(f"the body holds more than {limits.max_values} values (max_values).", field="body")
+        if keys > limits.max_keys:
+            raise InvalidArgument(f"the body holds more than {limits.max_keys} named fields (max_keys).", field="body")
         deepest = depth + int(np.cumsum(steps).max(initial=0))
         if deepest > limits.max_depth:
             found = f"the body is nested {deepest} levels deep or more"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from shared.errors import InvalidArgument
@@ -15,6 +16,7 @@ from shared.settings.request_limits import RequestLimits
 
 SLICE_FIELDS = 4096  # 2 to 4 ms
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 FIXED = {FIXED64: 8, FIXED32: 4}
 
 
@@ -30,8 +32,7 @@ def check(data: bytes, kind: Any, limits: RequestLimits) -> Iterator[None]:
         while position < end:
             count += 1
             if count > limits.max_values:
-                text = f"the message holds more than {limits.max_values} fields (max_values)."
-                raise InvalidArgument(text, field="message")
+                raise _too_many(limits)
             if count % SLICE_FIELDS == 0:
                 yield
             tag, position = _varint(data, position)
@@ -43,11 +44,24 @@ def check(data: bytes, kind: Any, limits: RequestLimits) -> Iterator[None]:
                     field = inside.fields_by_number.get(tag >> 3)
                     if field is not None and field.type == FieldDescriptor.TYPE_MESSAGE:
                         stack.append((position, min(position + length, end), field.message_type))
+                    elif field is not None and field.type not in TEXTS:
+                        count += _num_varints(data, position, min(position + length, end))
+                        if count > limits.max_values:
+                            raise _too_many(limits)
                     position += length
                 case fixed if fixed in FIXED:
                     position += FIXED[fixed]
                 case _:
                     return
+
+
+def _too_many(limits: RequestLimits) -> InvalidArgument:
+    return InvalidArgument(f"the message holds more than {limits.max_values} values (max_values).", field="message")
+
+
+def _num_varints(data: bytes, start: int, end: int) -> int:
+    """In a list that is packed, of numbers or of bits."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end - start, start) < 128)) if end > start else 0
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

@@ -12,8 +12,10 @@ from starlette.responses import Response
 
 from services.frontend.bounds import counts, json_scan
 from services.frontend.bounds.heavy import HeavyWork, in_steps
+from services.frontend.http.disconnect import while_connected
 from shared.settings.request_limits import RequestLimits
 
+CLIENT_GONE = 499  # nobody reads it
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -58,7 +60,9 @@ class BodyBounds:
             await self._check(read, num_bytes)
             if at_once:
                 return await handler(read)
-        return await handler(read)
+        async with while_connected(request.receive):
+            return await handler(read)
+        return Response(status_code=CLIENT_GONE)
 
     def route(self, *, at_once: bool = True) -> type[APIRoute]:
         """The kind of route whose bodies are read here."""

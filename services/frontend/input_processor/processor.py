@@ -65,9 +65,11 @@ class InputProcessor:
     def close(self) -> None:
         self._grammar_door.close()
 
-    def check(self, request: Request) -> None:
-        """What can be refused without tokenizing and without knowing the workers."""
+    def check(self, request: Request, max_model_len: int = 0) -> None:
+        """What can be refused without tokenizing and without knowing the workers, or only what they said last."""
         prompts.check(request, self._bounds)
+        for prompt in request.prompts:
+            self._check_characters(prompt, max_model_len)
         sampling_rules.check(request.sampling)
         prompt_limits.check_truncation_side(request.truncation_side)
         if request.num_samples > self._max_samples:
@@ -163,8 +165,7 @@ class InputProcessor:
         return await self._ids_of(prompt, max_model_len)
 
     async def _ids_of(self, prompt: Prompt, max_model_len: int, enough: int | None = None) -> list[int]:
-        if max_model_len and not isinstance(prompt, TokenPrompt):
-            prompts.check_characters(prompt, max_model_len, self._tokenizer.longest_token)
+        self._check_characters(prompt, max_model_len)
         match prompt:
             case TokenPrompt(token_ids):
                 return list(token_ids)
@@ -173,6 +174,11 @@ class InputProcessor:
             case ChatPrompt():
                 text, framed = await self._tokenizer.text_of(prompt), prompt.add_special_tokens
                 return await self._tokenizer.encode(text, add_special_tokens=framed, enough=enough)
+
+    def _check_characters(self, prompt: Prompt, max_model_len: int) -> None:
+        """`max_model_len`: 0 while nobody knows it."""
+        if max_model_len and not isinstance(prompt, TokenPrompt):
+            prompts.check_characters(prompt, max_model_len, self._tokenizer.longest_token)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)

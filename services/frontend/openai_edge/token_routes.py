@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
 from services.frontend.http.body import BodyBounds
@@ -26,20 +28,21 @@ class TokenRoutes:
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self.router = APIRouter(tags=["tokens"], route_class=bounds.route(at_once=False))
-        self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"])
+        self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
         self.router.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeBody) -> Response:
         body.refuse_unknown()
         entry = self._catalogue.entry(body.model)
         token_ids = await self._processor.tokenize(_prompt(body), entry.max_model_len)
         names = [self._tokenizer.token_name(i) for i in token_ids] if body.return_token_strs else None
-        return {
+        answer = {
             "count": len(token_ids),
             "max_model_len": entry.max_model_len,
             "tokens": token_ids,
             "token_strs": names,
         }
+        return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would look at every id
 
     async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         body.refuse_unknown()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.bounds import json_scan, wire_scan
+from services.frontend.bounds import counts, json_scan, wire_scan
+from services.frontend.tokenizer import encoder
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
@@ -26,6 +29,7 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, schedu
 
 SMALL = {
     "max_values": 3000,
+    "max_keys": 200,
     "max_depth": 20,
     "max_messages": 10,
     "max_parts": 15,
@@ -59,6 +63,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 PARTS = {"role": "user", "content": [{"type": "text", "text": "x"}] * 8}
 TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
     "values": ("/v1/completions", {"prompt": [1] * 3001}, "more than 3000 values (max_values)"),
+    "keys": ("/v1/completions", {"prompt": "x", "logit_bias": {str(i): 1 for i in range(201)}}, "200 named fields"),
     "depth": (
         "/v1/chat/completions",
         {"messages": [MESSAGE], "chat_template_kwargs": nested(30)},
@@ -86,6 +91,12 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
         "/v1/messages",
         {"messages": [MESSAGE], "max_tokens": 1, "stop_sequences": ["a"] * 5},
         "stop_sequences has 5 entries",
+    ),
+    "texts for ids": ("/detokenize", {"tokens": ["x"] * 1025}, "tokens must hold token ids, which are integers"),
+    "texts for named tokens": (
+        "/v1/completions",
+        {"prompt": "x", "prompt_logprob_token_ids": [[1], ["x"]] * 513},
+        "prompt_logprob_token_ids must hold token ids",
     ),
     "stop tokens": ("/v1/completions", {"prompt": "x", "stop_token_ids": [1] * 7}, "stop_token_ids has 7 entries"),
     "bad words": ("/v1/completions", {"prompt": "x", "bad_words": ["b"] * 8}, "bad_words has 8 entries; at most 7"),
@@ -148,9 +159,10 @@ CALLS: dict[str, tuple[Any, str]] = {
         ),
         "choice has 10 entries",
     ),
-    "ids": (pb.GenerateRequest(token_ids={"ids": [1] * 3001}), "ids has 3001 entries"),
+    "ids": (pb.GenerateRequest(token_ids={"ids": [1] * 3001}), "ids has 3001 entries; at most 3000"),
+    "many ids": (pb.GenerateRequest(token_ids={"ids": [300] * 9000}), "more than 3000 values (max_values)"),
     "characters": (pb.GenerateRequest(text="x" * 100_000), "your prompt has 100000 characters"),
-    "fields": (pb.ChatRequest(messages=[pb.ChatMessage()] * 4000), "more than 3000 fields (max_values)"),
+    "fields": (pb.ChatRequest(messages=[pb.ChatMessage()] * 4000), "more than 3000 values (max_values)"),
 }
 
 
@@ -188,6 +200,42 @@ async def test_a_message_that_is_none_is_an_invalid_argument(frontend: Running) 
             pass
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "GenerateRequest" in (refused.value.details() or "")
+
+
+def test_fields_without_end_are_refused_before_they_are_looked_at() -> None:
+    with pytest.raises(InvalidArgument, match="the body has 300 fields; at most 256 are taken"):
+        counts.check_body({f"x{i}": 1 for i in range(300)}, 3000, RequestLimits())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nothing_is_tokenized_for_a_client_that_has_left(
+    frontend: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 100)
+    tokenizing, pieces, begun, go_on = frontend.frontend._tokenizer._encoder, [], threading.Event(), threading.Event()
+
+    def encode(text: str, _framed: bool) -> list[int]:
+        pieces.append(text)
+        begun.set()
+        go_on.wait(10)
+        return [1]
+
+    monkeypatch.setattr(tokenizing, "_encode", encode)
+    body = json.dumps({"prompt": "hello world " * 300}).encode()
+    host, _, port = frontend.frontend.http_address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    writer.write(head % len(body) + body)
+    await asyncio.to_thread(begun.wait, 10)
+    writer.close()
+    await writer.wait_closed()
+    for _ in range(3):  # the loop has seen that it is gone
+        assert (await frontend.http.get("/version")).status_code == 200
+    go_on.set()
+    monkeypatch.undo()
+    assert (await frontend.http.post("/tokenize", json={"prompt": "hello world " * 200})).status_code == 200
+    assert len(pieces) <= 2
 
 
 def test_limits_are_settings() -> None:
@@ -261,7 +309,7 @@ def test_fields_are_counted_without_parsing() -> None:
     fields = 100 * (1 + 1 + 3 * 2)
     data = message.SerializeToString()
     assert not [*wire_scan.check(data, pb.ChatRequest.DESCRIPTOR, RequestLimits(max_values=fields))]
-    with pytest.raises(InvalidArgument, match=f"more than {fields - 1} fields"):
+    with pytest.raises(InvalidArgument, match=f"more than {fields - 1} values"):
         for _ in wire_scan.check(data, pb.ChatRequest.DESCRIPTOR, RequestLimits(max_values=fields - 1)):
             pass
 
@@ -274,7 +322,7 @@ def test_any_bytes_are_left_to_the_parser() -> None:
             for _ in wire_scan.check(data, pb.ChatRequest.DESCRIPTOR, RequestLimits(max_values=5)):
                 pass
         except InvalidArgument:
-            assert len(data) > 10
+            assert len(data) > 5
 
 
 async def test_work_on_large_bodies_leaves_the_loop_to_others() -> None:

@@ -1,0 +1,36 @@
+"""How much memory processes have, and had at most (proc(5): VmRSS, VmHWM; 5 in clear_refs forgets the latter)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def _kilobytes(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bytes, of all processes together."""
+
+    most: int
+    after: int
+
+
+class Memory:
+    """From its making on."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = tuple(pids)
+        for pid in self._pids:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+        self._before = {pid: _kilobytes(pid, "VmRSS") for pid in self._pids}
+
+    def growth(self) -> Growth:
+        def grown(name: str) -> int:
+            return 1024 * sum(_kilobytes(pid, name) - self._before[pid] for pid in self._pids)
+
+        return Growth(grown("VmHWM"), grown("VmRSS"))
