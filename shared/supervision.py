@@ -41,9 +41,9 @@ async def vital(name: str, work: Awaitable[None], may_end: Callable[[], bool] = 
         raise Internal(f"{name} ended, and nobody asked for that")
 
 
-async def restarted(name: str, work: Callable[[], Awaitable[object]]) -> NoReturn:
+async def restarted(name: str, work: Callable[[], Awaitable[object]], *, is_needed: bool = True) -> NoReturn:
     """Runs `work` for ever. Raises FailedPrecondition of it, which no restart can mend, and Internal when it does not
-    stay up."""
+    stay up and `is_needed`: where the process is of use without it, it is tried on."""
     loop = asyncio.get_running_loop()
     num_restarts = 0
     while True:
@@ -51,10 +51,10 @@ async def restarted(name: str, work: Callable[[], Awaitable[object]]) -> NoRetur
         reason = await _end_of(work)
         if loop.time() - began_s >= STEADY_S:
             num_restarts = 0
-        if num_restarts == MOST_RESTARTS:
+        if is_needed and num_restarts == MOST_RESTARTS:
             raise Internal(f"{name} ended {num_restarts + 1} times in a row, the last time because {reason}")
         pause_s = min(FIRST_PAUSE_S * 2**num_restarts, LONGEST_PAUSE_S)
-        num_restarts += 1
+        num_restarts = min(num_restarts + 1, MOST_RESTARTS)
         log.error("a task ended and starts again", task=name, reason=reason, pause_s=pause_s)
         await asyncio.sleep(pause_s)
 

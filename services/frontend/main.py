@@ -219,10 +219,10 @@ class Frontend:
             restarted("liveness", lambda: self._liveness.run(self._grpc.set_alive)),
             vital("the sessions with schedulers", self._client.run()),
             restarted("health", self._report_health),
-            restarted("loop delay", lambda: watch_loop_delay(self.metrics)),
+            restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
         ]
         if self._directory is not None:
-            background.append(restarted("directory", self._directory.run))
+            background.append(restarted("directory", self._directory.run, is_needed=False))
         await first(http, *background, self._drain_when_asked(http))
 
     async def _report_health(self) -> None:

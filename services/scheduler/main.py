@@ -95,7 +95,7 @@ class Scheduler:
             restarted("health", lambda: _report_health(self.server, self.status)),
         ]
         if self.directory is not None:
-            loops.append(restarted("prefix directory", self.directory.run))
+            loops.append(restarted("prefix directory", self.directory.run, is_needed=False))
         await lifecycle.first(self._serve(), *loops)
 
     async def _serve(self) -> None:

@@ -58,6 +58,12 @@ def test_a_process_that_was_stopped_goes_on() -> None:
     assert (process.returncode, errors) == (0, "")
 
 
+def test_a_part_that_ends_unasked_ends_the_process_with_a_reason() -> None:
+    process = start("from shared.supervision import vital\nawait vital('the door', asyncio.sleep(0))")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, "quire: the door ended, and nobody asked for that\n")
+
+
 class Work:
     """Pieces that are there and pieces that are done."""
 

@@ -67,6 +67,22 @@ async def test_a_task_that_does_not_stay_up_ends_the_process_with_a_reason(end: 
         await restarted("work", end)
 
 
+async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
+    tried = asyncio.Event()
+    num_starts = 0
+
+    async def work() -> None:
+        nonlocal num_starts
+        num_starts += 1
+        if num_starts > 3 * supervision.MOST_RESTARTS:
+            tried.set()
+        raise ValueError("no")
+
+    task = asyncio.ensure_future(restarted("work", work, is_needed=False))
+    await asyncio.wait_for(tried.wait(), 20)
+    task.cancel()
+
+
 async def test_what_no_restart_can_mend_is_raised() -> None:
     async def misfit() -> None:
         raise FailedPrecondition("another model")
