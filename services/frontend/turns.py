@@ -31,8 +31,8 @@ class Turns:
             self._waiting.append(turn)
             await turn
         else:
-            self._is_taken = True
             loop.call_soon(self._advance)
+            self._is_taken = True  # only now: who waits is called by nobody else
 
     def refused(self) -> None:
         """Somebody was turned away in this turn of the loop; others may stand behind."""
@@ -40,16 +40,20 @@ class Turns:
 
     def _advance(self) -> None:
         """Whoever had this turn has done what it does without waiting."""
-        if self._waiting and self._refusals_go_first():
-            asyncio.get_running_loop().call_soon(self._advance)
+        self._is_taken = False
+        if not self._waiting:
             return
+        asyncio.get_running_loop().call_soon(self._advance)
+        self._is_taken = True
+        if not self._refusals_go_first():
+            self._call_next()
+
+    def _call_next(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():  # it was not cancelled
-                asyncio.get_running_loop().call_soon(self._advance)
                 turn.set_result(None)
                 return
-        self._is_taken = False
 
     def _refusals_go_first(self) -> bool:
         if not self._has_refused:

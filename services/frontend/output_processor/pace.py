@@ -41,9 +41,9 @@ class Pace:
 
     def ring(self, reader: Reader) -> None:
         """`reader` has news and waits."""
-        self._waiting.append(reader)
         if not self._is_due:
             self._call_for_round()
+        self._waiting.append(reader)
 
     def returned(self, reader: Reader) -> None:
         """`reader` has written, or goes."""
@@ -57,12 +57,12 @@ class Pace:
                 self._end()
 
     def _call_for_round(self) -> None:
-        self._is_due = True
         loop, rest_s = asyncio.get_running_loop(), self._next_s - perf_counter()
         if rest_s > 0:
             loop.call_later(rest_s, self._begin)
         else:
             loop.call_soon(self._begin)  # when all of this step have their news
+        self._is_due = True  # only now: a round that was not called for would be waited for by all, for ever
 
     def _begin(self) -> None:
         self._round += 1

@@ -1,0 +1,214 @@
+"""Whatever goes wrong on a request's way, wherever: its client hears of an end, and nothing of it is left behind.
+
+`QUIRE_FAULTS=all` tries every call of the way; else some of them are drawn, the same in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+import services.frontend
+from shared.pb.common.v1.sampling_pb2 import BeamSearch, SamplingParams, StructuredOutput
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.faults import Faults
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+pytestmark = pytest.mark.timeout(600)
+
+TRIES = 30
+PATIENCE_S = 30.0
+
+# What the others rely on: these give back, and tell the reader.
+GIVES_BACK = frozenset(
+    {
+        "Lease.release",
+        "Lease.__exit__",
+        "Admission.add",
+        "Call.__exit__",
+        "Generation.__exit__",
+        "Generation._close",
+        "Generation._is_late",
+        "Generation._fail",
+        "SchedulerClient.cancel",
+        "SchedulerClient._fail",
+        "Session.withdraw",
+        "Session._waits_no_more",
+        "Session._cancel",
+        "WaitingRoom.leave",
+        "WaitingRoom._end",
+        "Mailbox.fail",
+        "Mailbox.wake",
+        "Mailbox.close",
+        "Sample._end",
+        "Sample.on_end",
+        "Generation.on_done",
+        "Pace.returned",
+        "Pace._begin",
+        "Pace._end",
+        "Pace._call_for_round",
+        "Outcome.lose",
+    }
+)
+# Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
+ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/loop_delay.py", "/directory/", "/http/protocol.py")
+
+Ask = Callable[[Running], Awaitable[None]]
+
+
+def over_http(path: str, body: dict[str, Any]) -> Ask:
+    async def ask(frontend: Running) -> None:
+        named = {"model": frontend.frontend._catalogue.name} if path == "/v1/messages" else {}
+        try:
+            reply = await frontend.http.post(path, json={**named, **body})
+        except httpx.TransportError:
+            return  # the end of a connection is an end
+        if reply.status_code == 200 and body.get("stream"):
+            text = reply.text
+            assert any(end in text for end in ("[DONE]", "error", "message_stop", "response.completed")), text
+
+    return ask
+
+
+def over_grpc(message: pb.GenerateRequest | pb.ChatRequest, **options: Any) -> Ask:
+    async def ask(frontend: Running) -> None:
+        stub = frontend.inference
+        method = stub.Generate if isinstance(message, pb.GenerateRequest) else stub.Chat
+        finished = set()
+        try:
+            async for delta in method(message, **options):
+                if delta.finish_reason:
+                    assert delta.index not in finished, "one end for each"
+                    finished.add(delta.index)
+        except grpc.aio.AioRpcError:
+            return
+        assert len(finished) == (message.sampling.n or 1)
+
+    return ask
+
+
+SAMPLING = SamplingParams(max_tokens=6, n=2, seed=3, logprobs=1, stop=["zzz"], ignore_eos=True)
+TALK = [{"role": "user", "content": "hello"}]
+FORM = StructuredOutput(regex="[a-z]{1,5}")
+SEARCH = SamplingParams(max_tokens=4, n=2, beam_search=BeamSearch(width=2))
+CHAT = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="hello")], sampling=SamplingParams(max_tokens=4))
+WAYS: dict[str, Ask] = {
+    "completions": over_http("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 4, "logprobs": 1}),
+    "completions, streamed": over_http("/v1/completions", {"prompt": "a", "n": 3, "max_tokens": 5, "stream": True}),
+    "chat": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "n": 2, "timeout": 20}),
+    "chat, streamed": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "stream": True}),
+    "responses": over_http("/v1/responses", {"input": "hello", "max_output_tokens": 4}),
+    "responses, streamed": over_http("/v1/responses", {"input": "hello", "max_output_tokens": 4, "stream": True}),
+    "messages": over_http("/v1/messages", {"messages": TALK, "max_tokens": 4}),
+    "messages, streamed": over_http("/v1/messages", {"messages": TALK, "max_tokens": 4, "stream": True}),
+    "Generate": over_grpc(pb.GenerateRequest(text="hello", sampling=SAMPLING), timeout=60),
+    "Generate, a form": over_grpc(
+        pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3, structured_output=FORM))
+    ),
+    "Generate, a search": over_grpc(pb.GenerateRequest(text="x", sampling=SEARCH)),
+    "Chat": over_grpc(CHAT),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of tracebacks tell nothing."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def left_behind(frontend: Running) -> dict[str, Any]:
+    """What is held for requests, by kind; only what is not zero."""
+    parts = frontend.frontend
+    client, admission = parts._client, parts._admission
+    sessions = client._sessions
+    pace = parts._generator._pace
+    held = {
+        "places": admission.num_samples,
+        "tokens": admission.num_tokens,
+        "live": sum(len(session.live) for session in sessions),
+        "load": sum(session.num_tokens_since_view for session in sessions),
+        "waiting": len(client._room) + len(client._room._stay_of),
+        "refused": len(client._refused) + len(client._refused._stay_of),
+        "writing": pace._num_writing + len(pace._waiting),
+        "turns": len(parts._calls.turns._waiting),
+    }
+    return {kind: number for kind, number in held.items() if number}
+
+
+async def until_nothing_is_left(script: ScriptedScheduler, frontend: Running, where: str) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while left_behind(frontend) or script.num_running or not frontend.num_usable_sessions:
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"{left_behind(frontend)}, {script.num_running} run, after a fault at {where}") from None
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) -> None:
+    faults = Faults((Path(services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
+        await WAYS[way](frontend)
+        with faults.at(0):
+            await WAYS[way](frontend)
+        numbers = range(1, faults.num_calls + 1)
+        assert len(numbers) > 50
+        if os.environ.get("QUIRE_FAULTS") != "all":
+            numbers = sorted(random.Random(way).sample(numbers, TRIES))
+        for number in numbers:
+            with faults.at(number):
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        await WAYS[way](frontend)
+                except TimeoutError:
+                    raise AssertionError(f"no end after a fault at {faults.where}") from None
+            await until_nothing_is_left(script, frontend, faults.where)
+        await WAYS[way](frontend)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: Path, way: str) -> None:
+    """Counted in turns of the event loop that it stays: before the headers, while a body is written, behind the end."""
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
+        stay = 0
+        while stay < 400:
+            asking = asyncio.create_task(WAYS[way](frontend))  # type: ignore[arg-type]
+            for _ in range(stay):
+                await asyncio.sleep(0)
+            if asking.done():
+                break
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await until_nothing_is_left(script, frontend, f"turn {stay}")
+            stay += 1 + stay // 8
+        await WAYS[way](frontend)
+    assert stay > 10
+
+
+async def test_a_deadline_at_any_moment_leaves_nothing_behind(folder: Path) -> None:
+    message = pb.GenerateRequest(text="x", sampling=SamplingParams(n=2, max_tokens=300, ignore_eos=True))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
+        for milliseconds in (1, 2, 3, 5, 8, 13, 21, 34, 55):
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                async for _ in frontend.inference.Generate(message, timeout=milliseconds / 1000):
+                    pass
+            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            headers = {"x-request-timeout": str(milliseconds / 1000)}
+            body = {"prompt": "x", "n": 2, "max_tokens": 300, "ignore_eos": True}
+            assert (await frontend.http.post("/v1/completions", json=body, headers=headers)).status_code == 504
+            await until_nothing_is_left(script, frontend, f"{milliseconds} ms")
