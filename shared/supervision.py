@@ -76,7 +76,8 @@ async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
 
 
 class Tasks:
-    """Tasks of one owner, who ends them by close(). One that fails where nobody awaits it is in the log."""
+    """Tasks of one owner, who ends them by close() or hears of their ends. A failure is in the log for those who look
+    closer; a cancellation that nobody asked for is an error there."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()

@@ -63,7 +63,7 @@ class Outcome:
     num_streams: int = 0
     num_stopped_midway: int = 0  # streams that were open when the service stopped
     pause_s: float = 0.0  # longest of any stream, the stall included
-    back_s: float = 0.0  # until the sessions were back, after the stall
+    back_s: float = 0.0  # after the stall, until the streams had ended and the sessions were back
 
 
 class PatientClient(AsyncClient):
@@ -200,8 +200,16 @@ async def programme(stalls: Sequence[Stall], num_lanes: int, num_streams: int) -
 
 def report(outcomes: Sequence[Outcome]) -> str:
     """A table: a row for each service and time."""
-    rows = ["| stopped | for, s | rounds | streams, open | longest pause, s | back after, s: median, most | faults |"]
-    rows.append("|---|---|---|---|---|---|---|")
+    heads = (
+        "stopped",
+        "for, s",
+        "rounds",
+        "streams, open",
+        "longest pause, s",
+        "all back after, s: median, most",
+        "faults",
+    )
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     groups = defaultdict(list)
     for outcome in outcomes:
         groups[outcome.stall.service, outcome.stall.seconds].append(outcome)
