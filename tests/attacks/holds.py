@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -57,9 +58,14 @@ def watched() -> Iterator[Holds]:
 
 @contextlib.asynccontextmanager
 async def frontend() -> AsyncIterator[Target]:
-    script = ScriptedScheduler(count_up, max_model_len=4096)
-    async with scheduler(script), running(bundled.FOLDER, script.address) as started:
-        yield Target(started.frontend.http_address, started.frontend.grpc_address)
+    gc.collect()
+    gc.freeze()  # as a frontend does: what was made before is not to be looked through in the middle of an attack
+    try:
+        script = ScriptedScheduler(count_up, max_model_len=4096)
+        async with scheduler(script), running(bundled.FOLDER, script.address) as started:
+            yield Target(started.frontend.http_address, started.frontend.grpc_address)
+    finally:
+        gc.unfreeze()
 
 
 async def hold(name: str, target: Target) -> Held:

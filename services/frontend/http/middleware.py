@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 from collections.abc import Callable
 
@@ -9,9 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
+LONGEST_PASSING_S = 1.0
+
 
 class BodyLimit:
-    """Bodies of more than `max_bytes` are 413, before they are read where their length is announced."""
+    """Bodies of more than `max_bytes` are 413; nothing of those whose length is announced is kept."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -21,12 +26,16 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        announced = int(headers.get(b"content-length", b"0"))
+        waits = b"expect" in headers  # for leave to send the body
         num_bytes = 0
 
         async def limited() -> Message:
             nonlocal num_bytes
-            self._check(int(announced))
+            if self._max_bytes < announced <= WORTH_AN_ANSWER * self._max_bytes and not waits:
+                await _let_pass(receive)
+            self._check(announced)
             message = await receive()
             num_bytes += len(message.get("body", b""))
             self._check(num_bytes)
@@ -37,6 +46,14 @@ class BodyLimit:
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
+
+
+async def _let_pass(receive: Receive) -> None:
+    """What a client still writes when its connection is closed makes it lose the answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST_PASSING_S):
+            while (await receive()).get("more_body"):
+                pass
 
 
 class ApiKey:

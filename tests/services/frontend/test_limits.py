@@ -162,6 +162,21 @@ async def test_bodies_are_bounded(folder: Path, announced: bool, path: str) -> N
     assert (error["code"], error["message"]) == (413, f"POST {path}: the body has more than 1000 bytes")
 
 
+async def test_a_client_that_sends_too_much_reads_why(folder: Path) -> None:
+    """Though it is still writing when that is clear."""
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address, max_request_bytes=8 << 20) as frontend:
+        assert b" 413 " in await asyncio.to_thread(send_all_then_read, frontend.frontend.http_address, 24 << 20)
+
+
+def send_all_then_read(address: str, length: int) -> bytes:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        connection.sendall(b"connection: close\r\ncontent-length: %d\r\n\r\n" % length + b" " * length)
+        return connection.recv(1000)
+
+
 async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_request_bytes=500) as frontend:
