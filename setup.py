@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from kernels.cpu import build, built  # noqa: E402
 from protos import generate  # noqa: E402
 
+OF_THE_CHECKOUT = {"evals", "training"}  # of the bundled model, whose weights are in the wheel
 ARCH = os.environ.get("KERNELS_ARCH", "native")
 
 
@@ -33,6 +34,7 @@ class BuildPy(build_py):
         root = ROOT if self.editable_mode else Path(self.build_lib)
         if not self.editable_mode:
             shutil.rmtree(root, ignore_errors=True)  # setuptools would keep modules that are gone
+            self.packages = [name for name in self.packages if name.split(".")[0] not in OF_THE_CHECKOUT]
         super().run()
         with tempfile.TemporaryDirectory() as scratch:
             generate.generate(Path(scratch))

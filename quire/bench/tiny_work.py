@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from evals import Split, items
+from evals.item import Item as Question
 from quire import bundled
 from quire.bench.workloads import Item, Workload
-from quire.tiny.skills import Split, items
-from quire.tiny.skills.item import Item as Question
 
 COUNT = 32
 MOST_OUTPUT = 160  # tokens of an answer that has no end
@@ -26,7 +26,7 @@ def work(name: str) -> Workload:
     """Greedy answers, as long as they are known to be."""
     from tokenizers import Tokenizer
 
-    from quire.tiny.train.chat import prompt
+    from training.chat import prompt
 
     tokenizer = Tokenizer.from_file(str(bundled.FOLDER / "tokenizer.json"))
 

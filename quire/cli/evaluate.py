@@ -17,8 +17,13 @@ from quire.cli.flags import human_int
 from quire.client import Client
 from quire.outputs import ToolCall
 from quire.params import SamplingParams
-from quire.tiny.skills import SKILLS, Item, Verdict, check, held_back_items
-from quire.tiny.skills.tools import spell_call
+from shared.errors import FailedPrecondition
+
+try:
+    from evals import SKILLS, Item, Verdict, check, held_back_items
+    from evals.tools import spell_call
+except ModuleNotFoundError as error:
+    raise FailedPrecondition(f"eval: the questions are in the source tree only (no module {error.name})") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 # What is imported here is imported before main() can take care of Ctrl-C; everything else comes later.
 INTERRUPTED = 130  # what shells expect after Ctrl-C
@@ -34,12 +38,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    import argparse
-
     from shared.errors import QuireError
+
+    try:
+        parsed = _parse(arguments)
+        return int(importlib.import_module(COMMANDS[parsed.command][0]).run(parsed))
+    except QuireError as error:
+        print(f"quire: {error.message}", file=sys.stderr)
+        return 1
+
+
+def _parse(arguments: Sequence[str]) -> Namespace:
+    from argparse import ArgumentParser
+
     from shared.version import VERSION
 
-    parser = argparse.ArgumentParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
+    parser = ArgumentParser("quire", description="LLM inference as gRPC services.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in arguments if not word.startswith("-")), "")
@@ -47,9 +61,4 @@ def _run(arguments: Sequence[str]) -> int:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == wanted:
             importlib.import_module(module).configure(command)
-    parsed = parser.parse_args(arguments)
-    try:
-        return int(importlib.import_module(COMMANDS[parsed.command][0]).run(parsed))
-    except QuireError as error:
-        print(f"quire: {error.message}", file=sys.stderr)
-        return 1
+    return parser.parse_args(arguments)

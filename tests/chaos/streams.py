@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from evals import held_back_items
 from quire.client import AsyncClient
 from quire.params import SamplingParams, StructuredOutput
-from quire.tiny.skills import held_back_items
-from quire.tiny.train.chat import prompt
+from training.chat import prompt
 
 NUM_STREAMS = 32
 MAX_TOKENS = 400

@@ -56,6 +56,12 @@ def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: Path) -> None:
+    assert not {"evals", "training", "tests"} & {path.name for path in installed.iterdir()}
+    asked = run(installed, tmp_path, "-m", "quire", "eval")
+    assert asked.stderr == "quire: eval: the questions are in the source tree only (no module evals)\n"
+
+
 def test_without_kernels_and_compiler_the_demo_says_what_that_costs(installed: Path, tmp_path: Path) -> None:
     library = installed / "kernels/cpu/build"
     hidden = library.rename(library.with_name("hidden")) if library.exists() else None

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from evals import Item, check
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import RequestOutput
-from quire.tiny.skills import Item, check
 from tests.e2e.conftest import running_cluster
 from tests.e2e.test_mixed_streams import STREAMS, ask, conversations, worker_of
 from tests.e2e.test_same_text import QUESTION, through_openai, through_reflection

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from evals import Item, held_back_items
 from quire import SamplingParams
 from quire.client import Client
 from quire.outputs import RequestOutput
-from quire.tiny.skills import Item, held_back_items
 from shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 

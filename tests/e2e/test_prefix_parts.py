@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from evals import held_back_items
 from quire import SamplingParams
 from quire.client import Client
-from quire.tiny.skills import held_back_items
 from tests.e2e.conftest import running_cluster
 from tests.e2e.test_mixed_streams import ask, worker_of
 

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
+from evals.json_object import FRAMES
 from quire import LLM, SamplingParams, StructuredOutput
 from quire.client import Client
 from quire.cluster import Cluster
-from quire.tiny.skills.json_object import FRAMES
 from shared.errors import InvalidArgument
 from tests.e2e.conftest import running_cluster
 from tests.e2e.test_metrics import page

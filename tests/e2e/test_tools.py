@@ -9,12 +9,12 @@ import anthropic
 import openai
 import pytest
 
+from evals import check, held_back_items
+from evals.item import Item
+from evals.tools import spell_call
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from quire.tiny.skills import check, held_back_items
-from quire.tiny.skills.item import Item
-from quire.tiny.skills.tools import spell_call
 from shared.errors import InvalidArgument
 
 ITEMS = held_back_items(4, ["tools"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+from evals import held_back_items
 from quire import bundled
-from quire.tiny.skills import held_back_items
-from quire.tiny.train.chat import prompt
-from quire.tiny.train.tokenizer import load_tokenizer
+from training.chat import prompt
+from training.tokenizer import load_tokenizer
 
 SKILLS = ("recall", "json", "counting", "echo", "tools", "story")
 

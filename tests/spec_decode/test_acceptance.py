@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from quire import bundled
-from quire.tiny.train.tokenizer import load_tokenizer
 from services.worker.replica import Replica
 from shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import DRAFTERS, METHODS
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
+from training.tokenizer import load_tokenizer
 
 LEAST = {"draft_model": 0.85, "eagle": 0.8, "medusa": 0.3}  # of the drafts, on questions that quire-tiny can answer
 

@@ -12,9 +12,9 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from quire.tiny.skills import SKILLS, Split, items, load
-from quire.tiny.train.chat import END, START, prompt, segments
-from quire.tiny.train.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, FastEncoder
+from evals import SKILLS, Split, items, load
+from training.chat import END, START, prompt, segments
+from training.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS, FastEncoder
 
 MODEL = Path(__file__).parents[3] / "quire" / "tiny" / "model"
 
