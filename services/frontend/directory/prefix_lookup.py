@@ -51,13 +51,19 @@ class Question(NamedTuple):
 class PrefixLookup:
     """Asks the index. After a failure it pauses, and then a single request tries how it is."""
 
-    def __init__(self, directory: Directory, sessions: Callable[[], Seq[Candidate]], metrics: FrontendMetrics) -> None:
-        """`sessions`: those that work may go to."""
+    def __init__(
+        self,
+        directory: Directory,
+        sessions: Callable[[], Seq[Candidate]],
+        metrics: FrontendMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sessions`: those that work may go to; `clock` is for the pauses."""
         self._directory = directory
         self._sessions = sessions
         self._outcomes = metrics.prefix_lookups
         self._duration = metrics.prefix_lookup_duration
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
         self._asking = Tasks()
         self._num_waiting = 0
@@ -84,7 +90,7 @@ class PrefixLookup:
 
     @property
     def _may_ask(self) -> bool:
-        if not self._directory.up or self._loop.time() < self._pause_until_s:
+        if not self._directory.up or self._clock() < self._pause_until_s:
             return False
         return self._num_waiting < (1 if self._failed else MAX_WAITING)
 
@@ -119,7 +125,7 @@ class PrefixLookup:
     def _pause(self, reason: str) -> None:
         log.debug("no look-ups for a while", reason=reason)
         self._failed = True
-        self._pause_until_s = self._loop.time() + PAUSE_S
+        self._pause_until_s = self._clock() + PAUSE_S
 
     def _ask_aside(self, work: Work, questions: Seq[Question]) -> asyncio.Task[Held]:
         """In a task that goes on when nobody waits any more: cancelling it would cost the connection."""
