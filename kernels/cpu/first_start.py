@@ -11,17 +11,17 @@ from pathlib import Path
 from kernels.cpu import build, built
 
 
-def ensure(report: Callable[[str], None]) -> None:
-    """Returns when a library fits this machine, or `report` was told why none does and what that costs.
+def ensure(report: Callable[[str], None]) -> bool:
+    """Whether a library fits this machine now; if none does, `report` was told why and what that costs.
 
     To be called before anything of kernels.cpu is loaded. Processes that start together compile it once.
     """
     if built.suitable() is not None:
-        return
+        return True
     reason, compiler = built.unsuitable(), build.find_compiler()
     if compiler is None:
         report(f"no compiled CPU kernels ({reason}) and no C++ compiler: plain torch, several times slower, is used")
-        return
+        return False
     try:
         with _alone(built.cached()) as directory:
             if built.unsuitable(directory) is not None:
@@ -30,6 +30,7 @@ def ensure(report: Callable[[str], None]) -> None:
                 build.remove_objects(directory)
     except (OSError, subprocess.CalledProcessError) as error:
         report(f"no compiled CPU kernels: plain torch, several times slower, is used: {_words(error)}")
+    return built.suitable() is not None
 
 
 @contextlib.contextmanager

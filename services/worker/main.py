@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 from kernels.cpu import first_start
@@ -23,8 +24,9 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     compiler = compile_process.begin(settings)
     if settings.device == "cuda":
         ahead.begin()
-    else:
-        await asyncio.to_thread(first_start.ensure, log.warning)
+    elif not await asyncio.to_thread(first_start.ensure, log.warning):
+        # Torch computes. Its threads would spin while they wait for each other, on cores that other services want.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from services.worker import service  # and torch with it
 
     await service.serve(settings, shutdown, compiler)

@@ -27,8 +27,8 @@ def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_compiled_into_the_cache_and_said_once(nothing_built: Path) -> None:
     told: list[str] = []
     assert built.suitable() is None
-    first_start.ensure(told.append)
-    first_start.ensure(told.append)
+    assert first_start.ensure(told.append)
+    assert first_start.ensure(told.append)
     assert built.suitable() == built.cached()
     assert built.cached().is_relative_to(nothing_built / "cache")
     assert len(told) == 1
@@ -70,5 +70,5 @@ def test_what_does_not_compile_or_cannot_be_written_is_said_and_no_error(
 def test_without_a_compiler_it_is_said(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "COMPILERS", ())
     told: list[str] = []
-    first_start.ensure(told.append)
+    assert not first_start.ensure(told.append)
     assert "no C++ compiler" in told[0]
