@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events, Finished, LogprobColumns, PromptPart, Started, TokenColumns
-from services.scheduler.core.sequence import Reason
 from shared.columns import u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb

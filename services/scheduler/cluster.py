@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.batches import Batches
-from services.scheduler.core.core import Counts
+from services.scheduler.core.counts import Counts
+from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, finish
-from services.scheduler.core.sequence import Failure, Reason, Sequence
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.lobby import Lobby
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from services.scheduler.batches import FROM_WIRE
 from services.scheduler.cluster import Cluster
-from services.scheduler.core.sequence import Reason
+from services.scheduler.core.ending import Reason
 from services.scheduler.outbox import Outbox
 from shared import lifecycle
 from shared.columns import u32

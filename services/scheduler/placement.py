@@ -44,5 +44,5 @@ def _least_left_to_compute(sequence: Sequence, replicas: Seq[Replica]) -> Replic
 def cost(sequence: Sequence, replica: Replica) -> tuple[int, int]:
     """Tokens still to be computed there, the sequence's own uncached ones included; then sequences there."""
     core = replica.core
-    uncached = sequence.num_tokens - core.admitter.start(sequence).num_cached
+    uncached = sequence.num_tokens - core.num_cached(sequence)
     return core.num_pending_tokens + uncached, core.num_sequences

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from services.scheduler.cluster import Cluster
-from services.scheduler.core.core import Counts
+from services.scheduler.core.counts import Counts
 from services.scheduler.core.drafts.speculation import Speculation
 from services.scheduler.frontend_service import FrontendService
 from services.scheduler.prefix_directory.directory import PrefixDirectory

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.core.beam.search import BeamRules, BeamSearch
+from services.scheduler.core.ending import Failure
 from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Failure, Family, Sequence
+from services.scheduler.core.sequence import Family, Sequence
 from shared import block_hash
 from shared.columns import i32, u32
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb

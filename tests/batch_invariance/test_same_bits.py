@@ -81,7 +81,7 @@ def test_preempted_and_computed_again(replica: Replica) -> None:
     longer = {"max_tokens": 60, "eos": ()}
     expected = alone(replica, requests(), **longer)
     tight = Pair(replica, num_blocks=NUM_TOKENS // replica.limits.block_size)
-    tight.core.forecast = Optimist()  # lets in more than can stay
+    tight.core.state.forecast = Optimist()  # lets in more than can stay
     answers = ask(tight, requests(), **longer)
     tight.run()
     assert tight.core.counts.preemptions > 0

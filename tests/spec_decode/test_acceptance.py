@@ -87,7 +87,7 @@ def test_prompts_in_chunks_and_from_the_cache_are_known_to_the_drafter(replica: 
 
 def test_preempted_sequences_are_drafted_for_as_before(replica: Replica, method: str) -> None:
     pair = Pair(replica, num_blocks=84)
-    pair.core.forecast = Optimist()
+    pair.core.state.forecast = Optimist()
     for prompt in questions():
         pair.ask(prompt, 60, eos=())
     pair.run()

@@ -55,7 +55,7 @@ def test_the_same_texts_with_hardly_anything_computed_again(replica: Replica, sa
 def test_preempted_sequences_say_the_same(replica: Replica) -> None:
     expected = talk(Pair(replica, enable_prefix_caching=False))
     tight = Pair(replica, num_blocks=14)
-    tight.core.forecast = Optimist()
+    tight.core.state.forecast = Optimist()
     assert talk(tight) == expected
     assert tight.core.counts.preemptions > 0
     assert tight.core.counts.resumed_cached_tokens > 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Reason
 from services.worker.replica import Replica
 from tests.services.scheduler.conftest import Optimist
 from tests.spec_decode.methods import METHODS
@@ -131,7 +131,7 @@ def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: R
 
 def test_preempted_sequences_say_the_same(plain: Replica, drafting: Replica) -> None:
     tight, roomy = Pair(drafting, num_blocks=84), Pair(plain)
-    tight.core.forecast = Optimist()  # lets in more than can stay
+    tight.core.state.forecast = Optimist()  # lets in more than can stay
     answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
     tight.run()
     roomy.run()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.sequence import Failure, Reason, Sequence
+from services.scheduler.core.ending import Failure, Reason
+from services.scheduler.core.sequence import Sequence
 
 I32 = npt.NDArray[np.int32]
 U32 = npt.NDArray[np.uint32]

@@ -43,7 +43,6 @@ class Running:
         self.num_at_entry = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
         self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
         self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
-        self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks whose content is on record
         self.asks_logprobs = np.zeros(num_slots, dtype=bool)
         self.num_constrained = 0  # sequences under a grammar
         self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
@@ -82,7 +81,6 @@ class Running:
         self.limit[slot] = sequence.max_total_tokens
         self.most_blocks += sequence.max_total_tokens // self.block_size + 1
         self.capacity[slot] = 0
-        self.num_named[slot] = 0
         self.asks_logprobs[slot] = sequence.asks_logprobs
         self.num_constrained += bool(sequence.grammar_id)
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
@@ -92,6 +90,7 @@ class Running:
         self.num_beams += sequence.is_beam
         self._enter_stops(slot, sequence)
         self._enter_tail(slot, sequence)
+        sequence.row = self
         if sequence.is_beam or num_computed < num_tokens - 1:
             self.prefilling.add(slot)
         return slot
@@ -102,10 +101,18 @@ class Running:
         target.tokens[:], target.block_hashes[:] = source.tokens, source.block_hashes
         self._tail[slot] = self._tail[parent]
 
+    def num_known_of(self, slot: int) -> int:
+        return int(self.num_known[slot])
+
+    def tail_of(self, slot: int) -> bytes:
+        """i32 column: the known tokens behind the last full block that the sequence itself keeps."""
+        num_kept = len(self.sequence(slot).tokens) // TOKEN_BYTES
+        tail: bytes = self._tail[slot, : int(self.num_known[slot]) - num_kept].tobytes()
+        return tail
+
     def known_tokens(self, slot: int) -> bytes:
         """i32 column."""
-        sequence = self.sequence(slot)
-        return bytes(sequence.tokens) + self._tail[slot, : int(self.num_known[slot]) - sequence.num_tokens].tobytes()
+        return bytes(self.sequence(slot).tokens) + self.tail_of(slot)
 
     def known_block(self, slot: int, index: int) -> bytes:
         """i32 column: the known tokens of one of its blocks."""
@@ -113,14 +120,13 @@ class Running:
         tokens = self.sequence(slot).tokens
         if index * size < len(tokens):
             return bytes(tokens[index * size : (index + 1) * size])
-        rest: bytes = self._tail[slot, : int(self.num_known[slot]) - index * self.block_size].tobytes()
-        return rest
+        return self.tail_of(slot)
 
     def leave(self, slot: int) -> Sequence:
         """Frees the slot; the sequence has all its known tokens again."""
         sequence = self.sequence(slot)
-        tail = int(self.num_known[slot]) - sequence.num_tokens
-        sequence.tokens += self._tail[slot, :tail].tobytes()
+        sequence.tokens += self.tail_of(slot)
+        sequence.row = None
         self.num_constrained -= bool(sequence.grammar_id)
         self.most_blocks -= sequence.max_total_tokens // self.block_size + 1
         self.sequences[slot] = None
@@ -162,15 +168,6 @@ class Running:
         self.num_computed[slots] -= refused
         self.num_drafts_in_flight[slots] -= drafted
 
-    def last_output(self, slot: int, count: int) -> list[int]:
-        """The last known output tokens of `slot`, at most `count`."""
-        sequence = self.sequence(slot)
-        count = min(count, int(self.num_known[slot]) - sequence.num_prompt_tokens)
-        tail = self._tail[slot, : int(self.num_known[slot]) - sequence.num_tokens].tolist()
-        before = max(0, count - len(tail))
-        whole = bytes(sequence.tokens[len(sequence.tokens) - before * TOKEN_BYTES :])
-        return [*np.frombuffer(whole, dtype=np.int32).tolist(), *tail][-count:] if count else []
-
     def append(self, slots: Slots, tokens: I32) -> Slots:
         """Sampled tokens came back, one for each slot; returns the slots whose last block is now fully known."""
         known = self.num_known[slots]
@@ -186,10 +183,13 @@ class Running:
         self.sequence(slot).tokens += block
         return block
 
-    def hits_stop(self, slots: Slots, tokens: I32) -> Mask:
-        """Which of the tokens end their sequence."""
-        hits: Mask = (self.stop_ids[slots] == tokens[:, None]).any(axis=1)
-        return hits
+    def may_end(self, slots: Slots, tokens: I32) -> Slots:
+        """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""
+        may_end: Mask = (self.stop_ids[slots] == tokens[:, None]).any(axis=1)
+        may_end |= self.num_known[slots] >= self.limit[slots]
+        if self.num_watched:
+            may_end |= self.watched[slots]
+        return may_end.nonzero()[0]
 
     def _enter_stops(self, slot: int, sequence: Sequence) -> None:
         stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,24 +27,12 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class Reason(Enum):
-    """Why a sequence ended; the wire's FinishReason."""
+class Row(Protocol):
+    """Where a running sequence keeps the tokens behind its last full block."""
 
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    ERROR = "error"
-    REPETITION = "repetition"
+    def num_known_of(self, slot: int) -> int: ...
 
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a client is told about a sequence that could not go on. `code`: the wire's ErrorCode without its prefix."""
-
-    code: str
-    message: str
-    retry_after_ms: int = 0
+    def tail_of(self, slot: int) -> bytes: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +44,7 @@ class Family:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is complete while it holds no slot; else the tail behind the last full block is with Running."""
+    """`tokens` is complete while it holds no slot; else the tail behind the last full block is in its row."""
 
     key: int  # unique in the scheduler's lifetime
     owner: int  # the frontend session it belongs to
@@ -89,6 +77,7 @@ class Sequence:
 
     status: Status = Status.WAITING
     slot: int = -1
+    row: Row | None = None  # while it holds a slot
     order: int = -1  # arrival rank within a core
     tenant_index: int = 0  # of its tenant within a policy
     urgency: float = 0.0  # under the priority policy: smaller comes first
@@ -112,7 +101,8 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
+        """Whose values are known."""
+        return len(self.tokens) // TOKEN_BYTES if self.row is None else self.row.num_known_of(self.slot)
 
     @property
     def starts(self) -> bool:
@@ -124,9 +114,15 @@ class Sequence:
         """Some are still to come."""
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens
 
-    @property
-    def last_token(self) -> int:
-        return int.from_bytes(self.tokens[-TOKEN_BYTES:], "little", signed=True)
+    def last_output(self, count: int) -> list[int]:
+        """Its last output tokens, at most `count`."""
+        count = min(count, self.num_tokens - self.num_prompt_tokens)
+        if count <= 0:
+            return []
+        tail = b"" if self.row is None else self.row.tail_of(self.slot)
+        begin = max(0, len(self.tokens) + len(tail) - count * TOKEN_BYTES)
+        last = bytes(self.tokens[begin:]) + tail
+        return list(np.frombuffer(last[-count * TOKEN_BYTES :], dtype=np.int32).tolist())
 
     def hash_before(self, block: int) -> bytes:
         """Of all that comes before the block of that number."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse, Observer
 from services.scheduler.kv_cache.match import Match
 from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
@@ -35,7 +37,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, observer, self.parts)
         self._pinned: list[int] = []
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
-        self._num_named = [0] * num_slots  # blocks at the head of each table whose content is on record
+        self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks at the head of each table that are on record
         self._fenced: deque[tuple[int, list[int]]] = deque()  # (step id, blocks), step ids ascending
         self.num_fenced = 0
 
@@ -45,9 +47,6 @@ class KVCacheManager:
 
     def table(self, slot: int) -> Sequence[int]:
         return self._tables[slot]
-
-    def num_named(self, slot: int) -> int:
-        return self._num_named[slot]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -76,14 +75,14 @@ class KVCacheManager:
         assert not self._tables[slot], f"slot {slot} still has blocks"
         self.pool.share(hits)
         self._tables[slot] = list(hits)
-        self._num_named[slot] = len(hits) if num_whole is None else num_whole
+        self.num_named[slot] = len(hits) if num_whole is None else num_whole
 
     def rebase(self, slot: int, blocks: list[int]) -> None:
         """Replaces the slot's table by shared blocks. No step under way may name the slot."""
         self.pool.share(blocks)
         self.release(slot, None)
         self._tables[slot] = list(blocks)
-        self._num_named[slot] = len(blocks)
+        self.num_named[slot] = len(blocks)
 
     def grow(self, slot: int, num_tokens: int) -> list[int] | None:
         """Blocks added so that `slot` has room for `num_tokens`; None, with nothing changed, if there are too few."""
@@ -112,16 +111,16 @@ class KVCacheManager:
 
     def name(self, slot: int, block_hashes: Sequence[bytes]) -> None:
         """Records the content of the next blocks of the table, which computed steps have filled."""
-        start = self._num_named[slot]
+        start = int(self.num_named[slot])
         table = self._tables[slot]
         for offset, block_hash in enumerate(block_hashes, start):
             self.pool.name(table[offset], block_hash)
-        self._num_named[slot] = start + len(block_hashes)
+        self.num_named[slot] = start + len(block_hashes)
 
     def note_wholes(self, slot: int, contents: Sequence[bytes]) -> None:
         """What the last of the named blocks hold."""
         assert self.parts is not None
-        end = self._num_named[slot]
+        end = int(self.num_named[slot])
         for block, content in zip(self._tables[slot][end - len(contents) : end], contents, strict=True):
             assert self.pool.is_known(block)
             self.parts.note(block, content)
@@ -130,7 +129,7 @@ class KVCacheManager:
         """Records what the block behind the named ones holds, if that is worth it and known of no other."""
         assert self.parts is not None
         found = self.parts.find(content)
-        block = self._tables[slot][self._num_named[slot]]
+        block = self._tables[slot][self.num_named[slot]]
         if found is None or found.block == block or found.num_tokens * TOKEN_BYTES < len(content) - PARENT_BYTES:
             self.pool.keep_part(block, content)
 
@@ -138,7 +137,7 @@ class KVCacheManager:
         """Gives up the slot's blocks, once the step `fence` has returned (None: at once)."""
         blocks = self._tables[slot][::-1]
         self._tables[slot] = []
-        self._num_named[slot] = 0
+        self.num_named[slot] = 0
         if fence is None:
             self.pool.release(blocks)
         elif blocks:

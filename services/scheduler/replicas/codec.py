@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from services.scheduler.core.ending import Failure
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
-from services.scheduler.core.sequence import Failure
 from services.scheduler.submissions import Payload
 from shared.columns import f32, i32, i32_bytes, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2

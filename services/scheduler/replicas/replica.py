@@ -8,9 +8,10 @@ from collections.abc import Callable
 from time import perf_counter
 
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events
 from services.scheduler.core.scheduling.plan_builder import Flight
-from services.scheduler.core.sequence import Reason, Sequence
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.codec import decode_failure, decode_result, encode_order, encode_plan
 from services.scheduler.throughput import Throughput

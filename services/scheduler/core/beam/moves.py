@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from services.scheduler.core.plan import Admission, BeamMove
+import numpy as np
+
+from services.scheduler.core.plan import BeamMove
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    from services.scheduler.core.core import Core
+from services.scheduler.core.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class Moves:
 class BeamMover:
     """All beams of a search have the same length."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
 
     def plan(self, slots: list[int], parents: list[int]) -> Moves:
         """`parents`: of each child, index in `slots`. Changes nothing."""
@@ -46,7 +45,7 @@ class BeamMover:
 
     def _begins_block(self, slot: int) -> bool:
         """Whether the next token is the first in a block."""
-        running = self._core.running
+        running = self._tables.running
         return int(running.num_computed[slot]) % running.block_size == 0
 
     def carry_out(self, builder: PlanBuilder, moves: Moves, sequences: list[Sequence], tokens: list[int]) -> None:
@@ -64,45 +63,34 @@ class BeamMover:
 
     def _admit(self, builder: PlanBuilder, parent: int, sequence: Sequence, fresh: bool) -> None:
         """In a new slot, with its next token already among those it knows."""
-        core, running = self._core, self._core.running
-        num_computed = int(running.num_computed[parent])
-        token_ids = bytes(sequence.tokens)
-        table = core.kv.table(parent)
-        shared = list(table[: num_computed // running.block_size])
-        slot = running.enter(sequence, num_computed)
-        core.kv.admit(slot, shared)
-        running.num_named[slot] = core.kv.num_named(slot)
-        (block,) = core.kv.append(slot, 1)
+        num_computed = int(self._tables.running.num_computed[parent])
+        shared, last = self._split(parent)
+        slot = self._tables.enter(builder, sequence, shared, num_computed, num_computed)
+        (block,) = self._tables.append(builder, slot)
         if not fresh:
-            builder.copy(table[len(shared)], block)
-        running.capacity[slot] = (len(shared) + 1) * running.block_size
-        builder.gain(slot, [*shared, block])
-        builder.admit(Admission(slot, sequence, token_ids, num_computed))
-        core.grower.compute(builder, slot, 1)
+            builder.copy(last, block)
+        self._tables.book(builder, slot, 1)
 
     def _rebase(self, builder: PlanBuilder, parent: int, slot: int, token: int, fresh: bool) -> None:
         """In the slot of a beam that ended: its blocks go, its parent's come."""
-        core, running = self._core, self._core.running
-        table = core.kv.table(parent)
-        shared = list(table[: int(running.num_computed[parent]) // running.block_size])
-        core.kv.rebase(slot, shared)
-        running.fork(parent, slot)
-        running.num_named[slot] = core.kv.num_named(slot)
-        (block,) = core.kv.append(slot, 1)
-        running.capacity[slot] = (len(shared) + 1) * running.block_size
-        if fresh:
-            builder.gain(slot, [block])
-        else:
-            builder.copy(table[len(shared)], block)
+        shared, last = self._split(parent)
+        self._tables.rebase(builder, slot, parent, shared)
+        (block,) = self._tables.append(builder, slot, told=fresh)
+        if not fresh:
+            builder.copy(last, block)
         builder.move(BeamMove(slot, parent, token, 0 if fresh else block))
+
+    def _split(self, slot: int) -> tuple[list[int], int]:
+        """Its full blocks, and the one that it writes in, 0 if it has just filled one."""
+        table = self._tables.kv.table(slot)
+        num_full = int(self._tables.running.num_computed[slot]) // self._tables.running.block_size
+        return list(table[:num_full]), table[num_full] if num_full < len(table) else 0
 
     def _go_on(self, builder: PlanBuilder, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
         """It gets its next token, and computes it."""
-        core, running = self._core, self._core.running
         if stays:
             builder.move(BeamMove(slot, slot, token, 0))
             if fresh:
-                builder.gain(slot, core.kv.append(slot, 1))
-                running.capacity[slot] += running.block_size
-        core.extend(slot, token)
-        core.grower.compute(builder, slot, 1)
+                self._tables.append(builder, slot)
+        self._tables.extend(np.array([slot]), np.array([token], dtype=np.int32))
+        self._tables.book(builder, slot, 1)

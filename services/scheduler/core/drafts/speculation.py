@@ -8,39 +8,13 @@ back.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from services.scheduler.core.drafts.counts import DraftCounts
 from services.scheduler.core.drafts.length import DraftLength
-from services.scheduler.core.drafts.rows import DraftedRows
 from services.scheduler.core.plan import StepResult
 from services.scheduler.core.scheduling.plan_builder import Flight
-
-
-@dataclass(slots=True)
-class DraftCounts:
-    """Totals, in the words of vllm:spec_decode_*."""
-
-    drafts: int = 0  # sequences that had something drafted, over all steps
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_by_position: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def add(self, rows: DraftedRows) -> None:
-        """Of a step."""
-        drafted = rows.verified
-        accepted = np.where(drafted > 0, rows.counts.astype(np.int64) - 1, 0)
-        self.drafts += int(np.count_nonzero(drafted))
-        self.draft_tokens += int(drafted.sum())
-        self.accepted_tokens += int(accepted.sum())
-        most = int(drafted.max(initial=0))
-        lacking = most - len(self.accepted_by_position)
-        if lacking > 0:
-            self.accepted_by_position = np.pad(self.accepted_by_position, (0, lacking))
-        exactly = np.bincount(accepted, minlength=most + 1)
-        self.accepted_by_position[:most] += exactly[::-1].cumsum()[::-1][1:]
 
 
 class Speculation:

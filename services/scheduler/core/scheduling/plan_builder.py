@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +144,7 @@ class PlanBuilder:
     def plan(self, step_id: int, released: list[int], num_draft_tokens: int | None) -> StepPlan:
         counted = sorted(self._counted)
         if len(self._gains) > 1:
-            self._gains.sort()
+            self._gains.sort(key=itemgetter(0))  # a slot's blocks stay in their order
         return StepPlan(
             step_id,
             self.num_tokens,

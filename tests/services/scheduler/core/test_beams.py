@@ -10,7 +10,8 @@ import pytest
 
 from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.core import Core
-from services.scheduler.core.sequence import Failure, Reason, Sequence
+from services.scheduler.core.ending import Failure, Reason
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.submissions import Payload
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.test_siblings import PROMPT, Run
@@ -94,7 +95,7 @@ class BeamRun(Run):
             assert self.tokens[output.sequence_id] == said
             assert self.scores[output.sequence_id] == pytest.approx(score, abs=1e-4)
             assert self.ended[output.sequence_id] is reason
-        assert not self.core.beams
+        assert not self.core.state.searches
         assert self.core.use.used == self.core.kv.num_unowned() == 0
 
 
@@ -162,8 +163,8 @@ def test_a_search_whose_blocks_are_taken_goes_on_where_it_was(core: NewCore) -> 
         for _ in range(at):
             if run.core.has_work:
                 run.step()
-        if run.core.beams:
-            run.core.preempt(run.core.beams.slots_of(root)[-1])
+        if run.core.state.searches:
+            run.core.preempt(run.core.state.searches.slots_of(root)[-1])
             assert not run.core.running.live.any()
         run.drain()
         run.check(root, PROMPT)
@@ -268,7 +269,7 @@ def test_a_worker_that_fails_a_beam_ends_the_search(core: NewCore) -> None:
     run.core.add(root)
     run.step()
     result = run.worker.execute(run.plan())
-    result.failures.append((run.core.beams.slots_of(root)[0], Failure("INTERNAL", "NaN")))
+    result.failures.append((run.core.state.searches.slots_of(root)[0], Failure("INTERNAL", "NaN")))
     result = type(result)(result.step_id, result.token_ids, failures=result.failures, logprobs=None)
     run.core.apply(result, 0)
     run.collect()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Logprobs, StepResult
 from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Reason
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 

@@ -10,9 +10,10 @@ import pytest
 
 from services.scheduler.core import grammars
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import StepResult
-from services.scheduler.core.sequence import Failure, Reason, Sequence, Status
+from services.scheduler.core.sequence import Sequence, Status
 from tests.services.scheduler.conftest import make_sequence
 
 NewCore = Callable[..., Core]

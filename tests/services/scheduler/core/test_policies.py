@@ -10,10 +10,10 @@ import pytest
 
 from services.scheduler.core import policies
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import StepResult
 from services.scheduler.core.policies import fair
 from services.scheduler.core.repetition import RepetitionRule
-from services.scheduler.core.sequence import Reason
 from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 
 NewCore = Callable[..., Core]
@@ -69,7 +69,7 @@ def test_s14_the_most_urgent_get_the_slots(
 
 def test_under_priority_the_least_urgent_goes_even_if_it_is_old(core: NewCore) -> None:
     c = core(scheduling_policy="priority", num_blocks=5, max_model_len=64)
-    c.forecast = Optimist()
+    c.state.forecast = Optimist()
     c.add(make_sequence(0, [1] * 16, 40, priority=5))
     c.add(make_sequence(1, [2] * 16, 40, priority=1))
     for _ in range(17):
@@ -205,7 +205,7 @@ def test_cached_prompts_cost_nothing(core: NewCore) -> None:
 
 def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
     c = core(scheduling_policy="fair", num_blocks=9, max_model_len=128)
-    c.forecast = Optimist()
+    c.state.forecast = Optimist()
     c.add(make_sequence(0, [0] * 32, 60, tenant="modest"))
     c.add(make_sequence(1, [1] * 32, 60, tenant="greedy"))
     c.add(make_sequence(2, [2] * 32, 60, tenant="greedy"))

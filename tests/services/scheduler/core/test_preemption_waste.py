@@ -57,13 +57,13 @@ def waste(num_blocks: int, prepare: Callable[[Core], None], known_lengths: bool)
 
 def peers_rule(core: Core) -> None:
     """Everybody who fits comes in, the newest goes."""
-    core.forecast = Optimist()
+    core.state.forecast = Optimist()
     core.waiting.victim = newest  # type: ignore[method-assign]
 
 
 def least_work(core: Core) -> None:
     """Everybody who fits comes in, whoever loses the least work goes."""
-    core.forecast = Optimist()
+    core.state.forecast = Optimist()
 
 
 def as_shipped(_core: Core) -> None:

@@ -220,8 +220,8 @@ def test_what_a_worker_reports_to_a_new_scheduler_is_whole_blocks() -> None:
 def test_placement_counts_parts_as_cached(core: Callable[..., Core]) -> None:
     run = Run()
     run.say(PROMPT)
-    assert run.core.admitter.start(make_sequence(1, PROMPT, block_size=SIZE)).num_cached == 100
-    assert core().admitter.start(make_sequence(1, PROMPT)).num_cached == 0
+    assert run.core.num_cached(make_sequence(1, PROMPT, block_size=SIZE)) == 100
+    assert core().num_cached(make_sequence(1, PROMPT)) == 0
 
 
 texts = st.tuples(st.integers(0, 2), st.integers(1, 200), st.lists(st.integers(0, 1), max_size=20))

@@ -12,9 +12,10 @@ import pytest
 
 from services.scheduler.core.beam.beams import TOO_FEW_BLOCKS
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
-from services.scheduler.core.sequence import Family, Reason, Sequence
+from services.scheduler.core.sequence import Family, Sequence
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.test_beams import exhaustive, search
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
@@ -43,7 +44,7 @@ class Cluster:
         self.limits = limits
         self.core = Core(limits)
         if seed % 2:
-            self.core.forecast = Optimist()  # blocks run out all the time
+            self.core.state.forecast = Optimist()  # blocks run out all the time
         self.worker = PaperWorker(limits, seed)
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
@@ -146,15 +147,15 @@ class Cluster:
         for block, count in owners.items():
             if count > 1 and not core.kv.pool.hash_of(block):
                 owning = [s for s in core.running.sequences if s is not None and block in core.kv.table(s.slot)]
-                kin = {core.beams.root_of(s.key) or s.family for s in owning}
+                kin = {core.state.searches.root_of(s.key) or s.family for s in owning}
                 assert len(kin) == 1, "only named blocks are shared, or among siblings and beams"
-        parked = core.siblings.parked()
-        assert len(parked) == core.siblings.num_parked
+        parked = core.state.siblings.parked()
+        assert len(parked) == core.state.siblings.num_parked
         waiting = {sequence.key for sequence in [*core.waiting, *parked]}
         tokens_waiting = sum(sequence.num_queued_tokens for sequence in [*core.waiting, *parked])
         assert core.num_waiting_tokens == tokens_waiting
         slots = [s for s in core.running.sequences if s is not None]
-        running = {(core.beams.root_of(s.key) or s).key for s in slots}
+        running = {(core.state.searches.root_of(s.key) or s).key for s in slots}
         assert not waiting & running
         alive = {key: client for key, client in self.clients.items() if client.end is None}
         assert waiting | running == {key if c.root is None else c.root.key for key, c in alive.items()}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Logprobs, StepPlan, StepResult
-from services.scheduler.core.sequence import Failure, Reason
 from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 
 EOS = 50256
@@ -87,13 +87,13 @@ def test_a_head_that_does_not_fit_is_not_looked_up_from_the_start_in_every_step(
 def test_a_head_that_waits_sees_what_the_cache_gains_and_loses(core: NewCore) -> None:
     c = head_that_waits(core, 4800)
     sequence = c.waiting.peek()
-    assert c.admitter.start(sequence).num_cached == 4800
+    assert c.num_cached(sequence) == 4800
     evicted = c.kv.pool.allocate(c.kv.pool.num_free - 100)
     anew = len(c.kv.match(sequence.block_hashes).blocks)
     assert 0 < anew < 300
-    assert c.admitter.start(sequence).num_cached == 16 * anew
+    assert c.num_cached(sequence) == 16 * anew
     c.kv.pool.name(evicted[0], sequence.block_hashes[anew])
-    assert c.admitter.start(sequence).num_cached == 16 * (anew + 1)
+    assert c.num_cached(sequence) == 16 * (anew + 1)
 
 
 def test_s3_long_prompts_share_the_budget_in_chunks(core: NewCore) -> None:
@@ -145,7 +145,7 @@ def test_s12_what_ends_a_sequence(
         if c.schedule(0) is None:
             break
         returned(c, token)
-        got += c.events.tokens.pop().token_ids.tolist()
+        got += c.state.events.tokens.pop().token_ids.tolist()
     events = c.take_events()
     assert [(f.reason, f.stop_token_id) for f in events.finished] == [(reason, stop_token)]
     assert got == outputs
@@ -239,7 +239,7 @@ def test_s24_a_reset_with_running_sequences_needs_their_preemption(core: NewCore
 
 def test_the_newest_goes_first_when_blocks_run_out_and_comes_back_first(core: NewCore) -> None:
     c = core(num_blocks=5, max_model_len=64)
-    c.forecast = Optimist()
+    c.state.forecast = Optimist()
     add(c, 16, 16, max_tokens=40)
     c.schedule(0)
     returned(c, 5, 5)

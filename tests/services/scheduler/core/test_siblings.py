@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import StepPlan, StepResult
-from services.scheduler.core.sequence import Family, Reason, Sequence
+from services.scheduler.core.sequence import Family, Sequence
 from tests.services.scheduler.conftest import count_operations, make_sequence
 from tests.services.scheduler.core.test_scenarios import tokens_of
 from tests.services.scheduler.paper_worker import PaperWorker, oracle

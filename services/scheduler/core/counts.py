@@ -1,0 +1,22 @@
+"""What a core has done in its lifetime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.scheduler.core.drafts.counts import DraftCounts
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals of a core's lifetime."""
+
+    prompt_tokens: int = 0  # of sequences at their first admission
+    cached_tokens: int = 0  # of these, found in the prefix cache
+    resumed_tokens: int = 0  # of sequences admitted again, after a preemption or from a lost worker
+    resumed_cached_tokens: int = 0  # of these, found in the prefix cache
+    scheduled_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -1,0 +1,146 @@
+"""Entering: what a sequence finds computed when it comes in, and its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Blocks
+from dataclasses import dataclass
+
+from services.scheduler.core.plan import Started
+from services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from services.scheduler.core.sequence import TOKEN_BYTES, Sequence, Status
+from services.scheduler.core.state import State
+from services.scheduler.kv_cache.match import Match
+from services.scheduler.kv_cache.part_index import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a sequence finds computed: full blocks, then perhaps the beginning of another."""
+
+    whole: Blocks[int]
+    num_cached: int  # tokens
+    taken: int | None = None  # the block that holds the rest of them, which an ended sequence left: it goes on in that
+    copied: int | None = None  # the block that holds the rest of them, and of which it needs a copy
+    match: Match | None = None  # that the whole ones are from; None: those of a sibling, which runs
+
+    @property
+    def shared(self) -> list[int]:
+        """All that it does not have to take."""
+        return list(self.whole) if self.taken is None else [*self.whole, self.taken]
+
+    @property
+    def num_shared(self) -> int:
+        return len(self.whole) + (self.taken is not None)
+
+
+class Entry:
+    """The way in, of sequences that fit and of beams."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._looked_up: tuple[int, Match] | None = None  # of the head that did not fit, by its key
+
+    def remember(self, sequence: Sequence, start: Start) -> None:
+        """It did not fit, and will be looked at again."""
+        self._looked_up = None if start.match is None else (sequence.key, start.match)
+
+    def start(self, sequence: Sequence) -> Start:
+        """From a sibling that has computed the prompt, else from the prefix cache. Changes nothing."""
+        state, size = self._state, self._state.limits.block_size
+        donor = state.siblings.donor(sequence)
+        if donor is not None:
+            table, num_whole = state.kv.table(donor), sequence.num_tokens // size
+            last = table[num_whole] if sequence.num_tokens % size else None
+            return Start(table[:num_whole], sequence.num_tokens, copied=last)
+        match = self._match(sequence)
+        whole = match.blocks
+        start = Start(whole, len(whole) * size, match=match)
+        part = self._match_part(sequence, len(whole))
+        if part is None:
+            return start
+        assert part.num_tokens < size, "whole blocks have been found"
+        num_cached = start.num_cached + part.num_tokens
+        is_free = state.kv.pool.references(part.block) == 0
+        if part.is_all and is_free:
+            return Start(whole, num_cached, taken=part.block, match=match)  # nobody misses it: no copy
+        beside = Start(whole, num_cached, copied=part.block, match=match)
+        return beside if not is_free or self.fits_now(sequence, beside, state.limits.watermark_blocks) else start
+
+    def _match_part(self, sequence: Sequence, num_whole: int) -> Part | None:
+        """A block of the prefix cache that begins as the one behind the whole ones does. None for beams, which come in
+        all or none and count on every block that is free now."""
+        state, size = self._state, self._state.limits.block_size
+        if state.kv.parts is None or sequence.skip_reading_prefix_cache or sequence.is_beam:
+            return None
+        begin = num_whole * size
+        end = min(begin + size, sequence.num_tokens)
+        if sequence.asks_prompt_logprobs:
+            end = min(end, sequence.prompt_logprobs_from - 1)
+        if end - begin < state.limits.prefix_grain:
+            return None
+        tokens = sequence.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES]
+        return state.kv.match_part(sequence.hash_before(num_whole) + tokens)
+
+    def _match(self, sequence: Sequence) -> Match:
+        """Blocks of the prefix cache that it may start with: none that the log-probabilities of its prompt need."""
+        if self._looked_up is not None and self._looked_up[0] == sequence.key:
+            match = self._looked_up[1]
+            match.update()
+        else:
+            match = self._state.kv.match(() if sequence.skip_reading_prefix_cache else sequence.block_hashes)
+        if sequence.asks_prompt_logprobs:
+            match.shorten((sequence.prompt_logprobs_from - 1) // self._state.limits.block_size)
+        return match
+
+    def fits_now(self, sequence: Sequence, start: Start, num_left: int) -> bool:
+        """Whether all known tokens have room beside what it finds, with so many blocks left over."""
+        kv = self._state.kv
+        missing = kv.blocks_for(sequence.num_tokens) - start.num_shared + num_left
+        if missing > kv.pool.num_free:
+            return False
+        return missing <= kv.pool.num_free - self._num_unowned(start)
+
+    def _num_unowned(self, start: Start) -> int:
+        """Blocks that it finds and nobody refers to: once it shares them nobody else can take them."""
+        beside = start.taken if start.taken is not None else start.copied
+        num_unowned = 0 if start.match is None else start.match.num_free
+        return num_unowned + (beside is not None and self._state.kv.pool.references(beside) == 0)
+
+    def occupy(self, builder: PlanBuilder, beam: Sequence) -> None:
+        """A slot for a beam of a search that fits."""
+        start = self.start(beam)
+        beam.num_cached_tokens = start.num_cached
+        self.give_slot(builder, beam, start)
+
+    def give_slot(self, builder: PlanBuilder, sequence: Sequence, start: Start) -> None:
+        """There is one, and there are blocks for all that `sequence` has."""
+        state, tables, num_tokens = self._state, self._state.tables, sequence.num_tokens
+        num_computed = min(start.num_cached, num_tokens - 1)  # the last token's logits are always needed
+        slot = tables.enter(builder, sequence, start.shared, start.num_cached, num_computed)
+        if sequence.suspect:
+            state.suspects.add(slot)
+        if start.copied is not None:
+            state.kv.pin(start.copied)
+        chunk = state.chunk_size(builder, num_tokens - num_computed)
+        blocks = tables.grow(builder, slot, num_computed + chunk)
+        if start.copied is not None:
+            builder.copy(start.copied, blocks[0])
+        tables.book(builder, slot, chunk)
+        if state.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks
+            tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // state.limits.block_size)
+
+    def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
+        """It has a slot."""
+        counts = self._state.counts
+        sequence.status = Status.RUNNING
+        if sequence.started:
+            counts.resumed_tokens += sequence.num_tokens
+            counts.resumed_cached_tokens += num_cached
+        else:
+            counts.prompt_tokens += sequence.num_tokens
+            counts.cached_tokens += num_cached
+            self._state.waiting.charge_prompt(sequence, max(0, sequence.num_tokens - num_cached))
+            sequence.started = True
+            for output in sequence.outputs or (sequence,):
+                output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
+                self._state.events.started.append(Started(output, now - sequence.arrival))

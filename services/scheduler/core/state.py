@@ -1,0 +1,222 @@
+"""All sequences of a core, and the verbs that change where one of them is: queued, running, parked, over.
+
+schedule() and apply() consist of parts that decide (scheduling/, beam/); whatever they decide is done here or in
+tables.py, and these know none of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+import numpy as np
+
+from services.scheduler.core import policies
+from services.scheduler.core.beam.groups import Groups
+from services.scheduler.core.counts import Counts
+from services.scheduler.core.ending import ANSWERED, Failure, Reason
+from services.scheduler.core.grammars import Grammars
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import Events, finish
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
+from services.scheduler.core.scheduling.siblings import Siblings
+from services.scheduler.core.sequence import Sequence, Status
+from services.scheduler.core.tables import Tables
+from services.scheduler.core.timing.forecast import Forecast
+from services.scheduler.kv_cache.block_pool import Observer
+
+
+class State:
+    """The one owner of it."""
+
+    def __init__(self, limits: Limits, counts: Counts, observer: Observer | None) -> None:
+        self.limits = limits
+        self.counts = counts
+        self.tables = Tables(limits, observer)
+        self.kv, self.running = self.tables.kv, self.tables.running
+        self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights, limits.priority_aging_s)
+        self.grammars = Grammars()
+        self.siblings = Siblings()
+        self.searches = Groups()
+        self.forecast = Forecast()
+        self.events = Events()
+        self.flights: deque[Flight] = deque()
+        self.last_applied = 0  # step
+        self.suspects: set[int] = set()  # slots of suspect sequences that have no token yet
+        self.sequences: dict[int, Sequence] = {}
+        self.num_waiting_tokens = 0
+        self._released: list[int] = []  # slots the worker has not been told of yet
+        self._orders = itertools.count()
+
+    # Coming, waiting, being next.
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues it, if it need not wait for its grammar first."""
+        self.sequences[sequence.key] = sequence
+        sequence.fence = 0
+        if sequence.order < 0:
+            sequence.order = next(self._orders)
+        self._count_waiting(sequence)
+        if sequence.grammar_id and not self.grammars.join(sequence):
+            sequence.status = Status.BLOCKED
+        else:
+            self.queue(sequence)
+
+    def queue(self, sequence: Sequence) -> None:
+        """Lets it wait for a slot, or for the sibling that computes its prompt."""
+        if self.siblings.parks(sequence):
+            sequence.status = Status.BLOCKED
+            self.num_waiting_tokens -= sequence.num_queued_tokens - 1  # the last one of its prompt
+            sequence.num_queued_tokens = 1
+            return
+        sequence.status = Status.WAITING
+        self.waiting.push(sequence)
+
+    def next_waiting(self) -> Sequence:
+        """Takes the head of the queue."""
+        sequence = self.waiting.pop()
+        self.num_waiting_tokens -= sequence.num_queued_tokens
+        return sequence
+
+    def free_siblings(self, slots: list[int]) -> None:
+        """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
+        freed = self.siblings.computed(slots, map(self.running.sequence, slots))
+        for sibling in reversed(freed):
+            sibling.status = Status.WAITING
+            self.waiting.push_back(sibling)
+
+    # Running.
+
+    def chunk_size(self, builder: PlanBuilder, num_remaining: int) -> int:
+        """Tokens of a prompt to compute now, taken from the budget."""
+        threshold = self.limits.long_prefill_token_threshold
+        alone = len(self.sequences) == 1
+        at_most = num_remaining if threshold == 0 or alone else threshold
+        return builder.budget.try_add(num_remaining, at_most)
+
+    def take_slot(self, sequence: Sequence) -> int | None:
+        """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
+        fence = self.flights[-1].step_id if self.flights else None
+        slot = self.tables.leave(sequence, fence)
+        self.suspects.discard(slot)
+        self.siblings.left(sequence, slot)
+        self._released.append(slot)
+        return fence
+
+    def take_released(self) -> list[int]:
+        """Slots that a plan has to name as free, ascending."""
+        released, self._released = sorted(self._released), []
+        return released
+
+    def preempt(self, slot: int) -> list[int]:
+        """Takes a running sequence's blocks; all is computed again, less what the cache then holds. With a beam its
+        whole search goes. Returns the slots that are free now."""
+        sequence = self.searches.root_of(int(self.running.keys[slot])) or self.running.sequence(slot)
+        slots = [slot]
+        if sequence.search is not None:
+            slots = self.searches.slots_of(sequence)
+            sequence.fence = self._leave_search(sequence)
+        else:
+            self.tables.cache_partial_block(slot)
+            sequence.fence = self.take_slot(sequence) or 0
+        sequence.status = Status.PREEMPTED
+        sequence.num_preemptions += 1
+        self.counts.preemptions += 1
+        self.waiting.push_back(sequence)
+        self._count_waiting(sequence)
+        return slots
+
+    def make_room(self, builder: PlanBuilder) -> None:
+        """Preempts a sequence, which may be the one in need, unless blocks are about to come back anyway."""
+        builder.short_of_blocks = True
+        if self.kv.num_fenced:
+            return
+        victim = self.waiting.victim(self.running)
+        if not builder.moves(victim):  # beams that have just moved must stay
+            for slot in self.preempt(victim):
+                builder.drop(slot)
+
+    # Being over.
+
+    def end(
+        self, sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
+    ) -> None:
+        """Gives `sequence` its one terminal event and takes back what it holds."""
+        self.forget(sequence, reason)
+        self.events.finished += finish(sequence, reason, stop_token_id, failure)
+
+    def forget(self, sequence: Sequence, reason: Reason) -> None:
+        """It is over: what it holds is taken back."""
+        if sequence.status is Status.RUNNING:
+            self._leave_running(sequence, reason)
+        else:
+            self._leave_queue(sequence)
+            self.num_waiting_tokens -= sequence.num_queued_tokens
+        if sequence.grammar_id:
+            self.grammars.leave(sequence)
+        sequence.status = Status.FINISHED
+        del self.sequences[sequence.key]
+        heir = self.siblings.ended(sequence)
+        if heir is not None:  # it computes the prompt now
+            self.num_waiting_tokens -= heir.num_queued_tokens
+            self._count_waiting(heir)
+            self.queue(heir)
+
+    def evacuate(self, *, lost: bool) -> list[Sequence]:
+        """The worker is gone: every unfinished sequence, as it was last known, in order of arrival. `lost`: it did not
+        leave of its own will, and what ran may be the cause."""
+        for slot in np.flatnonzero(self.running.live).tolist():
+            progressed = self.running.has_progressed(self.running.sequence(slot))
+            sequence = self.running.leave(slot)
+            self.siblings.left(sequence, slot)
+            if lost:
+                sequence.num_losses = 1 if progressed else sequence.num_losses + 1
+            if not sequence.is_beam:
+                sequence.status = Status.WAITING
+                self.waiting.push(sequence)
+        for root in self.searches.abandon():
+            root.status = Status.WAITING
+            root.num_losses += lost
+            self.waiting.push(root)
+        self.flights.clear()
+        return self.evacuate_waiting()
+
+    def evacuate_waiting(self) -> list[Sequence]:
+        """Those that hold no slot, in order of arrival; they are forgotten here."""
+        blocked = [*self.grammars.blocked(), *self.siblings.parked()]
+        sequences = sorted([*self.waiting, *blocked], key=lambda s: s.order)
+        for sequence in sequences:
+            self._leave_queue(sequence)
+            if sequence.grammar_id:
+                self.grammars.leave(sequence)
+            self.siblings.ended(sequence)
+            del self.sequences[sequence.key]
+            sequence.order = -1
+            sequence.status = Status.WAITING
+        self.num_waiting_tokens = 0
+        return sequences
+
+    def _leave_running(self, sequence: Sequence, reason: Reason) -> None:
+        if sequence.search is not None:
+            self._leave_search(sequence)
+            return
+        if reason is not Reason.ERROR:
+            self.tables.cache_partial_block(sequence.slot)
+        self.take_slot(sequence)
+        if reason in ANSWERED:
+            self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
+
+    def _leave_search(self, root: Sequence) -> int:
+        """Takes all slots of the search; returns the step to wait for before it may run again, 0 if there is none."""
+        return max(self.take_slot(beam.sequence) or 0 for beam in self.searches.leave(root))
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        if sequence.status is Status.BLOCKED:
+            self.siblings.unpark(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def _count_waiting(self, sequence: Sequence) -> None:
+        sequence.num_queued_tokens = sequence.num_tokens
+        self.num_waiting_tokens += sequence.num_queued_tokens

@@ -1,0 +1,174 @@
+"""The running sequences and their KV blocks: what must change together changes here, in one verb.
+
+Blocks come to a slot through give_blocks() alone: it has room for more tokens, and the plan says so. Which blocks hold
+what is put on record when a step that computes it is ordered, so that the next sequence can share them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import I32, Admission
+from services.scheduler.core.running import Running, Slots
+from services.scheduler.core.scheduling.plan_builder import PlanBuilder
+from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
+from services.scheduler.kv_cache.block_pool import Observer
+from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from services.scheduler.kv_cache.part_index import PARENT_BYTES
+from shared import block_hash
+
+
+class Tables:
+    """Owns the columns by slot and the block tables."""
+
+    def __init__(self, limits: Limits, observer: Observer | None) -> None:
+        self.limits = limits
+        self.kv = KVCacheManager(
+            limits.num_blocks,
+            limits.block_size,
+            limits.max_num_seqs,
+            limits.enable_prefix_caching,
+            observer=observer,
+            prefix_grain=limits.prefix_grain,
+        )
+        self.running = Running(limits.max_num_seqs, limits.block_size)
+        self._num_ordered: I32 = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions that ordered steps compute
+
+    # Slots and blocks.
+
+    def enter(
+        self, builder: PlanBuilder, sequence: Sequence, shared: list[int], num_cached: int, num_computed: int
+    ) -> int:
+        """`sequence` gets a slot, and starts with `shared` blocks, of which those that `num_cached` tokens fill are on
+        record. `num_computed`: its tokens that need not be computed. Returns the slot."""
+        token_ids = bytes(sequence.tokens)
+        slot = self.running.enter(sequence, num_computed)
+        self.kv.admit(slot, shared, num_cached // self.limits.block_size)
+        builder.admit(Admission(slot, sequence, token_ids, num_cached))
+        self.give_blocks(builder, slot, shared)
+        return slot
+
+    def leave(self, sequence: Sequence, fence: int | None) -> int:
+        """It gives up slot and blocks, which are free once the step `fence` has returned. Returns the slot."""
+        slot = sequence.slot
+        self.running.leave(slot)
+        self.kv.release(slot, fence)
+        return slot
+
+    def rebase(self, builder: PlanBuilder, slot: int, parent: int, shared: list[int]) -> None:
+        """A beam goes on from `parent` in `slot`: its own blocks go, those that it has in common with that come. The
+        plan says so by itself (BeamMove)."""
+        self.kv.rebase(slot, shared)
+        self.running.fork(parent, slot)
+        self.running.capacity[slot] = 0
+        self.give_blocks(builder, slot, shared, told=False)
+
+    def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, told: bool = True) -> None:
+        """They are in the slot's table: it has room for more. `told`: the plan names them, and not something else."""
+        self.running.capacity[slot] += len(blocks) * self.limits.block_size
+        if told:
+            builder.gain(slot, blocks)
+
+    def grow(self, builder: PlanBuilder, slot: int, num_tokens: int) -> list[int]:
+        """Room for so many tokens of `slot`; there are enough blocks. Returns those that are new."""
+        blocks = self.kv.grow(slot, num_tokens)
+        assert blocks is not None, "there is room"
+        self.give_blocks(builder, slot, blocks)
+        return blocks
+
+    def append(self, builder: PlanBuilder, slot: int, count: int = 1, *, told: bool = True) -> list[int]:
+        """`count` more blocks for `slot`; there are enough."""
+        blocks = self.kv.append(slot, count)
+        self.give_blocks(builder, slot, blocks, told=told)
+        return blocks
+
+    def append_each(self, builder: PlanBuilder, slots: Slots) -> None:
+        """One more block for each of `slots`; there are enough."""
+        listed = slots.tolist()
+        for slot, block in zip(listed, self.kv.append_each(listed), strict=True):
+            self.give_blocks(builder, slot, [block])
+
+    # Tokens.
+
+    def book(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
+        """The step computes `num_tokens` of `slot`, whose blocks are there."""
+        running = self.running
+        total = int(running.num_tokens[slot])
+        is_beam = bool(running.is_beam[slot])
+        implied = int(running.num_computed[slot]) == total - 1 and not is_beam
+        computed = int(running.num_computed[slot]) + num_tokens
+        running.num_computed[slot] = computed
+        samples = computed == total
+        if samples:
+            running.num_tokens[slot] = total + 1
+        if samples or (computed == total - 1 and not is_beam):
+            running.prefilling.discard(slot)
+        drafts = implied and builder.num_drafts > 0
+        if drafts and not builder.budget.try_all(builder.num_drafts):
+            implied = drafts = False  # named, it does not draft
+        if drafts:
+            running.assume_accepted(slot, builder.num_drafts)
+        builder.chunk(slot, num_tokens, implied=implied, samples=samples, drafts=drafts)
+
+    def extend(self, slots: Slots, tokens: I32) -> None:
+        """The next token of each of `slots` is known."""
+        for slot in self.running.append(slots, tokens).tolist():
+            block = self.running.take_block(slot)
+            self._extend_chain(self.running.sequence(slot), block)
+
+    def extend_late(self, sequence: Sequence, token: int) -> None:
+        """The next token of one that has lost its slot meanwhile is known."""
+        sequence.append(token)
+        size = self.limits.block_size * TOKEN_BYTES
+        if len(sequence.tokens) % size == 0:
+            self._extend_chain(sequence, bytes(sequence.tokens[-size:]))
+
+    def _extend_chain(self, sequence: Sequence, block: bytes) -> None:
+        if self.limits.enable_prefix_caching:
+            parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
+            sequence.block_hashes.append(block_hash.block_hash(parent, block))
+
+    # What is on record.
+
+    def cache_full_blocks(self) -> None:
+        """Puts on record which blocks the planned steps fill."""
+        if not self.kv.enable_caching:
+            return
+        running = self.running
+        certain = running.num_computed - running.num_drafts_in_flight  # drafts may turn out wrong, or find no room
+        certain = self._num_ordered = np.minimum(certain, running.capacity)
+        filled = np.minimum(running.num_known, certain) // running.block_size
+        for slot in (running.live & (filled > self.kv.num_named)).nonzero()[0].tolist():
+            self.cache_blocks(slot, int(filled[slot]))
+
+    def cache_blocks(self, slot: int, num_filled: int) -> None:
+        """Puts on record what the first `num_filled` blocks of `slot` hold."""
+        first = int(self.kv.num_named[slot])
+        self.kv.name(slot, self.running.sequence(slot).block_hashes[first:num_filled])
+        if self.kv.parts is not None:
+            self.kv.note_wholes(slot, [self._content(slot, i) for i in range(first, num_filled)])
+
+    def cache_prompts(self, slots: list[int]) -> None:
+        """An ordered step completes the prompts of `slots`: another sequence may have the same."""
+        if self.kv.parts is not None:
+            for slot in slots:
+                if not self.running.is_beam[slot]:
+                    self.cache_partial_block(slot)
+
+    def cache_partial_block(self, slot: int) -> None:
+        """Puts on record what `slot` holds behind its named blocks, as far as the steps ordered so far compute it."""
+        if self.kv.parts is None:
+            return
+        num_held = min(int(self.running.num_known[slot]), int(self._num_ordered[slot]))
+        num_filled, rest = divmod(num_held, self.limits.block_size)
+        if num_filled > self.kv.num_named[slot]:
+            self.cache_blocks(slot, num_filled)
+        assert num_filled == self.kv.num_named[slot], "what is on record stays"
+        if rest >= self.limits.prefix_grain:
+            known = self._content(slot, num_filled)
+            self.kv.keep_part(slot, known[: PARENT_BYTES + rest * TOKEN_BYTES])
+
+    def _content(self, slot: int, block: int) -> bytes:
+        """What is known of a block of `slot`, as the index of parts takes it."""
+        return self.running.sequence(slot).hash_before(block) + self.running.known_block(slot, block)
