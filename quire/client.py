@@ -11,6 +11,7 @@ from typing import Unpack
 import grpc
 
 from quire.admin import AdminClient, admin_of
+from quire.api_key import showing_key
 from quire.outputs import Delta, Message, RequestOutput, collect, delta
 from quire.params import SamplingParams
 from quire.requests import (
@@ -42,13 +43,15 @@ class Client:
         tls: Tls = NO_TLS,
         admin_address: str = "",
         admin_key_file: str = "",
+        api_key: str = "",
     ) -> None:
-        """`admin_*`: for status() and reset_prefix_cache() of a frontend that is not this user's on this machine."""
+        """`api_key`: empty: that of the environment (QUIRE_API_KEY), if any. `admin_*`: for status() and
+        reset_prefix_cache() of a frontend that is not this user's on this machine."""
         self.address = address
         self._tls = tls
         self._admin_at = admin_address, admin_key_file
         self._channel = connect_blocking(address, tls)
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
 
     def generate(
         self,
@@ -147,10 +150,10 @@ class Client:
 class AsyncClient:
     """The same for asyncio. Create it inside a running loop."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, tls: Tls = NO_TLS) -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, tls: Tls = NO_TLS, api_key: str = "") -> None:
         self.address = address
         self._channel = connect(address, tls)
-        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None

@@ -28,6 +28,9 @@ class _Embedded:
         self._cluster: Cluster | None = None
         self._sink: IO[Any] | None = None
         self.address = address
+        self._api_key = str(settings.get("api_key", ""))
+        if address:
+            settings.pop("api_key", None)
         if not address:
             options = ClusterOptions(
                 model=model, workers=workers, http_port=0, grpc_port=0, settings=_by_service(settings)
@@ -62,7 +65,7 @@ class LLM(_Embedded):
 
     def __init__(self, model: str = "", **options: Any) -> None:
         super().__init__(model, **options)
-        self.client = Client(self.address)
+        self.client = Client(self.address, api_key=self._api_key)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:
         """Continues each prompt, text or token ids; results in the order of the prompts."""
@@ -94,7 +97,7 @@ class AsyncLLM(_Embedded):
 
     def __init__(self, model: str = "", **options: Any) -> None:
         super().__init__(model, **options)
-        self.client = AsyncClient(self.address)
+        self.client = AsyncClient(self.address, api_key=self._api_key)
         self.generate = self.client.generate
         self.chat = self.client.chat
         self.stream = self.client.stream

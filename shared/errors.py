@@ -66,6 +66,12 @@ class Unauthenticated(QuireError):
     code = pb.ERROR_CODE_UNAUTHENTICATED
 
 
+class PermissionDenied(QuireError):
+    """Whoever asks is known, and may not do this."""
+
+    code = pb.ERROR_CODE_PERMISSION_DENIED
+
+
 class Unimplemented(QuireError):
     """Known, but not offered here."""
 
@@ -95,6 +101,7 @@ TRANSPORTS: dict[int, Transport] = {
     pb.ERROR_CODE_DEADLINE_EXCEEDED: Transport(grpc.StatusCode.DEADLINE_EXCEEDED, 504, "DeadlineExceededError"),
     pb.ERROR_CODE_FAILED_PRECONDITION: Transport(grpc.StatusCode.FAILED_PRECONDITION, 409, "ConflictError"),
     pb.ERROR_CODE_UNAUTHENTICATED: Transport(grpc.StatusCode.UNAUTHENTICATED, 401, "AuthenticationError"),
+    pb.ERROR_CODE_PERMISSION_DENIED: Transport(grpc.StatusCode.PERMISSION_DENIED, 403, "PermissionDeniedError"),
     pb.ERROR_CODE_UNIMPLEMENTED: Transport(grpc.StatusCode.UNIMPLEMENTED, 501, "NotImplementedError"),
     pb.ERROR_CODE_INTERNAL: Transport(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
 }
@@ -109,6 +116,7 @@ _BY_CODE: dict[int, type[QuireError]] = {
         DeadlineExceeded,
         FailedPrecondition,
         Unauthenticated,
+        PermissionDenied,
         Unimplemented,
         Internal,
     )

@@ -32,6 +32,7 @@ class SecretFile:
         self._min_length = min_length
         self._stamp = self._look()
         self._secrets = self._read()
+        self._failure = ""  # why the file is no use at present
 
     @property
     def first(self) -> bytes:
@@ -42,23 +43,26 @@ class SecretFile:
     def all(self) -> tuple[bytes, ...]:
         """Those that are accepted. A file that became unusable leaves those from before."""
         try:
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._secrets = self._read()
-                log.info("secrets read again", setting=self._setting, count=len(self._secrets))
-        except InvalidArgument as error:
-            if self._stamp is not None:
+            self._follow(self._look())
+        except InvalidArgument as error:  # told once, until something changes
+            if self._failure != error.message:
                 log.error("secrets stay as they were", reason=error.message)
-                self._stamp = None
+            self._failure = error.message
         return self._secrets
+
+    def _follow(self, stamp: Stamp) -> None:
+        if stamp == self._stamp:
+            return
+        self._stamp, self._failure = stamp, ""
+        self._secrets = self._read()
+        log.info("secrets read again", setting=self._setting, count=len(self._secrets))
 
     def holds(self, shown: bytes) -> bool:
         """Takes as long whatever was shown."""
         found = [hmac.compare_digest(secret, shown) for secret in self.all]
         return any(found)
 
-    def _look(self) -> Stamp | None:
+    def _look(self) -> Stamp:
         try:
             status = self._path.stat()
         except OSError as error:

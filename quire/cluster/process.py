@@ -49,7 +49,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         self.ready.clear()
-        environment = {**os.environ, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
+        environment = {**os.environ, **self.spec.environment(), PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
         self._process = subprocess.Popen(
             self.spec.command(),
             stdin=subprocess.PIPE,

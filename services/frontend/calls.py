@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from services.frontend.access.access import Access, Caller
 from services.frontend.admission import Admission
 from services.frontend.generation import Generation
 from services.frontend.request import Request
@@ -21,12 +22,13 @@ REFUSALS_A_SECOND = 20  # that have a line of their own; the others are told tog
 class Call:
     """One call from its headers to its end. Whatever is taken for it is given back when its `with` is left."""
 
-    __slots__ = ("_calls", "error", "generation", "lease", "request", "route", "started_s", "status")
+    __slots__ = ("_calls", "caller", "error", "generation", "lease", "request", "route", "started_s", "status")
 
     def __init__(self, calls: Calls, admission: Admission) -> None:
         self._calls = calls
         self.route = ""  # nobody reads of a call without one
         self.lease = admission.lease()
+        self.caller: Caller | None = None  # None where there are no keys
         self.started_s = asyncio.get_running_loop().time()
         self.status = ""  # the edge's own word for how it ended
         self.error: QuireError | None = None
@@ -49,14 +51,18 @@ class Call:
 
     def __exit__(self, *_: object) -> None:
         self.lease.release()
+        if self.caller is not None and self.generation is not None:
+            usage = self.generation.usage
+            self.caller.account.charge(usage.prompt_tokens + usage.completion_tokens)
         self._calls.ended(self)
 
 
 class Calls:
     """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, access: Access) -> None:
         self._admission = admission
+        self.access = access
         self.turns = Turns()
         self._num_refusals = 0  # of this second
         self._untold: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
@@ -114,9 +120,12 @@ class Calls:
 
 def _who(call: Call) -> dict[str, str]:
     request = call.request
+    known = {} if request is None else {"request": request.request_id}
+    known["route"] = call.route
+    if call.caller is not None:
+        known["key"] = call.caller.key.name
     if request is None:
-        return {"route": call.route}
-    known = {"request": request.request_id, "route": call.route}
+        return known
     if request.tenant:
         known["tenant"] = request.tenant
     if request.model:

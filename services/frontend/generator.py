@@ -50,6 +50,8 @@ class Generator:
     async def answering(self, request: Request, call: Call) -> AsyncIterator[Generation]:
         """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
         is taken for the request is given back at the end of this or of the call, whichever way that comes."""
+        if call.caller is not None:
+            request = call.caller.own(request, self._catalogue.name)
         call.request = request
         request = self._checked(request)
         call.lease.take(request.num_samples, self._processor.estimate_tokens(request))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
+from typing import Any
 
+from services.frontend.access.access import Access
+from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
 from services.frontend.admission import Admission
 from services.frontend.anthropic_edge.routes import MessageRoutes
 from services.frontend.calls import Calls
@@ -38,6 +42,7 @@ from shared.pb.common.v1 import model_pb2
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.rpc.admin_port import AdminPort
+from shared.rpc.guard import Guard
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler
 from shared.settings.frontend import FrontendSettings
@@ -77,13 +82,15 @@ class Frontend:
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
         self.metrics = FrontendMetrics(identity.name, context)
         self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template)
+        self._redis_keys: RedisKeys | None = None
+        self._access = self._new_access()
         self._grpc = Server(
             settings.host,
             settings.grpc_port,
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
-            interceptors=[BoundedMessages(settings.request_limits)],
+            interceptors=[Guard(self._access.check), BoundedMessages(settings.request_limits)],
             tls=settings.client_tls,
             tls_setting="client_tls",
         )
@@ -105,7 +112,7 @@ class Frontend:
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
-        self._calls = Calls(self._admission)
+        self._calls = Calls(self._admission, self._access)
         self._processor = InputProcessor(
             self._tokenizer, identity.vocab_size, settings.max_prompts_per_request, settings.request_limits
         )
@@ -130,13 +137,25 @@ class Frontend:
         self._http = self._new_http_server()
         self.http_address = settings.reachable(self._http.port)
 
+    def _new_access(self) -> Access:
+        settings, sources = self._settings, list[Source]()
+        if settings.api_key:
+            sources.append(OneKey(settings.api_key))
+        if settings.api_keys == "redis":
+            redis, namespace = self._connect_redis(), settings.redis_namespace
+            self._redis_keys = RedisKeys(redis, namespace, self.metrics.access_errors.inc)
+            sources.append(self._redis_keys)
+        elif settings.api_keys:
+            sources.append(KeyFile(settings.api_keys, self.metrics.access_errors.inc))
+        return Access(sources, self.metrics, time.monotonic)
+
+    def _connect_redis(self) -> Any:
+        settings = self._settings
+        return prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
+
     def _new_directory(self, identity: model_pb2.ModelIdentity) -> Directory:
         return Directory(
-            prefix_index.connect(
-                self._settings.redis,
-                password_file=self._settings.redis_password_file,
-                tls=self._settings.tls,
-            ),
+            self._connect_redis(),
             self._settings.redis_namespace,
             identity,
             sessions=lambda: self._client.usable_sessions,
@@ -185,7 +204,9 @@ class Frontend:
         return HttpServer(
             app.build(
                 [part.router for part in routes],
-                api_key=settings.api_key,
+                access=self._access,
+                open_paths=settings.open_paths,
+                cors_origins=settings.cors_origins,
                 max_request_bytes=settings.max_request_bytes,
                 admission=self._admission,
                 calls=self._calls,
@@ -223,6 +244,8 @@ class Frontend:
         ]
         if self._directory is not None:
             background.append(restarted("directory", self._directory.run, is_needed=False))
+        if self._redis_keys is not None:
+            background.append(restarted("API keys", self._redis_keys.run, is_needed=False))
         await first(http, *background, self._drain_when_asked(http))
 
     async def _report_health(self) -> None:
@@ -251,5 +274,7 @@ class Frontend:
             await self._lookup.close()
         if self._directory is not None:
             await self._directory.close()
+        if self._redis_keys is not None:
+            await self._redis_keys.close()
         self._processor.close()
         self._tokenizer.close()

@@ -30,6 +30,7 @@ from shared.metrics.base import (
 
 ENGINE = "0"  # a frontend belongs to no worker
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+ACCESS_REFUSAL_REASONS = ("missing", "unknown")
 REJECTION_REASONS = ("max_inflight_requests", "max_queued_tokens", "scheduler")
 LOOKUP_OUTCOMES = ("hit", "miss", "skipped", "timeout", "error")
 CANCELLATION_REASONS = ("cancelled", "deadline", "stop_string", "failed")
@@ -144,6 +145,11 @@ class FrontendMetrics:
         }
         rejections = self._counter("vllm:admission_rejections", "Requests refused as too many", "model_name", "reason")
         self.rejections = {r: rejections.labels(self._model_name, r) for r in REJECTION_REASONS}
+        refusals = self._counter("quire_frontend_access_refusals", "Calls without a good API key", "reason")
+        self.access_refusals = {r: refusals.labels(r) for r in ACCESS_REFUSAL_REASONS}
+        self.access_errors = self._counter(
+            "quire_frontend_access_errors", "Times that API keys could not be read again"
+        )
         cancellations = self._counter(
             "quire_frontend_cancellations", "Samples ended before the model ended them", "reason"
         )

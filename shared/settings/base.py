@@ -6,6 +6,7 @@ defaults < YAML file (section named after the service) < QUIRE_<SERVICE>_<FIELD>
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from shared.errors import InvalidArgument
 from shared.secret_file import SecretFile
@@ -20,12 +22,14 @@ from shared.settings.tls import NO_TLS, Tls
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"
+SECRET_NAME = re.compile("KEY|SECRET|PASSWORD|TOKEN")  # in a variable whose value is not to be repeated
 OTHER_VARIABLES = frozenset(
     {
         CONFIG_VARIABLE,
         "QUIRE_ADDRESS",
         "QUIRE_ADMIN_ADDRESS",
         "QUIRE_ADMIN_KEY_FILE",
+        "QUIRE_API_KEY",
         "QUIRE_PARENT_PIPE",
         "QUIRE_TLS",
     }
@@ -117,7 +121,9 @@ def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         message = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
-        raise InvalidArgument(f"{service}.{field}: {message} (value: {first['input']!r})", field=field) from None
+        known = model.model_fields.get(field)
+        value = "..." if known is not None and is_secret(known) else repr(first["input"])
+        raise InvalidArgument(f"{service}.{field}: {message} (value: {value})", field=field) from None
 
 
 def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
@@ -152,10 +158,16 @@ def _from_environment(environ: Mapping[str, str], known: Mapping[str, type[Setti
         if not variable.startswith("QUIRE_") or variable in OTHER_VARIABLES:
             continue
         if variable not in names:
-            raise InvalidArgument(f"unknown environment variable {variable}={text!r}", field=variable)
+            shown = "..." if SECRET_NAME.search(variable) else repr(text)
+            raise InvalidArgument(f"unknown environment variable {variable}={shown}", field=variable)
         service, field = names[variable]
         found[service][field] = _parse(text, known[service].model_fields[field].annotation)
     return found
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether a setting's value must not stand where others can read it: on a command line, in an error."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("secret"))
 
 
 def is_mapping(annotation: Any) -> bool:

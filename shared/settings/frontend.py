@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, PositiveInt, field_validator
 
 from shared.settings.base import Settings
@@ -54,7 +56,18 @@ class FrontendSettings(Settings):
         ge=0,
         description="what /v1/responses remembers for later calls, MiB; 0: nothing, and nothing can be asked for",
     )
-    api_key: str = Field("", description="bearer token that /v1 calls must show; empty: none")
+    api_key: str = Field(
+        "", description="key that clients show, for everybody; empty: none", json_schema_extra={"secret": True}
+    )
+    api_keys: str = Field(
+        "", description="file with keys of tenants, or redis: the hash NAMESPACE:api_keys there; empty: none"
+    )
+    open_paths: tuple[Literal["/metrics", "/load", "/version"], ...] = Field(
+        (), description="besides /health, what needs no key where there are keys: /metrics, /load, /version"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="origins whose pages browsers may let call this server; *: all; empty: none"
+    )
     stream_interval: int = Field(
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
     )

@@ -19,6 +19,7 @@ from shared.metrics.frontend import FrontendMetrics
 
 log = logger("grpc_edge")
 
+ADMIN = frozenset({"GetStatus", "Drain", "ResetPrefixCache"})  # which has a port and a key of its own
 UNLOGGED = frozenset({"GetStatus"})  # operators watch with it
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,6 +52,8 @@ async def answering(method: str, context: Context, metrics: FrontendMetrics, cal
     code = grpc.StatusCode.CANCELLED
     with calls.begin() as call:
         try:
+            if method not in ADMIN:
+                call.caller = calls.access.of_metadata(dict(context.invocation_metadata() or ()))
             yield call
             code = grpc.StatusCode.OK
         except QuireError as error:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from services.frontend.access.access import Access
 from services.frontend.admission import Admission
 from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls import Calls
 from services.frontend.http.call_scope import CallScope
 from services.frontend.http.door import Door
-from services.frontend.http.middleware import ApiKey, BodyLimit
+from services.frontend.http.headers import REQUEST_ID
+from services.frontend.http.middleware import BodyLimit, KeyGuard
 from services.frontend.http.protocol import Refuse
 from services.frontend.openai_edge import errors
 from shared.errors import Internal, QuireError
@@ -34,7 +37,9 @@ class Face(NamedTuple):
 def build(
     routers: Iterable[APIRouter],
     *,
-    api_key: str,
+    access: Access,
+    open_paths: Iterable[str],
+    cors_origins: Sequence[str],
     max_request_bytes: int,
     admission: Admission,
     calls: Calls,
@@ -47,9 +52,18 @@ def build(
         app.include_router(router)
     door = Door(app, admission, calls, metrics, refusal)
     guarded: ASGIApp = BodyLimit(door, max_request_bytes)
-    if api_key:
-        guarded = ApiKey(guarded, api_key, _unauthorized)
-    return Face(CallScope(guarded, calls, metrics, refusal), door.refuse)
+    if not access.is_open:
+        guarded = KeyGuard(guarded, access, open_paths, refusal)
+    guarded = CallScope(guarded, calls, metrics, refusal)
+    if cors_origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
+    return Face(guarded, door.refuse)
 
 
 def refusal(path: str, error: QuireError) -> Response:
@@ -62,9 +76,3 @@ def refusal(path: str, error: QuireError) -> Response:
 async def _on_fault(request: Request, _: Exception) -> Response:
     """Which goes on to whoever logs it with its call."""
     return refusal(request.url.path, Internal("internal error"))
-
-
-def _unauthorized(path: str) -> Response:
-    if path.startswith(anthropic_routes.PREFIX):
-        return anthropic_errors.plain_response(401, "invalid x-api-key")
-    return errors.plain_response(401, "Unauthorized", "AuthenticationError")

@@ -36,9 +36,13 @@ class CallHeaders:
 
 def read(http: HTTPConnection) -> CallHeaders:
     headers, call = http.headers, http.scope[CALL]
-    return CallHeaders(
-        headers.get(REQUEST_ID), headers.get(TENANT, ""), _timeout_s(headers.get(TIMEOUT)), call.started_s
-    )
+    return CallHeaders(headers.get(REQUEST_ID), tenant(http), _timeout_s(headers.get(TIMEOUT)), call.started_s)
+
+
+def tenant(http: HTTPConnection) -> str:
+    """Whose call it is: by its key, or, where there are none, as it says itself."""
+    caller = http.scope[CALL].caller
+    return str(http.headers.get(TENANT, "") if caller is None else caller.tenant)
 
 
 def sent_id(headers: Headers) -> str:

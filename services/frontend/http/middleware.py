@@ -1,16 +1,21 @@
-"""Around every HTTP call: the size of its body and the API key. Plain ASGI: they see every chunk there is."""
+"""Around every HTTP call: who asks, and the size of its body. Plain ASGI: they see every chunk there is."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.frontend.access.access import Access
+from services.frontend.calls import Call
+from services.frontend.http.headers import CALL
+from shared.errors import QuireError
+
+ALWAYS_OPEN = ("/health", "/ping")  # probes have no keys
 WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
 LONGEST_PASSING_S = 1.0
 
@@ -56,22 +61,27 @@ async def _let_pass(receive: Receive) -> None:
                 pass
 
 
-class ApiKey:
-    """Calls under /v1 show `Authorization: Bearer <key>`, or `x-api-key: <key>` as Anthropic's clients do."""
+class KeyGuard:
+    """Calls show a key, whatever their path; only `open_paths` and preflights of browsers need none."""
 
-    def __init__(self, app: ASGIApp, key: str, refusal: Callable[[str], Response]) -> None:
-        """`refusal`: the answer for a path."""
+    def __init__(
+        self, app: ASGIApp, access: Access, open_paths: Iterable[str], refusal: Callable[[str, QuireError], Response]
+    ) -> None:
+        """`refusal`: how the clients of a path are told."""
         self._app = app
-        self._key = key.encode()
+        self._access = access
+        self._open = frozenset((*ALWAYS_OPEN, *open_paths))
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._is_shown(scope):
-            await self._refusal(scope["path"])(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _is_shown(self, scope: Scope) -> bool:
-        headers = dict(scope["headers"])
-        bearer = hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._key)
-        return hmac.compare_digest(headers.get(b"x-api-key", b""), self._key) or bearer
+        if scope["type"] == "http" and scope["path"] not in self._open:
+            call: Call = scope[CALL]
+            try:
+                call.caller = self._access.of_headers(scope["headers"])
+            except QuireError as error:
+                call.error = error
+                response = self._refusal(scope["path"], error)
+                response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from services.frontend import calls
+from services.frontend.access.access import Access
 from services.frontend.admission import Admission
 from services.frontend.calls import Calls
 from services.frontend.input_processor.processor import InputProcessor
@@ -164,7 +166,8 @@ async def test_a_fault_is_told_with_its_request_and_answered(
 
 async def test_many_refusals_are_told_together(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "SECOND_S", 0.05)
-    each = Calls(Admission(1, 1, 1, FrontendMetrics("m", 100)))
+    metrics = FrontendMetrics("m", 100)
+    each = Calls(Admission(1, 1, 1, metrics), Access((), metrics, time.monotonic))
     for _ in range(1000):
         each.refused("POST /v1/completions", "429")
     assert len(lines) == calls.REFUSALS_A_SECOND

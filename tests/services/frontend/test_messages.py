@@ -224,7 +224,7 @@ async def test_refusals(talking_model: Path, more: dict[str, Any], text: str) ->
 async def test_other_errors_are_anthropics_own_classes(talking_model: Path) -> None:
     async with serving(talking_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
         assert (await client.messages.create(**asked())).content[0].text == "x"
-        with pytest.raises(anthropic.AuthenticationError, match="invalid x-api-key"):
+        with pytest.raises(anthropic.AuthenticationError, match="API key is not known"):
             await client.with_options(api_key="wrong").messages.create(**asked())
         with pytest.raises(anthropic.NotFoundError, match="The model `other` does not exist"):
             await client.messages.create(**asked(model="other"))

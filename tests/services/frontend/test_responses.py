@@ -126,22 +126,22 @@ async def test_nothing_is_stored_where_there_is_no_room(talking_model: Path) -> 
 
 def test_the_least_recently_used_response_gives_way() -> None:
     def stored(name: str) -> Stored:
-        return Stored({"id": name}, [], [{"type": "message", "content": "x" * 100}])
+        return Stored("t", {"id": name}, [], [{"type": "message", "content": "x" * 100}])
 
     store = ResponseStore(3 * stored("a").num_bytes)
     for name in ("a", "b", "c"):
         store.put(stored(name))
-    store.get("a")
+    store.get("a", "t")
     store.put(stored("d"))
     with pytest.raises(NotFound):
-        store.get("b")
-    assert [store.get(name).body["id"] for name in ("a", "c", "d")] == ["a", "c", "d"]
-    store.delete("a")
+        store.get("b", "t")
+    assert [store.get(name, "t").body["id"] for name in ("a", "c", "d")] == ["a", "c", "d"]
+    store.delete("a", "t")
     store.put(stored("e"))
-    assert store.get("c").body["id"] == "c"
-    store.put(Stored({"id": "large"}, [], [{"content": "x" * 1000}]))
+    assert store.get("c", "t").body["id"] == "c"
+    store.put(Stored("t", {"id": "large"}, [], [{"content": "x" * 1000}]))
     with pytest.raises(NotFound):
-        store.get("large")
+        store.get("large", "t")
 
 
 async def test_what_is_cut_off_is_incomplete(talking_model: Path) -> None:

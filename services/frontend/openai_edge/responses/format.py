@@ -50,8 +50,10 @@ class ResponseFormat:
         conversation: Sequence[Item],
         texts: TokenTexts,
         store: ResponseStore,
+        tenant: str,
     ) -> None:
-        """`inputs`: items of this request; `conversation`: these, and what came before them."""
+        """`inputs`: items of this request; `conversation`: these, and what came before them; `tenant`: whose it is."""
+        self._tenant = tenant
         self._fields = _echo(body, sampling, model)
         self._inputs = inputs
         self._conversation = conversation
@@ -146,7 +148,7 @@ class ResponseFormat:
             "usage": usage_object(generation.usage),
         }
         if self._store is not None:
-            self._store.put(Stored(response, self._inputs, [*self._conversation, *self._items]))
+            self._store.put(Stored(self._tenant, response, self._inputs, [*self._conversation, *self._items]))
         return response
 
 

@@ -54,7 +54,7 @@ class ResponseRoutes:
         """Goes on with a conversation."""
         body.refuse_unknown()
         inputs = as_items(body.input)
-        before = self._before(body)
+        before = self._before(body, http)
         conversation = [*before, *inputs]
         request = responses_request(body, conversation, headers.read(http), self._tokenizer)
         answer = ResponseFormat(
@@ -65,30 +65,36 @@ class ResponseRoutes:
             conversation=conversation,
             texts=TokenTexts(self._tokenizer, as_ids=False),
             store=self._store,
+            tenant=_tenant(body, http),
         )
         return Answer(self._generator, request, answer, stream=bool(body.stream))
 
-    def _before(self, body: ResponsesBody) -> Sequence[Item]:
+    def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
         """The conversation that this goes on."""
         if body.previous_response_id is None:
             return ()
-        return self._store.get(body.previous_response_id, "previous_response_id").conversation
+        return self._store.get(body.previous_response_id, _tenant(body, http), "previous_response_id").conversation
 
-    async def get(self, response_id: str, stream: bool = False) -> dict[str, Any]:
+    async def get(self, response_id: str, http: Request, stream: bool = False) -> dict[str, Any]:
         if stream:
             raise Unimplemented("stream: a stored response comes in one piece", field="stream")
-        return self._store.get(response_id).body
+        return self._store.get(response_id, headers.tenant(http)).body
 
-    async def delete(self, response_id: str) -> dict[str, Any]:
-        self._store.delete(response_id)
+    async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
+        self._store.delete(response_id, headers.tenant(http))
         return {"id": response_id, "object": "response", "deleted": True}
 
-    async def input_items(self, response_id: str) -> dict[str, Any]:
-        items = list(self._store.get(response_id).inputs)
+    async def input_items(self, response_id: str, http: Request) -> dict[str, Any]:
+        items = list(self._store.get(response_id, headers.tenant(http)).inputs)
         return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
 
-    async def cancel(self, response_id: str) -> dict[str, Any]:
+    async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
         """What is stored has ended; what runs ends when its client closes the connection."""
-        self._store.get(response_id)
+        self._store.get(response_id, headers.tenant(http))
         text = "Only responses in the background can be cancelled, and this server makes none; close the connection."
         raise InvalidArgument(text, field="response_id")
+
+
+def _tenant(body: ResponsesBody, http: Request) -> str:
+    """Whose response it will be: what the body says counts where there are no keys only."""
+    return headers.tenant(http) if http.scope[headers.CALL].caller is not None else body.tenant or headers.tenant(http)

@@ -17,6 +17,7 @@ from shared.errors import InvalidArgument, NotFound
 class Stored:
     """A response as its client got it, and the conversation up to its end."""
 
+    tenant: str
     body: dict[str, Any]
     inputs: Sequence[Item]  # of this response, without those before
     conversation: Sequence[Item]  # all of it: inputs and outputs
@@ -43,19 +44,20 @@ class ResponseStore:
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._found.popitem(last=False)[1][1]
 
-    def get(self, response_id: str, field: str = "") -> Stored:
-        """`field`: which named it."""
+    def get(self, response_id: str, tenant: str, field: str = "") -> Stored:
+        """`field`: which named it. What belongs to another tenant is as if it were not there."""
         if not self._max_bytes and field:
             raise InvalidArgument(f"{field}: this server stores no responses (response_store_mb=0)", field=field)
-        if response_id not in self._found:
+        found = self._found.get(response_id)
+        if found is None or found[0].tenant != tenant:
             raise NotFound(
                 f"Response with id {response_id!r} not found: it was not stored here, or had to give way. Send the "
                 "items of the conversation as input instead.",
                 field=field,
             )
         self._found.move_to_end(response_id)
-        return self._found[response_id][0]
+        return found[0]
 
-    def delete(self, response_id: str) -> None:
-        self.get(response_id)
+    def delete(self, response_id: str, tenant: str) -> None:
+        self.get(response_id, tenant)
         self._num_bytes -= self._found.pop(response_id)[1]

@@ -1,0 +1,103 @@
+"""The keys of a frontend: who shows which, and what that allows."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from services.frontend.access.account import Account
+from services.frontend.access.key import Key, digest
+from services.frontend.access.sources import Source
+from services.frontend.request import Request
+from shared.errors import PermissionDenied, QuireError, Unauthenticated
+from shared.metrics.frontend import FrontendMetrics
+from shared.rpc.guard import bearer
+
+AUTHORIZATION, API_KEY = b"authorization", b"x-api-key"
+MISSING = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who has shown a key that is good."""
+
+    key: Key
+    account: Account
+
+    @property
+    def tenant(self) -> str:
+        return self.key.tenant
+
+    def own(self, request: Request, only_model: str) -> Request:
+        """The request as this caller's, whatever it says itself: its tenant, and prefixes that no other tenant's
+        requests find, so that nobody learns from how long an answer takes what others have asked. Takes one request
+        from the account. PermissionDenied, ResourceExhausted."""
+        self._check_model(request.model or only_model)
+        self.account.enter(self.key)
+        salt = hashlib.sha256(f"{self.tenant}\0{request.cache_salt}".encode()).hexdigest()
+        return replace(request, tenant=self.tenant, cache_salt=salt)
+
+    def _check_model(self, model: str) -> None:
+        if self.key.models and model not in self.key.models:
+            raise PermissionDenied(f"model: the API key {self.key.name} is not for {model!r}", field="model")
+
+
+class Access:
+    """Without sources everybody may ask, and says itself for which tenant."""
+
+    def __init__(self, sources: Iterable[Source], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
+        self._sources = tuple(sources)
+        self._metrics = metrics
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}  # by the key's name: a new key of the same name goes on with it
+
+    @property
+    def is_open(self) -> bool:
+        """There are no keys to show."""
+        return not self._sources
+
+    def caller(self, authorization: bytes, api_key: bytes) -> Caller | None:
+        """By the values of the two headers; None where there are no keys. Raises Unauthenticated."""
+        if self.is_open:
+            return None
+        shown = api_key or bearer({"authorization": authorization})
+        if not shown:
+            self._metrics.access_refusals["missing"].inc()
+            raise Unauthenticated(MISSING)
+        key = self._find(digest(shown))
+        if key is None:
+            self._metrics.access_refusals["unknown"].inc()
+            raise Unauthenticated("this API key is not known here")
+        if key.name not in self._accounts:
+            self._accounts[key.name] = Account(key, self._clock, time.time)
+        return Caller(key, self._accounts[key.name])
+
+    def of_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
+        """Of an HTTP call, names in lower case. Who sends one of them twice shows neither."""
+        found: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in (AUTHORIZATION, API_KEY):
+                found[name] = b"" if name in found else value
+        return self.caller(found.get(AUTHORIZATION, b""), found.get(API_KEY, b""))
+
+    def of_metadata(self, metadata: dict[str, str | bytes]) -> Caller | None:
+        """Of a gRPC call."""
+        return self.caller(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
+
+    def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
+        """Why a gRPC call may not pass."""
+        try:
+            self.of_metadata(metadata)
+        except Unauthenticated as error:
+            return error
+        return None
+
+    def _find(self, hashed: bytes) -> Key | None:
+        """How long it takes depends on the hash alone, which tells nothing about keys that are near."""
+        return next((key for source in self._sources if (key := source.keys().get(hashed))), None)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode("latin-1", "replace") if isinstance(value, str) else value

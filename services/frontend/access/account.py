@@ -1,0 +1,69 @@
+"""What the owner of a key has used: buckets that fill up steadily, and a count for the day."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.frontend.access.key import Key
+from shared.errors import ResourceExhausted
+
+MINUTE_S = 60.0
+DAY_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Holds a minute's worth at most. It may be overdrawn: what a request used is known at its end."""
+
+    level: float
+    seen_s: float
+
+    def fill(self, per_minute: int, now: float) -> None:
+        self.level = min(float(per_minute), self.level + (now - self.seen_s) * per_minute / MINUTE_S)
+        self.seen_s = now
+
+    def wait_s(self, wanted: float, per_minute: int) -> float:
+        """Until there is so much; 0 if it is there."""
+        return max(0.0, (wanted - self.level) * MINUTE_S / per_minute)
+
+
+class Account:
+    """Of one key, at one frontend. `clock`: seconds that only grow; `wall`: of the epoch, for days."""
+
+    def __init__(self, key: Key, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock, self._wall = clock, wall
+        now = clock()
+        self._requests = Bucket(float(key.requests_per_minute), now)
+        self._tokens = Bucket(float(key.tokens_per_minute), now)
+        self._day, self._day_tokens = int(wall() // DAY_S), 0
+
+    def enter(self, key: Key) -> None:
+        """One more request, by what `key` allows now; ResourceExhausted that names the limit and when to come back."""
+        now = self._clock()
+        self._requests.fill(key.requests_per_minute, now)
+        self._tokens.fill(key.tokens_per_minute, now)
+        if key.requests_per_minute and (wait_s := self._requests.wait_s(1.0, key.requests_per_minute)):
+            raise _over(key, "requests_per_minute", key.requests_per_minute, wait_s)
+        if key.tokens_per_minute and (wait_s := self._tokens.wait_s(1.0, key.tokens_per_minute)):
+            raise _over(key, "tokens_per_minute", key.tokens_per_minute, wait_s)
+        if key.tokens_per_day and self._today() >= key.tokens_per_day:
+            raise _over(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
+        self._requests.level -= 1.0
+
+    def charge(self, num_tokens: int) -> None:
+        """What a request has used, prompt and output."""
+        self._tokens.level -= num_tokens
+        self._day_tokens = self._today() + num_tokens
+
+    def _today(self) -> int:
+        day = int(self._wall() // DAY_S)
+        if day != self._day:
+            self._day, self._day_tokens = day, 0
+        return self._day_tokens
+
+
+def _over(key: Key, limit: str, most: int, wait_s: float) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{limit}: the API key {key.name} has used its {most}", field=limit, retry_after_ms=max(1, round(wait_s * 1000))
+    )

@@ -1,0 +1,162 @@
+"""Where keys come from: one in the environment, a file that is read again when it changes, or Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.frontend.access.key import Digest, Key, digest, read_key
+from shared.errors import InvalidArgument
+from shared.logs import logger
+
+log = logger("access")
+
+Keys = Mapping[Digest, Key]
+Stamp = tuple[int, int, int]
+
+RELOAD_S = 2.0
+MAX_FILE_BYTES = 8 * 2**20
+ONLY = "default"  # the name of the key in the environment
+
+
+class Source(Protocol):
+    """Those that are good at present."""
+
+    def keys(self) -> Keys: ...
+
+
+class OneKey:
+    """For everybody."""
+
+    def __init__(self, secret: str) -> None:
+        self._keys = {digest(secret.encode()): Key.model_validate({"name": ONLY})}
+
+    def keys(self) -> Keys:
+        return self._keys
+
+
+class KeyFile:
+    """YAML: `keys:` with a list of entries, each with the fields of Key and `key` (the key itself) or `sha256` (its
+    hash, 64 hexadecimal digits). A file that became unusable leaves those from before."""
+
+    def __init__(self, path: str, on_error: Callable[[], None]) -> None:
+        """Raises InvalidArgument for a file that is no use."""
+        self._path = Path(path)
+        self._on_error = on_error
+        self._stamp = self._look()
+        self._keys = self._read()
+        self._failure = ""  # why the file is no use at present
+
+    def keys(self) -> Keys:
+        try:
+            self._follow(self._look())
+        except InvalidArgument as error:  # told once, until something changes
+            if self._failure != error.message:
+                log.error("API keys stay as they were", reason=error.message)
+                self._on_error()
+            self._failure = error.message
+        return self._keys
+
+    def _follow(self, stamp: Stamp) -> None:
+        if stamp == self._stamp:
+            return
+        self._stamp, self._failure = stamp, ""
+        self._keys = self._read()
+        log.info("API keys read again", count=len(self._keys))
+
+    def _look(self) -> Stamp:
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise self._wrong(f"cannot read it: {error.strerror}") from None
+        if stat.S_IMODE(status.st_mode) & 0o007:
+            raise self._wrong("everybody on this machine may open it (chmod o-rwx)")
+        if status.st_size > MAX_FILE_BYTES:
+            raise self._wrong(f"it has {status.st_size} bytes; at most {MAX_FILE_BYTES} are read")
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+    def _read(self) -> Keys:
+        try:
+            document = yaml.safe_load(self._path.read_text())
+        except (OSError, UnicodeDecodeError):
+            raise self._wrong("cannot read it as text") from None
+        except yaml.YAMLError:  # whose message would quote the file
+            raise self._wrong("it is not YAML") from None
+        entries = document.get("keys") if isinstance(document, dict) else None
+        if not isinstance(entries, list) or not entries:
+            raise self._wrong("it must have a list `keys:` with at least one entry")
+        found: dict[Digest, Key] = {}
+        for number, entry in enumerate(entries, 1):
+            hashed, key = self._entry(entry, f"entry {number}")
+            if hashed in found:
+                raise self._wrong(f"entry {number}: the key of {found[hashed].name} again")
+            found[hashed] = key
+        return found
+
+    def _entry(self, entry: Any, where: str) -> tuple[Digest, Key]:
+        if not isinstance(entry, dict):
+            raise self._wrong(f"{where}: must be a mapping")
+        values = dict(entry)
+        secret, hashed = values.pop("key", None), values.pop("sha256", None)
+        if (secret is None) == (hashed is None):
+            raise self._wrong(f"{where}: must have one of `key` and `sha256`")
+        key = read_key(values, f"api_keys: {str(self._path)!r}: {where}")
+        return digest(str(secret).encode()) if hashed is None else self._hash(str(hashed), where), key
+
+    def _hash(self, text: str, where: str) -> Digest:
+        try:
+            found = bytes.fromhex(text)
+        except ValueError:
+            found = b""
+        if len(found) != len(digest(b"")):
+            raise self._wrong(f"{where}: sha256 must be 64 hexadecimal digits")
+        return found
+
+    def _wrong(self, what: str) -> InvalidArgument:
+        return InvalidArgument(f"api_keys: {str(self._path)!r}: {what}", field="api_keys")
+
+
+class RedisKeys:
+    """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of Key as JSON. Redis away: those from
+    before go on; until it was first read, nobody gets in."""
+
+    def __init__(self, redis: Redis, namespace: str, on_error: Callable[[], None]) -> None:
+        self._redis = redis
+        self._name = f"{namespace}:api_keys"
+        self._on_error = on_error
+        self._keys: Keys = {}
+
+    def keys(self) -> Keys:
+        return self._keys
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._read()
+            await asyncio.sleep(RELOAD_S)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _read(self) -> None:
+        try:
+            found = await self._redis.hgetall(self._name)
+            self._keys = {
+                bytes.fromhex(_text(hashed)): read_key(json.loads(value), f"api_keys: {self._name}")
+                for hashed, value in found.items()
+            }
+        except (RedisError, OSError, ValueError, InvalidArgument) as error:
+            log.warning("API keys stay as they were", reason=type(error).__name__)
+            self._on_error()
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("ascii", "replace")

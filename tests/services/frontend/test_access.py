@@ -1,0 +1,358 @@
+"""Keys of clients: who gets in at which edge, as whom, and for how much."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import redis
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from quire.client import AsyncClient
+from services.frontend.access.account import DAY_S, Account
+from services.frontend.access.key import Key, digest, read_key
+from services.frontend.access.sources import KeyFile
+from shared import block_hash
+from shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.redis_server import RedisServer
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+PATHS = [
+    ("GET", "/v1/models"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1"),
+    ("POST", "/v1/messages"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/docs"),
+    ("GET", "/redoc"),
+    ("GET", "/openapi.json"),
+    ("GET", "/load"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+    ("GET", "/nowhere"),
+]
+SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
+
+
+def key_file(folder: Path, *entries: dict[str, Any]) -> str:
+    path = folder / "keys.yaml"
+    path.write_text(json.dumps({"keys": list(entries)}))
+    path.chmod(0o600)
+    return str(path)
+
+
+def entry(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "key": f"sk-{name}", **fields}
+
+
+def shows_secret(scheme: str) -> dict[str, str]:
+    return {"authorization": f"{scheme} secret"}
+
+
+def shows(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer sk-{name}"}
+
+
+def spoil(path: str) -> None:
+    Path(path).write_text("keys: [")
+
+
+async def complete(frontend: Running, name: str, **body: Any) -> httpx.Response:
+    return await frontend.http.post("/v1/completions", json={**SHORT, **body}, headers=shows(name))
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+async def test_every_path_needs_a_key(folder: Path, method: str, path: str) -> None:
+    async with running(folder, until_health=(503,), api_key="secret") as frontend:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "secrets"}, {"authorization": "secret"}):
+            refused = await frontend.http.request(method, path, headers=headers, json={} if method == "POST" else None)
+            assert refused.status_code == 401, headers
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert "API key" in json.dumps(refused.json())
+        for headers in (shows_secret("Bearer"), shows_secret("bearer"), {"x-api-key": "secret"}):
+            answer = await frontend.http.request(method, path, headers=headers, json={} if method == "POST" else None)
+            assert answer.status_code != 401
+        for probe in ("/health", "/ping"):
+            assert (await frontend.http.get(probe)).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/models", "/V1/models", "/v1/../v1/models", "/health/../v1/models", "/%761/models"]
+)
+async def test_no_spelling_of_a_path_gets_around_the_key(folder: Path, path: str) -> None:
+    async with running(folder, until_health=(503,), api_key="secret") as frontend:
+        request = httpx.Request("GET", frontend.url)
+        request.url = httpx.URL(frontend.url).copy_with(raw_path=path.encode())
+        assert (await frontend.http.send(request)).status_code == 401
+
+
+async def test_a_key_that_is_shown_twice_is_not_shown(folder: Path) -> None:
+    async with running(folder, until_health=(503,), api_key="secret") as frontend:
+        twice = [("authorization", "Bearer wrong"), ("authorization", "Bearer secret")]
+        assert (await frontend.http.get("/v1/models", headers=twice)).status_code == 401
+
+
+async def test_some_paths_can_be_opened(folder: Path) -> None:
+    async with running(folder, until_health=(503,), api_key="secret", open_paths=("/metrics",)) as frontend:
+        assert (await frontend.http.get("/metrics")).status_code == 200
+        assert (await frontend.http.get("/load")).status_code == 401
+
+
+async def test_every_grpc_method_needs_a_key(folder: Path) -> None:
+    async with running(folder, until_health=(503,), api_key="secret") as frontend:
+        calls = [
+            frontend.inference.ListModels(pb.ListModelsRequest()),
+            frontend.inference.GetModel(pb.GetModelRequest()),
+            frontend.inference.Tokenize(pb.TokenizeRequest(text="x")),
+            frontend.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
+            frontend.inference.Tokenize(pb.TokenizeRequest(text="x"), metadata=(("x-api-key", "wrong"),)),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        for stream in (frontend.inference.Generate(pb.GenerateRequest(text="x")), _reflect(frontend)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                [message async for message in stream]
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        for shown in (("authorization", "Bearer secret"), ("x-api-key", "secret")):
+            assert (await frontend.inference.ListModels(pb.ListModelsRequest(), metadata=(shown,))).models
+
+
+def _reflect(frontend: Running) -> Any:
+    stub = reflection_pb2_grpc.ServerReflectionStub(frontend.channel)
+    return stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+
+
+async def test_the_python_client_shows_its_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scheduler(ScriptedScheduler()) as script, running(folder, script.address, api_key="secret") as frontend:
+        for api_key, variable in (("secret", ""), ("", "secret")):
+            monkeypatch.setenv("QUIRE_API_KEY", variable)
+            client = AsyncClient(frontend.frontend.grpc_address, api_key=api_key)
+            assert (await client.generate("x")).outputs
+            await client.close()
+        monkeypatch.delenv("QUIRE_API_KEY")
+        client = AsyncClient(frontend.frontend.grpc_address)
+        with pytest.raises(Unauthenticated, match="no API key"):
+            await client.generate("x")
+        await client.close()
+
+
+async def test_the_tenant_is_the_keys_whatever_the_request_says(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a", tenant="alpha"), entry("b"))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+        for name in ("a", "b"):
+            headers = {**shows(name), "x-tenant": "victim"}
+            body = {**SHORT, "tenant": "victim", "cache_salt": "s"}
+            assert (await frontend.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        request = pb.GenerateRequest(text="x", options=pb.RequestOptions(tenant="victim", cache_salt="s"))
+        metadata = (("authorization", "Bearer sk-a"), ("x-tenant", "victim"))
+        _ = [message async for message in frontend.inference.Generate(request, metadata=metadata)]
+    assert [s.tenant for s in script.submissions] == ["alpha", "b", "alpha"]
+    first, other, again = (s.root_hash for s in script.submissions)
+    assert first == again != other
+    assert block_hash.root_hash(salt="s") not in (first, other)
+
+
+async def test_prefixes_of_tenants_are_apart_without_a_salt_of_theirs(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a"), entry("b"))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+        for name in ("a", "b", "a"):
+            await complete(frontend, name)
+    hashes = [s.root_hash for s in script.submissions]
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert block_hash.root_hash() not in hashes
+
+
+async def test_stored_responses_belong_to_a_tenant(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a"), entry("b"))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+        body = {"model": "tiny", "input": "x", "max_output_tokens": 3}
+        made = (await frontend.http.post("/v1/responses", json=body, headers=shows("a"))).json()
+        path = f"/v1/responses/{made['id']}"
+        for claim in ({}, {"x-tenant": "a"}):
+            theirs = {**shows("b"), **claim}
+            assert (await frontend.http.get(path, headers=theirs)).status_code == 404
+            assert (await frontend.http.get(f"{path}/input_items", headers=theirs)).status_code == 404
+            assert (await frontend.http.delete(path, headers=theirs)).status_code == 404
+            more = {**body, "previous_response_id": made["id"], "tenant": "a"}
+            assert (await frontend.http.post("/v1/responses", json=more, headers=theirs)).status_code == 404
+        assert (await frontend.http.get(path, headers=shows("a"))).json()["id"] == made["id"]
+        assert (await frontend.http.delete(path, headers=shows("a"))).status_code == 200
+
+
+async def test_stored_responses_belong_to_the_tenant_that_is_named_where_there_are_no_keys(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        body = {"model": "tiny", "input": "x", "max_output_tokens": 3}
+        made = (await frontend.http.post("/v1/responses", json=body, headers={"x-tenant": "a"})).json()
+        path = f"/v1/responses/{made['id']}"
+        assert (await frontend.http.get(path, headers={"x-tenant": "b"})).status_code == 404
+        assert (await frontend.http.get(path)).status_code == 404
+        assert (await frontend.http.get(path, headers={"x-tenant": "a"})).status_code == 200
+
+
+async def test_a_key_can_be_for_some_models_only(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a", models=["other"]))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+        refused = await complete(frontend, "a")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model")
+        client = AsyncClient(frontend.frontend.grpc_address, api_key="sk-a")
+        with pytest.raises(PermissionDenied):
+            await client.generate("x")
+        await client.close()
+    assert script.submissions == []
+
+
+async def test_a_rate_is_kept_and_says_when_to_come_back(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a", requests_per_minute=2), entry("b"))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+        assert [(await complete(frontend, "a")).status_code for _ in range(2)] == [200, 200]
+        refused = await complete(frontend, "a")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["param"] == "requests_per_minute"
+        assert 1 <= int(refused.headers["retry-after"]) <= 30
+        assert (await complete(frontend, "b")).status_code == 200
+        load = (await frontend.http.get("/load", headers=shows("b"))).json()
+    assert load == {"server_load": 0}
+
+
+async def test_tokens_are_counted_at_the_end(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a", tokens_per_day=4))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+        assert (await complete(frontend, "a")).status_code == 200
+        refused = await complete(frontend, "a")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (429, "tokens_per_day")
+
+
+def test_an_account_fills_up_and_forgets_yesterday() -> None:
+    now = [0.0]
+    key = read_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 600, "tokens_per_day": 1000}, "")
+    account = Account(key, lambda: now[0], lambda: now[0])
+    account.enter(key)
+    account.charge(700)
+    with pytest.raises(ResourceExhausted, match="tokens_per_minute") as refused:
+        account.enter(key)
+    assert refused.value.retry_after_ms == 10_100
+    now[0] += 10.2
+    account.enter(key)
+    account.charge(300)
+    now[0] += 60
+    with pytest.raises(ResourceExhausted, match="tokens_per_day") as refused:
+        account.enter(key)
+    assert refused.value.retry_after_ms == round(1000 * (DAY_S - now[0]))
+    now[0] = DAY_S
+    account.enter(key)
+
+
+async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a"))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys, open_paths=("/metrics",)) as frontend:
+        assert (await complete(frontend, "b")).status_code == 401
+        key_file(tmp_path, entry("b"))
+        os.utime(keys, (1, 1))
+        assert (await complete(frontend, "b")).status_code == 200
+        assert (await complete(frontend, "a")).status_code == 401
+        spoil(keys)
+        assert (await complete(frontend, "b")).status_code == 200
+        assert (await complete(frontend, "b")).status_code == 200
+        metrics = await frontend.metrics()
+    assert metrics["quire_frontend_access_errors_total"] == 1
+    assert metrics["quire_frontend_access_refusals_total{reason=unknown}"] == 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([], "at least one entry"),
+        (["x"], "entry 1: must be a mapping"),
+        ([{"name": "a"}], "entry 1: must have one of `key` and `sha256`"),
+        ([{"name": "a", "key": "very-secret", "rate": 3}], "rate: Extra inputs"),
+        ([{"name": "a b", "key": "very-secret"}], "name: String should match"),
+        ([{"name": "a", "sha256": "12"}], "64 hexadecimal digits"),
+        ([entry("a"), {**entry("a"), "name": "b"}], "entry 2: the key of a again"),
+    ],
+)
+def test_a_file_that_is_no_use_is_refused_without_its_secrets(tmp_path: Path, entries: list[Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match="api_keys") as refused:
+        KeyFile(key_file(tmp_path, *entries), lambda: None)
+    assert text in refused.value.message
+    assert "very-secret" not in refused.value.message
+
+
+def test_a_file_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path, entry("a"))
+    Path(path).chmod(0o644)
+    with pytest.raises(InvalidArgument, match="chmod o-rwx"):
+        KeyFile(path, lambda: None)
+
+
+def test_a_file_may_hold_hashes_instead_of_keys(tmp_path: Path) -> None:
+    hashed = hashlib.sha256(b"sk-a").hexdigest()
+    keys = KeyFile(key_file(tmp_path, {"name": "a", "sha256": hashed}), lambda: None).keys()
+    assert keys[digest(b"sk-a")] == Key.model_validate({"name": "a", "tenant": "a"})
+
+
+async def test_keys_in_redis_outlive_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.frontend.access.sources.RELOAD_S", 0.02)
+    server = RedisServer(tmp_path)
+    server.start()
+    try:
+        store = redis.Redis.from_url(server.url)
+        store.hset("quire:api_keys", hashlib.sha256(b"sk-a").hexdigest(), json.dumps({"name": "a"}))
+        script = ScriptedScheduler(count_up)
+        settings = {"api_keys": "redis", "redis": server.url}
+        async with scheduler(script), running(folder, script.address, **settings) as frontend:
+            await _until(frontend, "a", 200)
+            assert (await complete(frontend, "b")).status_code == 401
+            store.hset("quire:api_keys", hashlib.sha256(b"sk-b").hexdigest(), json.dumps({"name": "b"}))
+            await _until(frontend, "b", 200)
+            server.stop()
+            assert (await complete(frontend, "a")).status_code == 200
+            assert (await complete(frontend, "c")).status_code == 401
+        store.close()
+    finally:
+        server.stop()
+
+
+async def _until(frontend: Running, name: str, status: int) -> None:
+    for _ in range(2000):
+        if (await complete(frontend, name)).status_code == status:
+            return
+    raise AssertionError(f"{name} never got {status}")
+
+
+async def test_pages_of_named_origins_may_call(folder: Path) -> None:
+    origin = "https://app.example"
+    async with running(folder, until_health=(503,), api_key="secret", cors_origins=(origin,)) as frontend:
+        asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        allowed = await frontend.http.options("/v1/chat/completions", headers={"origin": origin, **asks})
+        assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, origin)
+        other = await frontend.http.options("/v1/chat/completions", headers={"origin": "https://evil.example", **asks})
+        assert other.status_code == 400
+        refused = await frontend.http.get("/v1/models", headers={"origin": origin})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
+
+
+async def test_without_the_setting_no_page_may_call(folder: Path) -> None:
+    async with running(folder, until_health=(503,)) as frontend:
+        answer = await frontend.http.get("/v1/models", headers={"origin": "https://app.example"})
+    assert "access-control-allow-origin" not in answer.headers
