@@ -11,6 +11,7 @@ from services.scheduler.batches import FROM_WIRE
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.ending import Reason
 from services.scheduler.outbox import Outbox
+from services.scheduler.terms import check_name
 from shared import lifecycle
 from shared.columns import u32
 from shared.errors import FailedPrecondition, Unavailable
@@ -88,6 +89,9 @@ class FrontendService:
         kind = first.WhichOneof("message")
         if kind != "hello":
             raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a session must be hello")
+        check_name("frontend_id", first.hello.frontend_id)
+        for field in ("address", "version"):
+            check_name(field, getattr(first.hello, field), needed=False)
         self._cluster.terms.agree_on_model(first.hello.model, f"frontend {first.hello.frontend_id}")
         return first.hello
 

@@ -5,10 +5,23 @@ The first service to come sets them; whoever does not match is turned away with 
 
 from __future__ import annotations
 
-from shared import block_hash, model_identity
+from operator import attrgetter
+
+from shared import block_hash, model_identity, worker_limits
+from shared.block_hash import TOKEN_BYTES
+from shared.columns import u32
 from shared.errors import FailedPrecondition
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2
+
+# A worker that claims more is a mistake or a lie. A block costs the scheduler 120 bytes and 0.1 us when it attaches.
+MOST_BLOCKS = worker_limits.MOST_BLOCKS
+MOST_SEQS = 2**16
+MOST_STEP_TOKENS = 2**24
+MOST_MODEL_LEN = 2**27
+MOST_DRAFTS = 256
+MOST_BLOCK_SIZE = 2**16
+MOST_VOCABULARY = 2**24
 
 RAW_LOGPROBS = "raw_logprobs"  # the default, and that of workers from before there was a choice
 
@@ -78,14 +91,53 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
+LONGEST_NAME = 256  # characters of ids, addresses, devices
+
+
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
-    """What a worker must have to be of any use."""
-    minimum = {"num_blocks": 2, "max_num_seqs": 1, "max_num_batched_tokens": hello.max_num_seqs, "max_model_len": 2}
-    for name, least in minimum.items():
-        value = getattr(hello, name)
+    """What a worker must have to be of any use, and what none has: a number too many would cost everybody's time."""
+    bounds = {
+        "num_blocks": (2, MOST_BLOCKS),
+        "max_num_seqs": (1, MOST_SEQS),
+        "max_num_batched_tokens": (hello.max_num_seqs, MOST_STEP_TOKENS),
+        "max_model_len": (2, MOST_MODEL_LEN),
+        "num_speculative_tokens": (0, MOST_DRAFTS),
+        "max_logprobs": (0, MOST_VOCABULARY),
+        "layout.block_size": (1, MOST_BLOCK_SIZE),
+        "model.vocab_size": (1, MOST_VOCABULARY),
+    }
+    check_name("worker_id", hello.worker_id)
+    who = f"worker {hello.worker_id}"
+    for name, (least, most) in bounds.items():
+        value = attrgetter(name)(hello)
         if value < least:
-            raise FailedPrecondition(
-                f"{name}: worker {hello.worker_id} has {value}, needs at least {least}", field=name
-            )
-    if hello.layout.block_size < 1:
-        raise FailedPrecondition(f"layout.block_size: worker {hello.worker_id} has 0", field="layout.block_size")
+            raise FailedPrecondition(f"{name}: {who} has {value}, needs at least {least}", field=name)
+        if value > most:
+            raise FailedPrecondition(f"{name}: {who} has {value}, the limit is {most}", field=name)
+    for name in ("address", "version", "device", "model.name"):
+        check_name(name, attrgetter(name)(hello), needed=False)
+    _check_held(hello, who)
+
+
+def check_name(field: str, value: str, *, needed: bool = True) -> None:
+    """Raises FailedPrecondition for what is not a name."""
+    if (needed and not value) or len(value) > LONGEST_NAME:
+        shown = f"{value[:40]!r} ({len(value)} characters)"
+        raise FailedPrecondition(f"{field}: {shown} is not a name of 1 to {LONGEST_NAME} characters", field=field)
+
+
+def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
+    num_bytes, num_hash_bytes = len(hello.held_block_ids), len(hello.held_block_hashes)
+    num_held = num_bytes // TOKEN_BYTES
+    if num_bytes % TOKEN_BYTES or num_hash_bytes != block_hash.HASH_BYTES * num_held or num_held >= hello.num_blocks:
+        raise FailedPrecondition(
+            f"held_block_ids: {who} sent {num_bytes} bytes of ids and {num_hash_bytes} of hashes for "
+            f"{hello.num_blocks} blocks",
+            field="held_block_ids",
+        )
+    held = u32(hello.held_block_ids)
+    if len(held) and not 0 < int(held.min()) <= int(held.max()) < hello.num_blocks:
+        raise FailedPrecondition(
+            f"held_block_ids: {who} has blocks 1 to {hello.num_blocks - 1}, and sent {held.min()} to {held.max()}",
+            field="held_block_ids",
+        )

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
+import grpc
 import grpc.aio
 
 from services.scheduler.cluster import Cluster
@@ -81,6 +82,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await self._work(session, hello)
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
+        except Exception:
+            log.exception("session of a worker failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the scheduler's log")
 
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""
@@ -231,12 +235,8 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
         return
     ids = u32(hello.held_block_ids).tolist()
     hashes = block_hash.split(hello.held_block_hashes)
-    if len(ids) != len(hashes):
-        raise FailedPrecondition(f"held_block_ids: {len(ids)} blocks, held_block_hashes: {len(hashes)} hashes")
     for start in range(0, len(ids), ADOPTED_AT_A_TIME):
         part = slice(start, start + ADOPTED_AT_A_TIME)
         for block, held in zip(ids[part], hashes[part], strict=True):
-            if not 0 < block < hello.num_blocks:
-                raise FailedPrecondition(f"held_block_ids: {block} of {hello.num_blocks} blocks")
             core.kv.pool.adopt(block, held)
         await asyncio.sleep(0)

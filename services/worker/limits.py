@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from services.worker.attention.backends import BLOCK_SIZES
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
+from shared.worker_limits import MOST_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def from_settings(settings: WorkerSettings, model_max_len: int) -> Limits:
 
 def fit(limits: Limits, num_blocks: int, *, explicit: bool) -> Limits:
     """The limits with `num_blocks`; shortens max_model_len to what fits, unless it was asked for (`explicit`)."""
-    sized = replace(limits, num_blocks=num_blocks)
+    sized = replace(limits, num_blocks=min(num_blocks, MOST_BLOCKS))
     if sized.num_tokens < 1:
         raise InvalidArgument(
             f"num_blocks: {num_blocks} KV blocks hold no sequence (one is the null block): more memory is needed",

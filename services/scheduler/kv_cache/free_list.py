@@ -9,13 +9,17 @@ class FreeList:
     """Left end: taken next. Ids are 0 to capacity - 1; each is in the list at most once."""
 
     def __init__(self, capacity: int, ids: range) -> None:
+        """`ids`: one after the other."""
         # The sentinel `capacity` stands before the first and behind the last.
         self._end = capacity
         self._next = [capacity] * (capacity + 1)
         self._prev = [capacity] * (capacity + 1)
-        self._size = 0
-        for block in ids:
-            self.append(block)
+        self._size = len(ids)
+        if ids:  # a million of them at once: nobody is served meanwhile
+            self._next[ids.start : ids.stop] = range(ids.start + 1, ids.stop + 1)
+            self._prev[ids.start : ids.stop] = range(ids.start - 1, ids.stop - 1)
+            self._next[ids[-1]] = self._prev[ids[0]] = self._end
+            self._next[self._end], self._prev[self._end] = ids[0], ids[-1]
 
     def __len__(self) -> int:
         return self._size

@@ -81,6 +81,9 @@ def decode_result(wire: pb.StepResult) -> StepResult:
 
 
 def _code(code: int) -> str:
+    """A code that nobody here knows is a fault of the worker's."""
+    if code not in finish_pb2.ErrorCode.values():
+        code = finish_pb2.ERROR_CODE_INTERNAL
     return finish_pb2.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
 
 

@@ -10,12 +10,11 @@ from time import perf_counter
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events
-from services.scheduler.core.scheduling.plan_builder import Flight
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.codec import decode_failure, decode_result, encode_order, encode_plan
+from services.scheduler.replicas.result_checks import ResultChecks
 from services.scheduler.throughput import Throughput
-from shared.columns import u32
 from shared.errors import FailedPrecondition
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -41,6 +40,7 @@ class Replica:
         changes: BlockChanges,
     ) -> None:
         self.hello = hello
+        self._checks = ResultChecks(hello)
         self.epoch = epoch
         self.core = core
         self.changes = changes
@@ -188,32 +188,4 @@ class Replica:
         due = self.core.flights[0].step_id if self.core.flights else None
         if wire.step_id != due:
             raise FailedPrecondition(f"step_id: the scheduler waits for {due}, the worker sent {wire.step_id}")
-        self._check_counts(wire, self.core.flights[0])
-
-    def _check_counts(self, wire: pb.StepResult, flight: Flight) -> None:
-        num_slots = len(flight.slots)
-        expected = num_slots
-        if wire.token_counts:
-            counts = u32(wire.token_counts)
-            most = 1 if flight.drafts is None else 1 + flight.drafts
-            if len(counts) != num_slots or (counts > most).any():
-                raise FailedPrecondition(
-                    f"token_counts: step {flight.step_id} samples {num_slots} slots and at most {most} tokens of each, "
-                    f"the worker sent {counts}"
-                )
-            expected = int(counts.sum())
-        if len(wire.token_ids) != 4 * expected:
-            raise FailedPrecondition(
-                f"token_ids: step {flight.step_id} samples {expected} tokens, the worker sent "
-                f"{len(wire.token_ids)} bytes"
-            )
-        if wire.draft_counts and len(wire.draft_counts) != 4 * num_slots:
-            raise FailedPrecondition(
-                f"draft_counts: step {flight.step_id} samples {num_slots} slots, the worker sent "
-                f"{len(wire.draft_counts)} bytes"
-            )
-        told = u32(wire.prompt_logprobs.slots).tolist() if wire.HasField("prompt_logprobs") else []
-        if not set(told) <= flight.prompts.keys():
-            raise FailedPrecondition(
-                f"prompt_logprobs: step {wire.step_id} computes no prompts that ask in slots {told}"
-            )
+        self._checks.check(wire, self.core.flights[0])

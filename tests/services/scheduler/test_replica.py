@@ -15,6 +15,7 @@ from services.scheduler.replicas.replica import Replica
 from services.scheduler.submissions import Payload
 from shared.columns import i32_bytes
 from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.scheduler.conftest import make_limits, make_sequence
 
@@ -31,7 +32,7 @@ class Loop:
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.replica = Replica(
-            pb.WorkerHello(worker_id="w0"),
+            pb.WorkerHello(worker_id="w0", max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=100)),
             1,
             Core(make_limits(num_blocks=100, max_steps_in_flight=0, max_num_seqs=8)),
             send=self._send,

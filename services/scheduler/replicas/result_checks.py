@@ -1,0 +1,118 @@
+"""Whether a worker's result can be the outcome of its step: counts, lengths, tokens of the vocabulary, progress.
+
+A result that cannot ends the attachment with an error that names the column. What follows may then rely on the shapes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.scheduler.core.scheduling.plan_builder import Flight
+from shared.columns import U32, u32
+from shared.errors import FailedPrecondition
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+WIDTH = 4  # bytes of an element of every column
+MOST_STEPS_WITHOUT_TOKEN = 1000  # in a row, of a slot that is to sample: far beyond any wait for blocks
+
+
+class ResultChecks:
+    """Of one attachment: knows what its worker may send."""
+
+    def __init__(self, hello: pb.WorkerHello) -> None:
+        self._vocab_size = hello.model.vocab_size
+        self._most_drafts = hello.num_speculative_tokens
+        self._num_empty = np.zeros(hello.max_num_seqs, dtype=np.int64)  # steps without a token, by slot
+        self._some_empty = False
+
+    def check(self, wire: pb.StepResult, flight: Flight) -> None:
+        """Raises FailedPrecondition."""
+        num_slots = len(flight.slots)
+        counts = self._counts(wire, flight) if wire.token_counts else None
+        tokens = _column(wire.token_ids, "token_ids", num_slots if counts is None else int(counts.sum()), flight)
+        if wire.failures:
+            self._check_failures(wire, flight, counts, tokens)
+        else:
+            self._check_vocabulary(tokens, "token_ids", flight)
+        if wire.draft_counts:
+            self._check_drafts(_column(wire.draft_counts, "draft_counts", num_slots, flight), flight)
+        if wire.HasField("logprobs"):
+            self._check_logprobs(wire.logprobs, "logprobs", flight)
+        if wire.HasField("prompt_logprobs"):
+            self._check_prompts(wire.prompt_logprobs, flight)
+        if counts is not None or self._some_empty:
+            self._check_progress(counts, flight)
+
+    def _counts(self, wire: pb.StepResult, flight: Flight) -> U32:
+        counts = _column(wire.token_counts, "token_counts", len(flight.slots), flight)
+        most = 1 if flight.drafts is None else 1 + flight.drafts
+        if not self._most_drafts and not counts.all():
+            raise _wrong(flight, f"token_counts: a worker that does not draft gives a token to each slot, not {counts}")
+        if (counts > most).any():
+            raise _wrong(flight, f"token_counts: at most {most} tokens of each slot, the worker sent {counts}")
+        return counts
+
+    def _check_progress(self, counts: U32 | None, flight: Flight) -> None:
+        """A slot may sit a step out, but not for ever."""
+        if counts is None or not len(flight.slots):
+            self._num_empty[flight.slots] = 0
+        else:
+            self._num_empty[flight.slots] = np.where(counts == 0, self._num_empty[flight.slots] + 1, 0)
+        most = int(self._num_empty.max(initial=0))
+        self._some_empty = most > 0
+        if most >= MOST_STEPS_WITHOUT_TOKEN:
+            slot = int(self._num_empty.argmax())
+            raise _wrong(flight, f"token_counts: slot {slot} has got no token in {most} steps that sample it")
+
+    def _check_failures(self, wire: pb.StepResult, flight: Flight, counts: U32 | None, tokens: U32) -> None:
+        """Tokens of slots that failed mean nothing."""
+        failed = np.array([failure.slot for failure in wire.failures], dtype=np.int64)
+        if not np.isin(failed, flight.slots).all():
+            raise _wrong(flight, f"failures: slots {failed.tolist()} do not all sample")
+        goes_on = ~np.isin(flight.slots, failed)
+        rows = goes_on if counts is None else np.repeat(goes_on, counts)
+        self._check_vocabulary(tokens[rows], "token_ids", flight)
+
+    def _check_vocabulary(self, tokens: U32, name: str, flight: Flight) -> None:
+        """As unsigned numbers: a negative token is a large one."""
+        if len(tokens) and int(tokens.max()) >= self._vocab_size:
+            wrong = int(tokens[tokens >= self._vocab_size][0].astype(np.int32))
+            raise _wrong(flight, f"{name}: {wrong} is not in the vocabulary of {self._vocab_size} tokens")
+
+    def _check_drafts(self, verified: U32, flight: Flight) -> None:
+        if (verified > self._most_drafts).any():
+            raise _wrong(flight, f"draft_counts: the worker drafts {self._most_drafts} at most, and sent {verified}")
+
+    def _check_prompts(self, wire: pb.PromptLogprobColumns, flight: Flight) -> None:
+        slots = _whole(wire.slots, "prompt_logprobs.slots", flight)
+        if len(np.unique(slots)) != len(slots) or not set(slots.tolist()) <= flight.prompts.keys():
+            raise _wrong(flight, f"prompt_logprobs: no prompts that ask are computed in slots {slots}")
+        counts = _column(wire.position_counts, "prompt_logprobs.position_counts", len(slots), flight)
+        num_positions = self._check_logprobs(wire.entries, "prompt_logprobs.entries", flight)
+        if int(counts.sum()) != num_positions:
+            raise _wrong(flight, f"prompt_logprobs: {counts.sum()} positions, entries of {num_positions}")
+
+    def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: Flight) -> int:
+        """Returns the number of positions."""
+        counts = _whole(wire.entry_counts, f"{name}.entry_counts", flight)
+        num_entries = int(counts.sum())
+        self._check_vocabulary(_column(wire.token_ids, f"{name}.token_ids", num_entries, flight), name, flight)
+        _column(wire.logprobs, f"{name}.logprobs", num_entries, flight)
+        _column(wire.ranks, f"{name}.ranks", len(counts), flight)
+        return len(counts)
+
+
+def _whole(column: bytes, name: str, flight: Flight) -> U32:
+    if len(column) % WIDTH:
+        raise _wrong(flight, f"{name}: {len(column)} bytes are no column")
+    return u32(column)
+
+
+def _column(column: bytes, name: str, count: int, flight: Flight) -> U32:
+    if len(column) != WIDTH * count:
+        raise _wrong(flight, f"{name}: {count} are due, the worker sent {len(column)} bytes")
+    return u32(column)
+
+
+def _wrong(flight: Flight, what: str) -> FailedPrecondition:
+    return FailedPrecondition(f"step {flight.step_id}: {what}")

@@ -1,0 +1,3 @@
+"""What a worker may claim to have, for those that claim and for those that check."""
+
+MOST_BLOCKS = 2**21  # KV blocks, the null block included: 33 million tokens in blocks of 16
