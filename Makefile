@@ -1,10 +1,10 @@
-# make setup | demo | test | lint | up | bench | wheel | protos | clean
+# make setup | demo | test | test-all | lint | up | bench | wheel | protos | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos demo up test lint bench wheel clean
+.PHONY: setup protos demo up test test-all lint bench wheel clean
 
 setup: $(READY)
 
@@ -24,8 +24,15 @@ demo: setup
 up: setup
 	$(BIN)/quire up $(ARGS)
 
+# A file's tests stay together, so that what they share is made once.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadscope
+
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# Every case of the sweeps, too (tests/sweeps.py).
+test-all: setup
+	$(PYTEST) -m 'not gpu' $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
