@@ -17,7 +17,7 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.frontend.bounds import counts, json_scan, wire_scan
+from services.frontend.bounds import counts, heavy, json_scan, wire_scan
 from services.frontend.tokenizer import encoder
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -323,6 +323,31 @@ def test_any_bytes_are_left_to_the_parser() -> None:
                 pass
         except InvalidArgument:
             assert len(data) > 5
+
+
+async def test_large_bodies_that_come_together_leave_turns_to_others() -> None:
+    """One at a time, the smallest first."""
+    work, done = heavy.HeavyWork(), []
+
+    async def parse(num_bytes: int) -> None:
+        async with work.turn(num_bytes):
+            done.append(num_bytes)
+
+    async def other() -> None:
+        while len(done) < 22:
+            seen.append(len(done))
+            await asyncio.sleep(0)
+
+    seen: list[int] = []
+    sizes = [heavy.LIGHT_BYTES + size for size in (9, 3, 5, 1, 7)] * 4
+    async with asyncio.TaskGroup() as tasks:
+        for size in (*sizes, 10, 20):
+            tasks.create_task(parse(size))
+        tasks.create_task(other())
+    first, *rest = [size for size in done if size > heavy.LIGHT_BYTES]
+    assert done[:3] == [first, 10, 20], "what is light does not wait"
+    assert rest == sorted(rest)
+    assert len(set(seen)) >= 19, "others have a turn between any two"
 
 
 async def test_work_on_large_bodies_leaves_the_loop_to_others() -> None:
