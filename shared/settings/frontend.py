@@ -49,7 +49,10 @@ class FrontendSettings(Settings):
     )
     retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")
     unavailable_after_s: float = Field(
-        30.0, ge=0, description="how long a request waits for a worker when there is none, seconds"
+        30.0,
+        ge=0,
+        description="how long a request waits for a worker when there is none, seconds; "
+        "up to five times as long while a scheduler comes back again and again",
     )
     response_store_mb: int = Field(
         64,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from services.frontend.scheduler_client.placement import NOTHING_HELD, Held, cho
 from services.frontend.scheduler_client.roster import Roster
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.scheduler_client.session import Session
-from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+from services.frontend.scheduler_client.waiting_room import MOST_WAITS, Group, WaitingRoom
 from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
@@ -56,6 +57,7 @@ class SchedulerClient:
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
         self._sessions: list[Session] = []
+        self._opened_s = -math.inf  # when a session opened last
         self._room = WaitingRoom(self._fail_for_want_of_workers)
         self._refused = WaitingRoom(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
@@ -98,17 +100,23 @@ class SchedulerClient:
 
     async def ready(self, deadline_s: float | None) -> Limits:
         """Waits until somebody can run something: Unavailable after the patience, DeadlineExceeded at the deadline."""
-        if (limits := self.limits) is not None:
-            return limits
-        patience_ends_s = asyncio.get_running_loop().time() + self._patience_s
-        until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
-        try:
-            async with asyncio.timeout_at(until_s):
-                while (limits := self.limits) is None:
+        began_s = asyncio.get_running_loop().time()
+        while (limits := self.limits) is None:
+            patience_ends_s = self._patience_ends_s(began_s)
+            until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
+            try:
+                async with asyncio.timeout_at(until_s):
                     await self.changed()
-        except TimeoutError:
-            raise self._no_worker() if until_s == patience_ends_s else DeadlineExceeded("the deadline passed") from None
+            except TimeoutError:
+                if until_s == deadline_s:
+                    raise DeadlineExceeded("the deadline passed") from None
+                raise self._no_worker() from None
         return limits
+
+    def _patience_ends_s(self, began_s: float) -> float:
+        """For one who waits since `began_s`: a session that opens without workers shows that there may soon be some."""
+        last_s = max(began_s, self._opened_s)
+        return min(last_s + self._patience_s, began_s + MOST_WAITS * self._patience_s)
 
     def submit(self, sequences: Seq[Sequence], held: Held) -> None:
         """All samples of one work, in order."""
@@ -157,6 +165,8 @@ class SchedulerClient:
     def on_open(self, session: Session) -> None:
         self._sessions.append(session)
         self._metrics.sessions_open.set(len(self._sessions))
+        self._opened_s = asyncio.get_running_loop().time()
+        self._room.renew(self._patience_s)
         self.on_view(session)
 
     def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:

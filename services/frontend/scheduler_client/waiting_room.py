@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.frontend.scheduler_client.sequence import Sequence
 
 LATE_S = 1.0  # a timer that goes off so late tells of a standstill of this process
+MOST_WAITS = 5  # as long as somebody shows up now and then, in all
 SECOND_WAIT_S = 5.0  # for sessions to come back after one: they ended meanwhile
 
 Group = tuple[Sequence, ...]  # consecutive samples of one work without tokens, or a single sequence
@@ -18,6 +19,7 @@ Group = tuple[Sequence, ...]  # consecutive samples of one work without tokens, 
 class _Stay:
     group: Group
     num_waiting: int  # of the group
+    latest_s: float
     timer: asyncio.TimerHandle | None = None
 
 
@@ -34,10 +36,20 @@ class WaitingRoom:
 
     def enter(self, group: Group, wait_s: float) -> None:
         """If it raises, leave() undoes what it did."""
-        stay = _Stay(group, len(group))
+        stay = _Stay(group, len(group), asyncio.get_running_loop().time() + MOST_WAITS * wait_s)
         self._stay_of.update(dict.fromkeys(group, stay))
         self._stays[stay] = None
         self._wait(stay, wait_s)
+
+    def renew(self, wait_s: float) -> None:
+        """Somebody has shown up who may soon be of use: everybody waits for so long from now on, within bounds."""
+        now = asyncio.get_running_loop().time()
+        for stay in self._stays:
+            assert stay.timer is not None
+            end_s = min(now + wait_s, stay.latest_s)
+            if end_s > stay.timer.when():
+                stay.timer.cancel()
+                self._wait(stay, end_s - now)
 
     def leave(self, sequences: Iterable[Sequence]) -> None:
         """Nobody waits for these any more, where they do; a group goes with the last of its members."""

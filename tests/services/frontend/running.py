@@ -50,6 +50,12 @@ class Running:
             while self.num_usable_sessions != count:
                 await asyncio.sleep(0.01)
 
+    async def until_open(self, is_open: bool) -> None:
+        """Until there is a session, or none."""
+        async with asyncio.timeout(10):
+            while self.frontend._client.is_open != is_open:
+                await asyncio.sleep(0.005)
+
     async def metrics(self) -> dict[str, float]:
         """Sample name and labels (but for model and engine) to value."""
         page = (await self.http.get("/metrics")).text

@@ -196,6 +196,35 @@ async def test_a_worker_that_comes_in_time_serves_what_waits(folder: Path) -> No
         assert (await waiting).text
 
 
+async def test_work_waits_longer_while_its_scheduler_comes_back_again_and_again(folder: Path) -> None:
+    """It is killed before its worker is back, time after time; each time it shows that there may soon be one."""
+    script = ScriptedScheduler(num_workers=0)
+    async with scheduler(script), running(folder, script.address, unavailable_after_s=5.0) as frontend:
+        waiting = asyncio.create_task(anext(aiter(frontend.inference.Generate(pb.GenerateRequest(text="hello")))))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while loop.time() - began_s < 6.0:
+            script.break_sessions()
+            await frontend.until_open(False)
+            await frontend.until_open(True)
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+        script.set_view(num_workers=1)
+        assert (await waiting).text
+
+
+async def test_work_does_not_wait_for_ever_for_a_scheduler_that_never_stays(folder: Path) -> None:
+    script = ScriptedScheduler(num_workers=0)
+    async with scheduler(script), running(folder, script.address, unavailable_after_s=0.3) as frontend:
+        waiting = asyncio.create_task(anext(aiter(frontend.inference.Generate(pb.GenerateRequest(text="hello")))))
+        async with asyncio.timeout(30):
+            while not waiting.done():
+                script.break_sessions()
+                await asyncio.sleep(0.1)
+        with pytest.raises(grpc.aio.AioRpcError, match="no worker"):
+            await waiting
+
+
 async def test_running_work_without_workers_ends_after_the_patience(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()

@@ -45,3 +45,14 @@ async def test_a_standstill_is_forgiven_for_a_bounded_time(monkeypatch: pytest.M
     WaitingRoom(told.put_nowait).enter(group_of("a"), 0.1)
     time.sleep(0.5)  # noqa: ASYNC251 - the standstill
     assert await asyncio.wait_for(told.get(), 10) == group_of("a")
+
+
+async def test_who_waits_waits_anew_when_somebody_shows_up_and_not_for_ever() -> None:
+    told: asyncio.Queue[Group] = asyncio.Queue()
+    room, loop = WaitingRoom(told.put_nowait), asyncio.get_running_loop()
+    room.enter(group_of("a"), 0.2)
+    began_s = loop.time()
+    while told.empty():
+        room.renew(0.2)
+        await asyncio.sleep(0.01)
+    assert loop.time() - began_s >= waiting_room.MOST_WAITS * 0.2 - 0.01
