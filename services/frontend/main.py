@@ -22,6 +22,7 @@ from services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http import app
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.connections import Connections, descriptors
 from services.frontend.http.server import HttpServer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
@@ -217,6 +218,7 @@ class Frontend:
             share_port=settings.share_ports,
             drain_timeout_s=LAST_WRITES_S,
             tls=settings.client_tls,
+            connections=Connections(settings.connection_limits, descriptors(), self.metrics),
         )
 
     def is_serving(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from shared.settings.base import Settings
+from shared.settings.connection_limits import ConnectionLimits
 from shared.settings.request_limits import RequestLimits
 from shared.settings.tls import NO_TLS, Tls
 
@@ -46,6 +47,11 @@ class FrontendSettings(Settings):
         default_factory=dict,
         description="bounds on the parts of a request other than the defaults, NAME=VALUE,...: "
         + ", ".join(RequestLimits.names()),
+    )
+    connections: dict[str, PositiveInt] = Field(
+        default_factory=dict,
+        description="bounds on HTTP connections other than the defaults, NAME=VALUE,...: "
+        + ", ".join(ConnectionLimits.names()),
     )
     retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")
     unavailable_after_s: float = Field(
@@ -91,6 +97,18 @@ class FrontendSettings(Settings):
             if name not in RequestLimits.names():
                 raise ValueError(f"there is no limit {name!r}; there are {', '.join(RequestLimits.names())}")
         return limits
+
+    @field_validator("connections")
+    @classmethod
+    def _known_connections(cls, limits: dict[str, int]) -> dict[str, int]:
+        for name in limits:
+            if name not in ConnectionLimits.names():
+                raise ValueError(f"there is no bound {name!r}; there are {', '.join(ConnectionLimits.names())}")
+        return limits
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(**self.connections)
 
     @property
     def request_limits(self) -> RequestLimits:

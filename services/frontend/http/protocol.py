@@ -13,6 +13,7 @@ from typing import cast
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from services.frontend.http.connections import Connections, Deadline
 from services.frontend.http.headers import Headers
 
 Refuse = Callable[[bytes, bytes, Headers], bytes | None]  # method, target, headers -> a whole answer, None to let it in
@@ -22,22 +23,106 @@ class _Refused:
     """In the place of a cycle whose answer is complete: what else comes of its request is dropped."""
 
     response_complete = True
+    response_started = True
     message_event = asyncio.Event()
 
 
+def _last_words(status: HTTPStatus) -> bytes:
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-length: 0\r\nconnection: close\r\n"
+    return f"{head}retry-after: 1\r\n\r\n".encode()
+
+
+TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE)
+TOO_SLOW = _last_words(HTTPStatus.REQUEST_TIMEOUT)
+LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
 
 
-def guarded(refuse: Refuse) -> type[asyncio.Protocol]:
-    """The protocol for a server whose door is `refuse`."""
+def guarded(refuse: Refuse, connections: Connections) -> type[asyncio.Protocol]:
+    """The protocol for a server whose door is `refuse`. Who is too slow, or one connection too many, is closed."""
+    limits = connections.limits
 
     class Guarded(HttpToolsProtocol):
         """One connection."""
 
         cycle: RequestResponseCycle | None
         timeout_keep_alive_task: asyncio.TimerHandle | None
+        _is_kept = False
+        _in_headers = False
+        _header_bytes = 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._reading, self._writing = Deadline(self.loop), Deadline(self.loop)
+            self._address = self.client[0] if self.client else ""
+            self._is_kept = connections.enter(self._address)
+            if self._is_kept:
+                self._reading.set(limits.header_s, self._no_headers)
+            else:
+                self._turn_away(TOO_MANY)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._reading.clear()
+            self._writing.clear()
+            if self._is_kept:
+                self._is_kept = False
+                connections.leave(self._address)
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if not self._is_kept or self.transport.is_closing():
+                return
+            if self._in_headers:
+                self._header_bytes += len(data)
+            super().data_received(data)
+            if self._in_headers and max(self._header_bytes, len(data)) > limits.header_bytes:
+                self._give_up("headers", LARGE_HEADERS)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_headers, self._header_bytes = True, 0
+            self._reading.set(limits.header_s, self._no_headers)
 
         def on_headers_complete(self) -> None:
+            self._in_headers = False
+            self._reading.set(limits.body_s, self._no_body)
+            self._pass_door()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._writing.set(limits.write_s, self._not_read)
+
+        def resume_writing(self) -> None:
+            self._writing.clear()
+            super().resume_writing()
+
+        def _no_headers(self) -> None:
+            if self.flow.read_paused:  # it is we who do not read
+                self._reading.set(limits.header_s, self._no_headers)
+            else:
+                self._give_up("headers", TOO_SLOW if self._in_headers else b"")
+
+        def _no_body(self) -> None:
+            if self.flow.read_paused:
+                self._reading.set(limits.body_s, self._no_body)
+            else:
+                self._give_up("body", b"" if self.cycle is None or self.cycle.response_started else TOO_SLOW)
+
+        def _not_read(self) -> None:
+            connections.closed("write")
+            self.transport.abort()
+
+        def _give_up(self, reason: str, answer: bytes) -> None:
+            connections.closed(reason)
+            self._turn_away(answer)
+
+        def _turn_away(self, answer: bytes) -> None:
+            self._reading.clear()
+            if answer:
+                self.transport.write(answer)
+            self.transport.close()
+
+        def _pass_door(self) -> None:
             is_free = self.cycle is None or self.cycle.response_complete
             answer = refuse(self.parser.get_method(), self.url, self.headers) if is_free else None
             if answer is None:
@@ -50,6 +135,7 @@ def guarded(refuse: Refuse) -> type[asyncio.Protocol]:
             self.on_response_complete()
 
         def on_message_complete(self) -> None:
+            self._reading.clear()
             super().on_message_complete()
             if self.cycle is REFUSED and self.timeout_keep_alive_task is None and not self.transport.is_closing():
                 self.timeout_keep_alive_task = self.loop.call_later(

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import uvicorn
 
 from services.frontend.http.app import Face
+from services.frontend.http.connections import Connections
 from services.frontend.http.protocol import guarded
 from shared import ports
 from shared.settings.tls import Tls
 from shared.tls import server_context
 
-KEEP_ALIVE_S = 5
 BACKLOG = 2048
 
 
@@ -38,14 +38,24 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """run() serves until stop()."""
 
-    def __init__(self, face: Face, host: str, port: int, *, share_port: bool, drain_timeout_s: float, tls: Tls) -> None:
+    def __init__(
+        self,
+        face: Face,
+        host: str,
+        port: int,
+        *,
+        share_port: bool,
+        drain_timeout_s: float,
+        tls: Tls,
+        connections: Connections,
+    ) -> None:
         self._socket = ports.bind(host, port, "http_port", share=share_port)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Uvicorn(
             uvicorn.Config(
                 face.app,
-                http=guarded(face.refuse),
+                http=guarded(face.refuse, connections),
                 loop="none",
                 ws="none",
                 lifespan="off",
@@ -53,7 +63,7 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=connections.limits.idle_s,
                 timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
                 backlog=BACKLOG,
             )

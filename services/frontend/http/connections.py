@@ -1,0 +1,78 @@
+"""Connections: how many there may be, and the time that each has for headers, a body, and for taking its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections import Counter
+from collections.abc import Callable
+
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.settings.connection_limits import ConnectionLimits
+
+log = logger("http")
+
+MOST = 65_536  # whatever number of descriptors the system allows
+LEAST = 64
+
+
+def descriptors() -> int:
+    """As many as this process may have; raises the limit as far as that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+class Connections:
+    """Of all clients. So many are kept that there are descriptors left for a new client's refusal."""
+
+    def __init__(self, limits: ConnectionLimits, num_descriptors: int, metrics: FrontendMetrics) -> None:
+        self.limits = limits
+        self._most = max(LEAST, num_descriptors - limits.reserved)
+        self._most_of_one = min(limits.per_address, max(1, self._most // 2))
+        self._metrics = metrics
+        self._num = 0
+        self._of: Counter[str] = Counter()  # by address
+        metrics.connections.set_function(lambda: self._num)
+
+    def enter(self, address: str) -> bool:
+        """Whether there is room for one more; if so, leave() has to follow."""
+        if self._num >= self._most or self._of[address] >= self._most_of_one:
+            self._metrics.closed_connections["too_many"].inc()
+            return False
+        self._num += 1
+        self._of[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        self._num -= 1
+        self._of[address] -= 1
+        if not self._of[address]:
+            del self._of[address]
+
+    def closed(self, reason: str) -> None:
+        """One that was too slow, or said too much."""
+        self._metrics.closed_connections[reason].inc()
+
+
+class Deadline:
+    """At most one at a time; the last one set counts."""
+
+    __slots__ = ("_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float, then: Callable[[], None]) -> None:
+        self.clear()
+        self._timer = self._loop.call_later(seconds, then)
+
+    def clear(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

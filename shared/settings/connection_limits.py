@@ -1,0 +1,22 @@
+"""How many HTTP connections a frontend keeps, and for how long it waits for whoever is slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Defaults serve a proxy in front, which has one address for everybody, as well as clients of their own."""
+
+    header_s: int = 10  # from a connection, or the first byte of a call, until its headers are complete
+    header_bytes: int = 65_536  # of a call, its target included
+    body_s: int = 60  # until its body is complete
+    write_s: int = 60  # for a client that does not read to take something again
+    idle_s: int = 5  # between calls
+    per_address: int = 4096  # connections of one address, at most half of all
+    reserved: int = 256  # of the process's descriptors, for everything else
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))

@@ -1,0 +1,147 @@
+"""Connections that cost a client nothing and a server something: idle, half, slow, deaf, or simply many."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from services.frontend.http.connections import Connections
+from shared.metrics.frontend import FrontendMetrics
+from shared.settings.connection_limits import ConnectionLimits
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+
+QUICK = {"header_s": 1, "body_s": 1, "write_s": 1}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+SHORT = {"model": "tiny", "prompt": "x", "max_tokens": 3}
+
+
+class Peer:
+    """A connection that does what it is told."""
+
+    def __init__(self, frontend: Running) -> None:
+        self._host, _, self._port = frontend.frontend.http_address.rpartition(":")
+
+    async def __aenter__(self) -> Peer:
+        self.reader, self.writer = await asyncio.open_connection(self._host, int(self._port))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def said(self) -> bytes:
+        """Until the server has closed the connection."""
+        async with asyncio.timeout(30):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+
+async def served(frontend: Running) -> bool:
+    return (await frontend.http.post("/v1/completions", json=SHORT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b""),
+        (b"POST /v1/comp", b"408"),
+        (HEAD, b"408"),
+        (HEAD + b"content-length: 100\r\n\r\n{", b"408"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"408"),
+    ],
+)
+async def test_who_does_not_go_on_is_closed(folder: Path, sent: bytes, status: bytes) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, connections=QUICK) as frontend:
+        async with AsyncExitStack() as stack:
+            peers = [await stack.enter_async_context(Peer(frontend)) for _ in range(50)]
+            for peer in peers:
+                peer.writer.write(sent)
+            assert await served(frontend)
+            for answer in await asyncio.gather(*(peer.said() for peer in peers)):
+                assert answer[9:12] == status
+        metrics = await frontend.metrics()
+    closed = {k: v for k, v in metrics.items() if k.startswith("quire_frontend_closed_connections_total")}
+    assert sum(closed.values()) == 50
+    assert script.submissions  # only those of `served`
+
+
+async def test_a_drop_of_body_at_a_time_does_not_buy_time(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with (
+        scheduler(script),
+        running(folder, script.address, connections=QUICK) as frontend,
+        Peer(frontend) as peer,
+    ):
+        peer.writer.write(HEAD + b"content-length: 1000000\r\n\r\n")
+
+        async def drip() -> None:
+            while True:
+                peer.writer.write(b" ")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.create_task(drip())
+        assert (await peer.said())[9:12] == b"408"
+        dripping.cancel()
+
+
+async def test_endless_headers_are_cut_off(folder: Path) -> None:
+    async with running(folder, until_health=(503,), connections={"header_bytes": 10_000}) as frontend:
+        for chunk in (b"a" * 20_000, b"a: b\r\n" * 4000):
+            async with Peer(frontend) as peer:
+                peer.writer.write(HEAD + chunk)
+                assert (await peer.said())[9:12] == b"431"
+
+
+async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) -> None:
+    script = ScriptedScheduler(count_up, step_s=0.0002)
+    script.tokens_per_step = 20
+    script.set_view(max_model_len=200_000)
+    body = b'{"model": "tiny", "prompt": "x", "max_tokens": 150000, "ignore_eos": true, "stream": true, "logprobs": 5}'
+    async with (
+        scheduler(script),
+        running(folder, script.address, connections=QUICK) as frontend,
+        Peer(frontend) as peer,
+    ):
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        peer.writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(60):
+            while not (await frontend.metrics())["quire_frontend_closed_connections_total{reason=write}"]:
+                assert await served(frontend)
+                await asyncio.sleep(0.1)
+            while (await frontend.http.get("/load")).json()["server_load"]:
+                await asyncio.sleep(0.05)
+
+
+async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
+    async with (
+        running(folder, until_health=(503,), connections={"per_address": 20}) as frontend,
+        AsyncExitStack() as stack,
+    ):
+        await frontend.http.aclose()
+        peers = [await stack.enter_async_context(Peer(frontend)) for _ in range(20)]
+        async with Peer(frontend) as one_more:
+            assert (await one_more.said())[9:12] == b"503"
+        peers[0].writer.close()
+        await peers[0].writer.wait_closed()
+        async with asyncio.timeout(30):
+            while True:
+                async with Peer(frontend) as another:
+                    another.writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                    if b"no scheduler session" in await another.said():
+                        break
+
+
+def test_descriptors_are_left_for_everything_else() -> None:
+    connections = Connections(ConnectionLimits(reserved=100), 1100, FrontendMetrics("m", 100))
+    first = sum(connections.enter("a") for _ in range(2000))
+    second = sum(connections.enter("b") for _ in range(2000))
+    assert (first, second) == (500, 500)
+    assert not connections.enter("c")
+    connections.leave("a")
+    assert connections.enter("c")
