@@ -46,6 +46,13 @@ def add_process_collectors(registry: CollectorRegistry) -> None:
         process_wide(registry=registry)
 
 
+class _Server(ThreadingHTTPServer):
+    """A caller that breaks off, or whose certificate is no use, is no news."""
+
+    def handle_error(self, _request: object, _address: object) -> None:
+        pass
+
+
 class Page:
     """/metrics, served from a thread of its own.
 
@@ -68,7 +75,7 @@ class Page:
                 pass
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Answer)
+            self._server = _Server((host, port), Answer)
         except OSError as error:
             raise ports.refusal(host, port, "metrics_port", error) from None
         if tls.serves:  # each handshake in the thread of its call
