@@ -81,10 +81,10 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "prompt: 1,024 in a call": lambda: complete(prompt=["a"] * 1024),
     "prompt: 200,000 in a call": lambda: complete(prompt=["a"] * 200_000),
     "n: 1,024 samples, 4 at once": lambda: complete(4, n=1024, temperature=1),
-    "messages: 600,000": lambda: chat(messages=[MESSAGE] * 250_000),
+    "messages: 250,000": lambda: chat(messages=[MESSAGE] * 250_000),
     "messages: 80,000, 4 at once": lambda: chat(4, messages=[MESSAGE] * 80_000),
     "messages: 4,096, 16 at once": lambda: chat(16, messages=[MESSAGE] * 4096),
-    "messages: 130,000 parts": lambda: chat(
+    "messages: 100,000 parts": lambda: chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 100_000}]
     ),
     "tools: 80,000": lambda: chat(tools=[TOOL] * 80_000),
@@ -120,7 +120,7 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
         "/tokenize", json.dumps({"prompt": words(60_000)}).encode(), 64, leaves_after_s=0.0
     ),
     "detokenize: 260,000 ids, 4 at once": lambda: post("/detokenize", 4, tokens=[300] * 260_000),
-    "count_tokens: 100,000 messages": lambda: post("/v1/messages/count_tokens", messages=[MESSAGE] * 80_000),
+    "count_tokens: 80,000 messages": lambda: post("/v1/messages/count_tokens", messages=[MESSAGE] * 80_000),
     "responses: 80,000 items": lambda: post("/v1/responses", input=[MESSAGE] * 80_000),
     "gRPC: a message of 100 MB": lambda: generate(text="a" * (100 * MB)),
     "gRPC: three of 250 MB": lambda: generate(3, text="a" * (250 * MB)),
