@@ -239,7 +239,7 @@ class Frontend:
         )
         self._liveness.watch(self._client.roster.attempts, ATTEMPT_PATIENCE_S)
         background = [
-            restarted("liveness", lambda: self._liveness.run(self._grpc.set_alive)),
+            restarted("liveness", lambda: self._liveness.run(self._tell_alive)),
             vital("the sessions with schedulers", self._client.run()),
             restarted("health", self._report_health),
             restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
@@ -249,6 +249,10 @@ class Frontend:
         if self._redis_keys is not None:
             background.append(restarted("API keys", self._redis_keys.run, is_needed=False))
         await first(http, *background, self._drain_when_asked(http))
+
+    async def _tell_alive(self, is_alive: bool) -> None:
+        await self._grpc.set_alive(is_alive)
+        await self._grpc.set_serving(self.is_serving())
 
     async def _report_health(self) -> None:
         while True:
