@@ -37,7 +37,7 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """`arguments`: JSON text; templates want the object, so that they can write it their own way."""
     try:
         parsed = json.loads(arguments or "{}")
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidArgument(
             f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
         ) from None

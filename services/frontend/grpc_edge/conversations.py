@@ -77,5 +77,5 @@ def variables(text: str) -> Mapping[str, Any]:
 def _json(field: str, text: str) -> Any:
     try:
         return json.loads(text or "{}")
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidArgument(f"{field} is not JSON: {error}", field=field) from None

@@ -123,6 +123,19 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": "x" * 50_000}] * 2},
         "your messages have more than",
     ),
+    "depth inside a text": (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[" * 4000}}],
+                }
+            ]
+        },
+        "arguments of tool call 'a' are not JSON",
+    ),
     "counted characters": ("/tokenize", {"prompt": "x" * 100_000}, "your prompt has 100000 characters"),
 }
 
@@ -144,6 +157,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "tools": (pb.ChatRequest(tools=[pb.Tool(name="f")] * 6), "tools has 6 entries"),
     "forms": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters=" " * 5001)]), "tools: tools, schemas and the like"),
+    "depth": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters="[" * 4000)]), "tools is not JSON"),
     "kwargs": (pb.ChatRequest(chat_template_kwargs=" " * 5001), "chat_template_kwargs: tools, schemas"),
     "stop": (pb.GenerateRequest(text="x", sampling={"stop": ["a"] * 5}), "stop has 5 entries"),
     "a stop string": (pb.GenerateRequest(text="x", sampling={"stop": ["a" * 31]}), "stop: a text of 31 characters"),
