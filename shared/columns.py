@@ -1,6 +1,6 @@
 """Columns of the step protocols: `bytes` fields that hold little-endian arrays (protos/README.md).
 
-Reading gives a read-only view without copying; writing takes any sequence of numbers.
+Reading gives a read-only view without copying, InvalidArgument for what is none; writing takes any sequence of numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shared.errors import InvalidArgument
+
 assert sys.byteorder == "little", "columns are read in place: a big-endian host would have to swap"
+
+NUMBER_BYTES = 4
 
 I32 = npt.NDArray[np.int32]
 U32 = npt.NDArray[np.uint32]
@@ -20,15 +24,28 @@ F32 = npt.NDArray[np.float32]
 
 
 def u32(column: bytes) -> U32:
-    return np.frombuffer(column, dtype=np.uint32)
+    try:
+        return np.frombuffer(column, dtype=np.uint32)
+    except ValueError:
+        raise _malformed(column) from None
 
 
 def i32(column: bytes) -> I32:
-    return np.frombuffer(column, dtype=np.int32)
+    try:
+        return np.frombuffer(column, dtype=np.int32)
+    except ValueError:
+        raise _malformed(column) from None
 
 
 def f32(column: bytes) -> F32:
-    return np.frombuffer(column, dtype=np.float32)
+    try:
+        return np.frombuffer(column, dtype=np.float32)
+    except ValueError:
+        raise _malformed(column) from None
+
+
+def _malformed(column: bytes) -> InvalidArgument:
+    return InvalidArgument(f"a column of {len(column)} bytes does not hold numbers of {NUMBER_BYTES} bytes each")
 
 
 def u32_bytes(values: npt.NDArray[Any] | Sequence[int]) -> bytes:

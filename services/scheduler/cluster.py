@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from services.scheduler.batches import Batches
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
-from services.scheduler.core.plan import Events, finish
+from services.scheduler.core.plan import Events, Finished, finish
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.lobby import Lobby
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.submissions import SequenceFactory, complete, refusal
 from services.scheduler.terms import Terms
+from shared.errors import QuireError, code_name
 from shared.logs import logger
 from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -57,27 +58,64 @@ class Cluster:
         del self._places[owner]
 
     def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
-        """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end."""
-        failure = self._refusal(submission)
-        for sequence in self._factory.sequences(submission, owner, self._clock()):
-            if failure is None:
-                for output in sequence.outputs or (sequence,):
-                    self._places[owner][output.sequence_id] = sequence
-                self._place(sequence)
-            else:
-                self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
-            yield
+        """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end. What cannot
+        be taken in ends with an error, and nothing is left of it."""
+        next_id = submission.first_sequence_id
+        end_id = next_id + submission.num_sequences
+        try:
+            failure = self._refusal(submission)
+            for sequence in self._factory.sequences(submission, owner, self._clock()):
+                num_ids = len(sequence.outputs) or 1
+                if failure is None:
+                    self._take_in(sequence)
+                else:
+                    self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
+                next_id += num_ids
+                yield
+        except QuireError as error:
+            self._fail(owner, range(next_id, end_id), Failure(code_name(error), error.message))
+        except Exception:
+            log.exception("a submission cannot be taken in", request=submission.request_id)
+            self._fail(owner, range(next_id, end_id), Failure("INTERNAL", "internal error"))
+
+    def _take_in(self, sequence: Sequence) -> None:
+        for output in sequence.outputs or (sequence,):
+            self._places[sequence.owner][output.sequence_id] = sequence
+        self._place(sequence)
+
+    def _fail(self, owner: int, sequence_ids: Iterable[int], failure: Failure) -> None:
+        """They end here, whatever is known of them."""
+        nobody = [Sequence(0, owner, sequence_id, bytearray(), 0, 0) for sequence_id in sequence_ids]
+        for end in nobody:
+            sequence = self._places[owner].pop(end.sequence_id, None)
+            if sequence is not None:
+                self._drop(sequence)
+        self.deliver(Events(finished=[Finished(end, Reason.ERROR, failure=failure) for end in nobody]))
+
+    def _drop(self, sequence: Sequence) -> None:
+        replica = self._replica_of.pop(sequence.key, None)
+        if replica is not None:
+            replica.core.cancel(sequence.key)
+        elif sequence.key in self.lobby:
+            self.lobby.remove(sequence.key)
 
     def cancel(self, owner: int, sequence_ids: Iterable[int], reason: Reason) -> None:
         for sequence_id in sequence_ids:
             sequence = self._places[owner].get(sequence_id)
             if sequence is None:
                 continue  # ended meanwhile
-            replica = self._replica_of.get(sequence.key)
-            if replica is None:
-                self._end_in_lobby(sequence, reason)
-            else:
-                replica.cancel(sequence.key, reason)
+            try:
+                self._cancel(sequence, reason)
+            except Exception:
+                log.exception("a cancellation failed", request=sequence.request_id)
+                self._fail(owner, [sequence_id], Failure("INTERNAL", "internal error"))
+
+    def _cancel(self, sequence: Sequence, reason: Reason) -> None:
+        replica = self._replica_of.get(sequence.key)
+        if replica is None:
+            self._end_in_lobby(sequence, reason)
+        else:
+            replica.cancel(sequence.key, reason)
 
     # Workers.
 

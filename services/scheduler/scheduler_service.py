@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 
 from services.scheduler.administration import Administration
 from services.scheduler.frontend_service import FrontendService
 from shared.errors import FailedPrecondition, QuireError, transport
+from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.rpc.trust import Door
+
+log = logger("frontends")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
@@ -30,6 +34,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._frontends.serve(context, caller)
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
+        except Exception:
+            log.exception("the session of a frontend failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error: this session is over")
 
     async def Administer(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse]

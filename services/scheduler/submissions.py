@@ -118,6 +118,8 @@ def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
         problem = f"max_tokens: must be at least 1, got {submission.max_tokens}"
     elif len(submission.root_hash) != block_hash.HASH_BYTES:
         problem = f"root_hash: {len(submission.root_hash)} bytes instead of {block_hash.HASH_BYTES}"
+    elif len(submission.block_hashes) % block_hash.HASH_BYTES:
+        problem = f"block_hashes: {len(submission.block_hashes)} bytes are no hashes of {block_hash.HASH_BYTES}"
     elif submission.num_sequences > MAX_SEQUENCES:
         problem = f"num_sequences: must be at most {MAX_SEQUENCES}, got {submission.num_sequences}"
     elif vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:

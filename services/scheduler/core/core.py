@@ -58,16 +58,18 @@ class Core:
     # What goes in.
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence; one that can never run here ends with an error at once."""
+        """Queues a sequence; one that can never run here ends with an error at once. If it raises, nothing is left of
+        the sequence here."""
+        refusal = self.limits.refusal(sequence.num_tokens, sequence.width)
+        if refusal is not None:
+            self.state.refuse(sequence, Failure("INVALID_ARGUMENT", refusal))
+            return
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
         if sequence.search is not None:
             sequence.search.limit(sequence.max_total_tokens - sequence.num_prompt_tokens)
-        self.state.add(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.key))
-        refusal = self.limits.refusal(sequence.num_tokens, sequence.width)
-        if refusal is not None:
-            self.state.end(sequence, Reason.ERROR, failure=Failure("INVALID_ARGUMENT", refusal))
+        self.state.add(sequence)
 
     def cancel(self, key: int, reason: Reason = Reason.CANCELLED) -> None:
         """Ends a sequence if it has not ended yet. Its blocks are free once the steps that name it have returned."""

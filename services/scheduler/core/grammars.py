@@ -28,7 +28,7 @@ class GrammarOrder:
 class _Grammar:
     num_bytes: int  # of its text
     ready: bool = False
-    num_users: int = 0
+    users: set[int] = field(default_factory=set)  # keys
     blocked: dict[int, Sequence] = field(default_factory=dict)  # by key
 
 
@@ -55,7 +55,7 @@ class Grammars:
             grammar = self._grammars[grammar_id] = _Grammar(sequence.grammar_bytes)
             self._orders.append(GrammarOrder(grammar_id, sequence))
         self._idle.pop(grammar_id, None)
-        grammar.num_users += 1
+        grammar.users.add(sequence.key)
         if not grammar.ready:
             grammar.blocked[sequence.key] = sequence
         return grammar.ready
@@ -65,9 +65,9 @@ class Grammars:
         grammar = self._grammars.get(sequence.grammar_id)
         if grammar is None:
             return  # it failed, and took its users along
-        grammar.num_users -= 1
+        grammar.users.discard(sequence.key)
         grammar.blocked.pop(sequence.key, None)
-        if grammar.ready and not grammar.num_users:
+        if grammar.ready and not grammar.users:
             self._keep_idle(sequence.grammar_id)
 
     def prepared(self, grammar_id: bytes) -> list[Sequence]:
@@ -76,7 +76,7 @@ class Grammars:
         grammar.ready = True
         freed = list(grammar.blocked.values())
         grammar.blocked.clear()
-        if not grammar.num_users:
+        if not grammar.users:
             self._keep_idle(grammar_id)
         return freed
 

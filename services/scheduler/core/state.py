@@ -52,9 +52,21 @@ class State:
     # Coming, waiting, being next.
 
     def add(self, sequence: Sequence) -> None:
-        """Queues it, if it need not wait for its grammar first."""
+        """Queues it, if it need not wait for its grammar first. If it raises, nothing is left of it here."""
+        sequence.num_queued_tokens = sequence.fence = 0
+        try:
+            self._take_in(sequence)
+        except Exception:
+            self._drop(sequence)
+            raise
+
+    def refuse(self, sequence: Sequence, failure: Failure) -> None:
+        """It ends before it comes in."""
+        sequence.status = Status.FINISHED
+        self.events.finished += finish(sequence, Reason.ERROR, failure=failure)
+
+    def _take_in(self, sequence: Sequence) -> None:
         self.sequences[sequence.key] = sequence
-        sequence.fence = 0
         if sequence.order < 0:
             sequence.order = next(self._orders)
         self._count_waiting(sequence)
@@ -62,6 +74,16 @@ class State:
             sequence.status = Status.BLOCKED
         else:
             self.queue(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Undoes _take_in(), however far it came."""
+        self.num_waiting_tokens -= sequence.num_queued_tokens
+        if any(waiting is sequence for waiting in self.waiting):
+            self.waiting.remove(sequence)
+        if sequence.grammar_id:
+            self.grammars.leave(sequence)
+        self.sequences.pop(sequence.key, None)
+        self._hand_on(sequence)
 
     def queue(self, sequence: Sequence) -> None:
         """Lets it wait for a slot, or for the sibling that computes its prompt."""
@@ -157,6 +179,10 @@ class State:
             self.grammars.leave(sequence)
         sequence.status = Status.FINISHED
         del self.sequences[sequence.key]
+        self._hand_on(sequence)
+
+    def _hand_on(self, sequence: Sequence) -> None:
+        """Its prompt is for a sibling to compute, if one waited for it."""
         heir = self.siblings.ended(sequence)
         if heir is not None:  # it computes the prompt now
             self.num_waiting_tokens -= heir.num_queued_tokens

@@ -72,10 +72,10 @@ class Replica:
         return bool(self._sent_at)
 
     def add(self, sequence: Sequence) -> None:
-        self.core.add(sequence)
+        self.wake()
         if sequence.moved_at is not None:
             self._moved.add(sequence.key)
-        self.wake()
+        self.core.add(sequence)  # last: it takes in the whole sequence or nothing
 
     def cancel(self, key: int, reason: Reason) -> None:
         self.core.cancel(key, reason)
@@ -88,8 +88,8 @@ class Replica:
     def wake(self) -> None:
         """Pumps soon, once for everything that comes in until then."""
         if not self._awake:
-            self._awake = True
             self._call_soon(self.pump)
+            self._awake = True  # only now: nobody else would call
 
     def pause(self) -> None:
         """Orders no further steps."""

@@ -20,11 +20,16 @@ import pytest
 import services.frontend
 from shared.pb.common.v1.sampling_pb2 import BeamSearch, SamplingParams, StructuredOutput
 from shared.pb.inference.v1 import inference_pb2 as pb
-from tests.services.frontend.faults import Faults
+from tests.faults import Faults
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    # A fault between a coroutine and the task that it is for.
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 TRIES = 30
 PATIENCE_S = 30.0

@@ -1,0 +1,203 @@
+"""A submission that goes wrong anywhere ends with an error, alone, and nothing of it is left in the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+import services.scheduler
+from services.scheduler.cluster import Cluster
+from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
+from services.scheduler.prefix_directory.changes import BlockChanges
+from services.scheduler.replicas.codec import decode_failure
+from services.scheduler.replicas.replica import Replica
+from shared import block_hash, columns
+from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1.sampling_pb2 import BeamSearch, StructuredOutput
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
+from shared.settings import SchedulerSettings
+from tests.faults import Fault, Faults
+from tests.services.scheduler.conftest import make_limits
+from tests.services.scheduler.scripted_peers import MODEL
+from tests.services.scheduler.test_service import Start, start  # noqa: F401 - a fixture
+
+OWNER = 1
+ERROR = finish_pb2.FINISH_REASON_ERROR
+FORM = StructuredOutput(regex="[a-z]+")
+WAYS: dict[str, dict[str, Any]] = {
+    "one": {"max_tokens": 4},
+    "three": {"max_tokens": 4, "num_sequences": 3},
+    "a form": {"max_tokens": 4, "num_sequences": 2, "grammar": FORM.SerializeToString()},
+    "a search": {"max_tokens": 4, "num_sequences": 2, "beam_search": BeamSearch(width=2)},
+    "too long": {"max_tokens": 4, "prompt": 500},
+    "a deadline": {"max_tokens": 4, "timeout_ms": 1000},
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Hundreds of tracebacks tell nothing."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Desk:
+    """A cluster with one worker whose steps are nobody's business, and what its one frontend was sent."""
+
+    def __init__(self, *, has_worker: bool) -> None:
+        settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0)
+        metrics = SchedulerMetrics(CollectorRegistry())
+        self.cluster = Cluster(settings, lambda: 0.0, metrics)
+        self.cluster.terms.agree_on_model(MODEL, "a test")
+        self.ended: list[tuple[int, int]] = []
+        self._soon: list[Callable[[], None]] = []
+        self.cluster.join(OWNER, self._take)
+        self.replica: Replica | None = None
+        if has_worker:
+            limits = make_limits(num_blocks=64, max_model_len=200, max_num_seqs=4)
+            self.replica = Replica(
+                worker_pb2.WorkerHello(worker_id="w0"),
+                1,
+                Core(limits),
+                send=lambda _: None,
+                deliver=self.cluster.deliver,
+                clock=lambda: 0.0,
+                call_soon=self._soon.append,
+                call_later=lambda _, call: None,
+                metrics=metrics,
+                changes=BlockChanges(),
+            )
+            self.replica.pause()
+            self.cluster.attach(self.replica)
+
+    def _take(self, message: pb.SessionResponse) -> None:
+        self.ended += [(finished.sequence_id, finished.reason) for finished in message.tokens.finished]
+
+    def submit(self, first_id: int, **asked: Any) -> None:
+        prompt = list(range(asked.pop("prompt", 20)))
+        tokens = [token % 50 for token in prompt]
+        submission = pb.Submission(
+            first_sequence_id=first_id,
+            num_sequences=asked.pop("num_sequences", 1),
+            token_ids=columns.i32_bytes(tokens),
+            num_prompt_tokens=len(tokens),
+            root_hash=block_hash.root_hash(),
+            **asked,
+        )
+        for _ in self.cluster.submit(OWNER, submission):
+            pass
+
+    def run_soon(self) -> None:
+        soon, self._soon[:] = self._soon[:], []
+        for call in soon:
+            call()
+
+    def left(self) -> dict[str, Any]:
+        """What is held for sequences; only what is not zero."""
+        cluster = self.cluster
+        held: dict[str, Any] = {
+            "places": len(cluster._places[OWNER]),
+            "replica_of": len(cluster._replica_of),
+            "lobby": len(cluster.lobby),
+        }
+        if self.replica is not None:
+            core = self.replica.core
+            held |= {
+                "sequences": core.num_sequences,
+                "waiting": core.num_waiting,
+                "waiting tokens": core.num_waiting_tokens,
+                "grammar users": sum(len(grammar.users) for grammar in core.state.grammars._grammars.values()),
+                "computing": len(core.state.siblings._computing),
+                "used": core.use.used,
+            }
+        return {kind: number for kind, number in held.items() if number}
+
+
+@pytest.mark.parametrize("has_worker", [True, False], ids=["a worker", "no worker"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fault_anywhere_in_taking_in_a_submission(way: str, has_worker: bool) -> None:
+    folder = Path(services.scheduler.__file__).parent
+    gives_back = frozenset({"Cluster._fail", "Cluster._drop", "State._drop", "Grammars.leave", "State._hand_on"})
+    elsewhere = ("/batches.py",)  # what tells the frontend
+    faults = Faults((folder,), not_in=gives_back, not_under=elsewhere)
+    with faults.at(0):
+        Desk(has_worker=has_worker).submit(10, **WAYS[way])
+    num_calls = faults.num_calls
+    assert num_calls > 20
+    for number in range(1, num_calls + 1):
+        desk = Desk(has_worker=has_worker)
+        desk.submit(1, max_tokens=4)  # a neighbour, who notices nothing
+        before = desk.left()
+        with faults.at(number):
+            desk.submit(10, **WAYS[way])
+        count = WAYS[way].get("num_sequences", 1)
+        desk.cluster.cancel(OWNER, range(10, 10 + count), Reason.CANCELLED)
+        desk.run_soon()
+        assert desk.left() == before, faults.where
+        assert sorted(sequence_id for sequence_id, _ in desk.ended) == list(range(10, 10 + count)), faults.where
+
+
+def test_an_error_code_that_nobody_knows_is_a_fault() -> None:
+    assert decode_failure(finish_pb2.Error(code=99, message="odd")).code == "INTERNAL"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"eos_token_ids": b"123"}, "a column of 3 bytes"),
+        ({"block_hashes": b"short"}, "block_hashes: 5 bytes"),
+        ({"token_ids": b"12345"}, "token_ids: 5 bytes"),
+        ({"root_hash": b""}, "root_hash: 0 bytes"),
+    ],
+)
+async def test_a_malformed_submission_ends_alone(start: Start, broken: dict[str, bytes], words: str) -> None:  # noqa: F811
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    await frontend.submit(1, [7, 1, 3], max_tokens=4, **broken)
+    await frontend.submit(2, [7, 1, 3], max_tokens=4)
+    await frontend.ended(1, 2)
+    assert frontend.finished[1].reason == ERROR
+    assert frontend.finished[1].error.code == finish_pb2.ERROR_CODE_INVALID_ARGUMENT
+    assert words in frontend.finished[1].error.message
+    assert frontend.finished[2].reason != ERROR
+
+
+async def test_a_malformed_cancellation_ends_its_session_with_a_reason(start: Start) -> None:  # noqa: F811
+    bench = await start()
+    await bench.worker()
+    frontend, other = await bench.frontend(), await bench.frontend()
+    await frontend.until(lambda: frontend.view.num_workers)
+    frontend.link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=b"123")))
+    assert await frontend.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "3 bytes" in await frontend.call.details()
+    await asyncio.gather(frontend.session, return_exceptions=True)
+    await other.submit(1, [7, 1, 3], max_tokens=4)
+    await other.ended(1)
+
+
+async def test_a_fault_of_a_session_is_no_unknown_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def broken(*_: object) -> None:
+        raise Fault
+
+    bench = await start()
+    await bench.worker()
+    frontend = await bench.frontend()
+    await frontend.until(lambda: frontend.view.num_workers)
+    monkeypatch.setattr(Cluster, "submit", broken)
+    await frontend.submit(1, [7, 1, 3], max_tokens=4)
+    assert await frontend.call.code() is grpc.StatusCode.INTERNAL
+    assert await frontend.call.details() == "internal error: this session is over"
+    await asyncio.gather(frontend.session, return_exceptions=True)
