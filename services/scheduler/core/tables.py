@@ -66,7 +66,8 @@ class Tables:
 
     def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, told: bool = True) -> None:
         """They are in the slot's table: it has room for more. `told`: the plan names them, and not something else."""
-        self.running.capacity[slot] += len(blocks) * self.limits.block_size
+        if blocks:
+            self.running.capacity[slot] += len(blocks) * self.limits.block_size
         if told:
             builder.gain(slot, blocks)
 
@@ -86,8 +87,9 @@ class Tables:
     def append_each(self, builder: PlanBuilder, slots: Slots) -> None:
         """One more block for each of `slots`; there are enough."""
         listed = slots.tolist()
+        self.running.capacity[slots] += self.limits.block_size
         for slot, block in zip(listed, self.kv.append_each(listed), strict=True):
-            self.give_blocks(builder, slot, [block])
+            builder.gain(slot, [block])
 
     # Tokens.
 

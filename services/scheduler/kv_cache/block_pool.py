@@ -120,7 +120,7 @@ class BlockPool:
             if self._references[block]:
                 self.num_shared -= 1
                 continue
-            if block in self._twin_hash:
+            if self._twin_hash and block in self._twin_hash:
                 self._drop_twin(block)
                 if self._parts is not None:
                     self._parts.forget(block)
@@ -188,9 +188,8 @@ class BlockPool:
             self._parts.forget(block)
         if block_hash == PARTLY:
             return
-        twins = self._twins.get(block_hash)
-        if twins is not None:
-            self._promote(next(iter(twins)), block_hash)
+        if self._twins and block_hash in self._twins:
+            self._promote(next(iter(self._twins[block_hash])), block_hash)
             return
         del self._block_of[block_hash]
         if self._observer is not None:

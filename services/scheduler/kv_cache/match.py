@@ -9,6 +9,7 @@ import numpy as np
 from services.scheduler.kv_cache.block_pool import BlockPool
 
 FEW = 32  # blocks, for which vector operations do not pay
+NONE = np.zeros(0, dtype=np.intp)
 
 
 class Match:
@@ -20,7 +21,7 @@ class Match:
         self._pool = pool
         self._hashes = hashes
         self._as_of = 0  # of the pool's count of forgotten blocks
-        self._ids = np.zeros(0, dtype=np.intp)  # the blocks, as far as they were needed in this form
+        self._ids = NONE  # the blocks, as far as they were needed in this form
         self.blocks: list[int] = []
         self.update()
 
@@ -48,6 +49,8 @@ class Match:
     @property
     def num_free(self) -> int:
         """Blocks among them that nobody refers to."""
+        if not self.blocks:
+            return 0
         if len(self.blocks) < FEW:
             return sum(self._pool.references(block) == 0 for block in self.blocks)
         return int(np.count_nonzero(self._pool.references_of[self._columns()] == 0))

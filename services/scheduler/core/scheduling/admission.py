@@ -71,11 +71,14 @@ class Admitter:
         alone = len(state.running) == 0
         if alone or not self._entry.fits_now(sequence, start, limits.watermark_blocks):
             return alone and self._entry.fits_now(sequence, start, 0)
-        num_unowned = (0 if start.match is None else start.match.num_free) + (start.taken is not None)
-        shared = state.kv.pool.num_shared + start.num_shared - num_unowned
-        usable = limits.usable_blocks - limits.watermark_blocks + shared
-        if state.running.most_blocks + sequence.max_total_tokens // limits.block_size + 1 <= usable:
+        usable = limits.usable_blocks - limits.watermark_blocks + state.kv.pool.num_shared
+        most = state.running.most_blocks + sequence.max_total_tokens // limits.block_size + 1
+        if most <= usable:
             return True  # whatever comes: the usual case, and all it costs
+        num_unowned = (0 if start.match is None else start.match.num_free) + (start.taken is not None)
+        usable += start.num_shared - num_unowned
+        if most <= usable:
+            return True
         counted = state.waiting.counted(state.running, sequence)
         return state.forecast.fits(state.running, counted, sequence, usable, limits.block_size)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Blocks
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.scheduler.core.plan import Started
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
@@ -13,8 +13,7 @@ from services.scheduler.kv_cache.match import Match
 from services.scheduler.kv_cache.part_index import Part
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """What a sequence finds computed: full blocks, then perhaps the beginning of another."""
 
     whole: Blocks[int]
@@ -98,6 +97,8 @@ class Entry:
         missing = kv.blocks_for(sequence.num_tokens) - start.num_shared + num_left
         if missing > kv.pool.num_free:
             return False
+        if missing + start.num_shared < kv.pool.num_free:
+            return True  # whoever has what it finds
         return missing <= kv.pool.num_free - self._num_unowned(start)
 
     def _num_unowned(self, start: Start) -> int:

@@ -25,12 +25,14 @@ class Grower:
     def advance_ready(self, builder: PlanBuilder) -> None:
         """One token for every sequence that is past its prompt and below its limit."""
         running = self._running
-        slots = running.ready().nonzero()[0]
-        going_on = running.num_tokens[slots] - running.num_drafts_in_flight[slots] < running.limit[slots]
-        if not going_on.all():
-            for slot in slots[~going_on].tolist():
+        ready = running.ready()
+        done = running.num_tokens - running.num_drafts_in_flight >= running.limit
+        done &= ready
+        if done.any():
+            for slot in done.nonzero()[0].tolist():
                 builder.sit_out(slot)  # its last token is under way
-            slots = slots[going_on]
+            ready &= ~done
+        slots = ready.nonzero()[0]
         if self.drafts_wanted:
             builder.num_drafts = self._speculation.length(len(slots), self._num_entering(), builder.budget.left)
         slots = self._grow(builder, slots)

@@ -316,3 +316,27 @@ def test_s27_the_end_of_sequence_wins_over_repetition(core: NewCore) -> None:
     c.add(make_sequence(0, [9] * 10, 50, repetition=RepetitionRule(1, 1, 2), eos_token_ids=(5,)))
     step(c, token=5)
     assert [f.reason for f in c.take_events().finished] == [Reason.STOP]
+
+
+def test_s27_a_loop_is_seen_in_a_token_that_comes_after_its_sequence_was_preempted(core: NewCore) -> None:
+    c = core(block_size=4)
+    c.add(make_sequence(0, [9] * 10, 50, block_size=4, repetition=RepetitionRule(1, 1, 2)))
+    step(c)
+    assert c.schedule(0) is not None
+    c.preempt(0)
+    flight = c.flights[0]
+    c.apply(StepResult(flight.step_id, np.array([5], dtype=np.int32)), 0)
+    assert [f.reason for f in c.take_events().finished] == [Reason.REPETITION]
+    assert not c.has_work
+
+
+def test_a_sequence_knows_how_many_tokens_it_has_while_it_runs(core: NewCore) -> None:
+    c = core(block_size=4)
+    sequence = make_sequence(0, [9] * 10, 50, block_size=4)
+    c.add(sequence)
+    for num_output in range(1, 8):
+        step(c)
+        assert sequence.num_tokens == 10 + num_output
+        assert sequence.last_output(3) == [5] * min(3, num_output)
+    c.preempt(0)
+    assert sequence.num_tokens == 17
