@@ -7,6 +7,7 @@ from typing import Any
 
 from services.frontend.bounds import counts
 from services.frontend.request import ChatPrompt, Request, TextPrompt
+from shared import structured_output
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
@@ -18,7 +19,7 @@ def check(request: Request, limits: RequestLimits) -> None:
     sampling = request.sampling
     counts.check_entries(((name, getattr(sampling, name)) for name in FIELDS), limits)
     constraint = sampling.structured_output
-    if constraint is not None and constraint.WhichOneof("constraint") == "choice":
+    if constraint is not None and structured_output.check_size(constraint) == "choice":
         counts.check_entries([("choice", constraint.choice.options)], limits)
     for prompt in request.prompts:
         if isinstance(prompt, ChatPrompt):

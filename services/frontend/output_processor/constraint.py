@@ -42,14 +42,14 @@ def as_format(form: pb.StructuredOutput) -> Json | None:
 def _of_text(document: str) -> Json | None:
     try:
         return schema(json.loads(document))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # refused as it is
 
 
 def _inner(tag: str) -> Json | None:
     try:
         document: Any = json.loads(tag)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     found = document.get("format") if isinstance(document, dict) else None
     return found if isinstance(found, dict) else None

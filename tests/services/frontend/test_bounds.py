@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.frontend.bounds import counts, heavy, json_scan, wire_scan
+from services.frontend.output_processor import constraint
 from services.frontend.tokenizer import encoder
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -158,6 +159,14 @@ CALLS: dict[str, tuple[Any, str]] = {
     "tools": (pb.ChatRequest(tools=[pb.Tool(name="f")] * 6), "tools has 6 entries"),
     "forms": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters=" " * 5001)]), "tools: tools, schemas and the like"),
     "depth": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters="[" * 4000)]), "tools is not JSON"),
+    "a schema": (
+        pb.ChatRequest(
+            messages=[pb.ChatMessage(role="user", content="x")],
+            tools=[pb.Tool(name="f")],
+            sampling=sampling_pb2.SamplingParams(structured_output={"json_schema": "[1," * 100_000}),
+        ),
+        "json_schema has 300004 bytes; at most 131072 are taken",
+    ),
     "kwargs": (pb.ChatRequest(chat_template_kwargs=" " * 5001), "chat_template_kwargs: tools, schemas"),
     "stop": (pb.GenerateRequest(text="x", sampling={"stop": ["a"] * 5}), "stop has 5 entries"),
     "a stop string": (pb.GenerateRequest(text="x", sampling={"stop": ["a" * 31]}), "stop: a text of 31 characters"),
@@ -250,6 +259,11 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
     monkeypatch.undo()
     assert (await frontend.http.post("/tokenize", json={"prompt": "hello world " * 200})).status_code == 200
     assert len(pieces) <= 2
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_a_form_that_is_nested_too_deeply_is_left_to_those_who_refuse_it(kind: str) -> None:
+    assert constraint.as_format(sampling_pb2.StructuredOutput(**{kind: '{"a":' * 4000})) is None
 
 
 def test_limits_are_settings() -> None:
