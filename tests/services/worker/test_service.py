@@ -23,7 +23,7 @@ from services.worker import session as session_module
 from services.worker.attachment import Attachment
 from services.worker.main import serve
 from services.worker.replica import Replica
-from shared import block_hash, columns, liveness, model_identity
+from shared import block_hash, columns, liveness, logs, model_identity
 from shared.block_hash import chain, root_hash, split
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.lifecycle import Shutdown
@@ -221,6 +221,7 @@ async def test_a_plan_that_cannot_be_meant_ends_the_session_and_a_new_one_begins
     await session.ended()
     session, hello = await scheduler.attached(epoch=6)
     assert hello.last_epoch == 5
+    logs.flush()
     assert text in worker.capture.readouterr().err
     fresh = PaperScheduler(4, 128, epoch=6)
     await session.plan(fresh.plan([New(0, PROMPT)], {0: 6}))
