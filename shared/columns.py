@@ -1,6 +1,6 @@
 """Columns of the step protocols: `bytes` fields that hold little-endian arrays (protos/README.md).
 
-Reading gives a read-only view without copying, InvalidArgument for what is none; writing takes any sequence of numbers.
+Reading gives a read-only view without copying, ColumnError for what is none; writing takes any sequence of numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import InvalidArgument
-
 assert sys.byteorder == "little", "columns are read in place: a big-endian host would have to swap"
 
 NUMBER_BYTES = 4
@@ -21,6 +19,10 @@ NUMBER_BYTES = 4
 I32 = npt.NDArray[np.int32]
 U32 = npt.NDArray[np.uint32]
 F32 = npt.NDArray[np.float32]
+
+
+class ColumnError(ValueError):
+    """Whoever sent this made a mistake."""
 
 
 def u32(column: bytes) -> U32:
@@ -44,8 +46,8 @@ def f32(column: bytes) -> F32:
         raise _malformed(column) from None
 
 
-def _malformed(column: bytes) -> InvalidArgument:
-    return InvalidArgument(f"a column of {len(column)} bytes does not hold numbers of {NUMBER_BYTES} bytes each")
+def _malformed(column: bytes) -> ColumnError:
+    return ColumnError(f"a column of {len(column)} bytes does not hold numbers of {NUMBER_BYTES} bytes each")
 
 
 def u32_bytes(values: npt.NDArray[Any] | Sequence[int]) -> bytes:

@@ -127,11 +127,6 @@ def transport(error: QuireError) -> Transport:
     return TRANSPORTS[error.code]
 
 
-def code_name(error: QuireError) -> str:
-    """Of the wire's ErrorCode, without its prefix."""
-    return pb.ErrorCode.Name(error.code).removeprefix("ERROR_CODE_")
-
-
 def to_proto(error: QuireError) -> pb.Error:
     return pb.Error(code=error.code, message=error.message, field=error.field, retry_after_ms=error.retry_after_ms)
 

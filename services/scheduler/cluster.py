@@ -14,7 +14,7 @@ from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.submissions import SequenceFactory, complete, refusal
 from services.scheduler.terms import Terms
-from shared.errors import QuireError, code_name
+from shared.columns import ColumnError
 from shared.logs import logger
 from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -72,8 +72,8 @@ class Cluster:
                     self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
                 next_id += num_ids
                 yield
-        except QuireError as error:
-            self._fail(owner, range(next_id, end_id), Failure(code_name(error), error.message))
+        except ColumnError as error:
+            self._fail(owner, range(next_id, end_id), Failure("INVALID_ARGUMENT", str(error)))
         except Exception:
             log.exception("a submission cannot be taken in", request=submission.request_id)
             self._fail(owner, range(next_id, end_id), Failure("INTERNAL", "internal error"))

@@ -7,6 +7,7 @@ import grpc.aio
 
 from services.scheduler.administration import Administration
 from services.scheduler.frontend_service import FrontendService
+from shared.columns import ColumnError
 from shared.errors import FailedPrecondition, QuireError, transport
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -34,6 +35,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._frontends.serve(context, caller)
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
+        except ColumnError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
             log.exception("the session of a frontend failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: this session is over")
