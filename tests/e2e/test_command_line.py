@@ -160,7 +160,10 @@ def test_a_model_that_is_not_supported_is_one_line_and_nothing_is_started(tmp_pa
 def test_a_start_can_be_interrupted_at_any_moment_without_a_word_too_many(number: signal.Signals) -> None:
     """From main() on, before which hardly anything is imported."""
     for delay_s in (0.0, 0.1, 0.2, 0.3, 0.6, 1.5):
-        script = "import sys; from quire.cli.main import main; print(flush=True); sys.exit(main())"
+        script = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"  # whoever runs the tests
+            "from quire.cli.main import main; print(flush=True); sys.exit(main())"  # may ignore it, for its children too
+        )
         command = [sys.executable, "-c", script, "up", "--http-port", "0", "--grpc-port", "0"]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **QUIET}
@@ -169,7 +172,10 @@ def test_a_start_can_be_interrupted_at_any_moment_without_a_word_too_many(number
         process.stdout.readline()
         time.sleep(delay_s)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
         assert process.returncode in {0, 130, -signal.SIGTERM}
         assert errors == "", (delay_s, errors)
 
