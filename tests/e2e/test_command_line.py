@@ -161,8 +161,8 @@ def test_a_start_can_be_interrupted_at_any_moment_without_a_word_too_many(number
     """From main() on, before which hardly anything is imported."""
     for delay_s in (0.0, 0.1, 0.2, 0.3, 0.6, 1.5):
         script = (
-            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"  # whoever runs the tests
-            "from quire.cli.main import main; print(flush=True); sys.exit(main())"  # may ignore it, for its children too
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"  # who runs the tests
+            "from quire.cli.main import main; print(flush=True); sys.exit(main())"  # may ignore it for its children
         )
         command = [sys.executable, "-c", script, "up", "--http-port", "0", "--grpc-port", "0"]
         process = subprocess.Popen(
