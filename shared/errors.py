@@ -17,8 +17,10 @@ class QuireError(Exception):
 
     code = pb.ERROR_CODE_INTERNAL
 
-    def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0) -> None:
+    def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0, reason: str = "") -> None:
+        """`reason`: a word that clients look for; not carried between services."""
         super().__init__(message)
+        self.reason = reason
         self.message = message
         self.field = field
         self.retry_after_ms = retry_after_ms
@@ -102,7 +104,7 @@ TRANSPORTS: dict[int, Transport] = {
     pb.ERROR_CODE_FAILED_PRECONDITION: Transport(grpc.StatusCode.FAILED_PRECONDITION, 409, "ConflictError"),
     pb.ERROR_CODE_UNAUTHENTICATED: Transport(grpc.StatusCode.UNAUTHENTICATED, 401, "AuthenticationError"),
     pb.ERROR_CODE_PERMISSION_DENIED: Transport(grpc.StatusCode.PERMISSION_DENIED, 403, "PermissionDeniedError"),
-    pb.ERROR_CODE_UNIMPLEMENTED: Transport(grpc.StatusCode.UNIMPLEMENTED, 501, "NotImplementedError"),
+    pb.ERROR_CODE_UNIMPLEMENTED: Transport(grpc.StatusCode.UNIMPLEMENTED, 400, "BadRequestError"),
     pb.ERROR_CODE_INTERNAL: Transport(grpc.StatusCode.INTERNAL, 500, "InternalServerError"),
 }
 

@@ -108,7 +108,7 @@ def _started(started: Started) -> pb.StartedSequence:
     sequence = started.sequence
     return pb.StartedSequence(
         sequence_id=sequence.sequence_id,
-        num_cached_tokens=sequence.num_cached_tokens,
+        num_cached_tokens=min(sequence.num_cached_tokens, sequence.num_prompt_tokens - 1),  # the last is computed again
         queue_us=max(0, round(started.queued_s * 1e6)),
     )
 

@@ -13,9 +13,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from services.frontend.http.as_sent import as_sent
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CALL
-from shared.errors import QuireError, Unimplemented, transport
+from services.frontend.openai_edge.errors import worded
+from shared.errors import QuireError, transport
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -39,8 +41,7 @@ def error_object(message: str, status: int) -> dict[str, Any]:
 
 
 def status_of(error: QuireError) -> int:
-    """Anthropic's clients try again on 501, which would not help."""
-    return 400 if isinstance(error, Unimplemented) else transport(error).http_status
+    return transport(error).http_status
 
 
 def as_object(error: QuireError) -> dict[str, Any]:
@@ -58,8 +59,7 @@ def plain_response(status: int, message: str, headers: dict[str, str] | None = N
 
 def _of_validation(error: RequestValidationError) -> Response:
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
-    return plain_response(400, f"{field}: {first['msg']}" if field else first["msg"])
+    return plain_response(400, worded(first)[1])
 
 
 def anthropic_route(bounds: BodyBounds) -> type[APIRoute]:
@@ -76,7 +76,7 @@ def anthropic_route(bounds: BodyBounds) -> type[APIRoute]:
                     return await bounds.handle(request, handle, at_once=False)
                 except QuireError as error:
                     request.scope[CALL].error = error
-                    return as_response(error)
+                    return as_response(as_sent(request.url.path, error))
                 except RequestValidationError as error:
                     return _of_validation(error)
                 except HTTPException as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.frontend.bounds import counts
+from services.frontend.input_processor.prompt_limits import TOO_LONG
 from services.frontend.request import ChatPrompt, Request, TextPrompt
 from shared import structured_output
 from shared.errors import InvalidArgument
@@ -37,6 +38,7 @@ def check_characters(prompt: TextPrompt | ChatPrompt, max_model_len: int, longes
             f"This model's maximum context length is {max_model_len} tokens, in which at most {most} characters fit. "
             f"However, your {'prompt has' if is_text else 'messages have'} {has}. Please reduce their number.",
             field="prompt" if is_text else "messages",
+            reason=TOO_LONG,
         )
 
 

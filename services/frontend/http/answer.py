@@ -12,6 +12,7 @@ from services.frontend.calls import Call
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.generator import Generator
+from services.frontend.http.as_sent import as_sent
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.headers import CALL, request_id_header
 from services.frontend.request import Request
@@ -66,7 +67,7 @@ class Answer(Response):
                     await (self._stream(generation, send) if self._streams else self._whole(generation, send))
             except Exception as error:
                 if isinstance(error, QuireError):
-                    call.error = told = error
+                    call.error, told = error, as_sent(scope["path"], error, self._request.form_field)
                 else:
                     log.exception("a call failed", request=call.id)
                     call.error, told = Internal(type(error).__name__), Internal("internal error")

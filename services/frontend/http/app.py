@@ -17,6 +17,7 @@ from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls import Calls
 from services.frontend.http.call_scope import CallScope
+from services.frontend.http.documented import document
 from services.frontend.http.door import Door
 from services.frontend.http.headers import REQUEST_ID
 from services.frontend.http.middleware import BodyLimit, KeyGuard
@@ -45,11 +46,12 @@ def build(
     calls: Calls,
     metrics: FrontendMetrics,
 ) -> Face:
-    app = FastAPI(title="Quire", version=VERSION)
+    app = FastAPI(title="Quire", version=VERSION, strict_content_type=False)
     errors.install(app)
     app.add_exception_handler(Exception, _on_fault)
     for router in routers:
         app.include_router(router)
+    document(app, anthropic_routes.PREFIX)
     door = Door(app, admission, calls, metrics, refusal)
     guarded: ASGIApp = BodyLimit(door, max_request_bytes)
     if not access.is_open:

@@ -12,9 +12,12 @@ from starlette.responses import Response
 
 from services.frontend.bounds import counts, json_scan
 from services.frontend.bounds.heavy import HeavyWork, in_steps
+from services.frontend.http import text
 from services.frontend.http.disconnect import while_connected
+from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
+JSON = "application/json"
 CLIENT_GONE = 499  # nobody reads it
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -82,5 +85,16 @@ class BodyBounds:
         return BoundedRoute
 
     async def _check(self, request: ReadRequest, num_bytes: int) -> None:
-        await in_steps(json_scan.check(await request.body(), self._limits))
-        counts.check_body(request.parse(), num_bytes, self._limits)
+        _check_type(request)
+        body = await request.body()
+        await in_steps(json_scan.check(body, self._limits))
+        document = request.parse()
+        counts.check_body(document, num_bytes, self._limits)
+        text.check(body, document)
+
+
+def _check_type(request: Request) -> None:
+    """Bodies are JSON; who says nothing of its kind means that."""
+    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")

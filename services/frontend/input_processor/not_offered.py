@@ -29,7 +29,7 @@ def _not(*harmless: Any) -> Asks:
 
 
 ASKS: Mapping[str, Asks] = {
-    # what OpenAI has replaced with tools
+    # what OpenAI has replaced with tools: their answers have another shape
     "functions": _given,
     "function_call": _not("none", "auto"),
     # other prompts and outputs

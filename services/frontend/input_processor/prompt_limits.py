@@ -9,6 +9,7 @@ from shared.errors import InvalidArgument
 
 AS_FITS = -1  # truncate_prompt_tokens: as many as leave room for the output
 SIDES = ("left", "right")
+TOO_LONG = "context_length_exceeded"  # OpenAI's word
 
 
 def check_truncation_side(side: str) -> None:
@@ -38,25 +39,19 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
 
 def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int) -> None:
     if not token_ids:
-        raise InvalidArgument("The decoder prompt cannot be empty", field="prompt")
+        raise InvalidArgument("prompt: it is empty; send at least one token", field="prompt")
     check_vocabulary(token_ids, vocab_size)
     check_length(len(token_ids), max_model_len)
 
 
 def check_length(length: int, max_model_len: int) -> None:
     """Of a prompt in tokens: it has to leave room for one more."""
-    if length > max_model_len:
+    if length >= max_model_len:
         raise InvalidArgument(
-            f"The decoder prompt (length {length}) is longer than the maximum model length of {max_model_len}. "
-            "Make sure that `max_model_len` is no smaller than the number of text tokens.",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {length} tokens, "
+            "and at least one is left for the output. Please reduce its length.",
             field="prompt",
-        )
-    if length == max_model_len:
-        raise InvalidArgument(
-            f"The decoder prompt (length {length}) plus the number of requested output tokens (at least 1) is longer "
-            f"than the maximum model length of {max_model_len}. "
-            "Make sure that `max_model_len` is no smaller than the number of text tokens (prompt + requested output).",
-            field="prompt",
+            reason=TOO_LONG,
         )
 
 
@@ -88,5 +83,6 @@ def output_length(request: Request, num_prompt_tokens: int, max_model_len: int, 
             f"{asked + num_prompt_tokens} tokens. Please reduce the length of the input "
             "prompt or the number of requested output tokens.",
             field="max_tokens",
+            reason=TOO_LONG,
         )
     return min(asked, room)

@@ -24,6 +24,7 @@ WHOLE_VOCABULARY = -1
 UNBOUNDED = -1  # thinking_token_budget
 SEED_BOUND = 2**63
 MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
+MAX_BUDGET = 2**31 - 1  # more than any context
 MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
 NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
 
@@ -123,8 +124,8 @@ RULES = (
     ),
     Rule(
         "thinking_token_budget",
-        lambda s: s.thinking_token_budget is None or s.thinking_token_budget >= UNBOUNDED,
-        "thinking_token_budget must be a non-negative integer or -1, got {s.thinking_token_budget}.",
+        lambda s: s.thinking_token_budget is None or UNBOUNDED <= s.thinking_token_budget <= MAX_BUDGET,
+        "thinking_token_budget must be -1, or at least 0 and at most 2^31 - 1, got {s.thinking_token_budget}.",
     ),
     Rule(
         "logit_bias",

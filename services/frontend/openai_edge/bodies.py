@@ -126,12 +126,17 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
+    guided_json: str | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json")
+    guided_regex: str | None = Field(None, description="... of structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="... of structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="... of structured_outputs.grammar")
 
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions"""
 
     prompt: PromptField
+    best_of: int | None = Field(None, ge=1, description="samples to choose from; n, or left out")
     logprobs: int | None = None
     add_special_tokens: bool = True
 

@@ -55,8 +55,11 @@ class ChatFormat:
         return self._frame([], usage=usage_object(usage))
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
-        choices = [{"index": delta.sample, "message": self._message(delta), **self._details(delta)} for delta in deltas]
-        more = self._prompt(generation)
+        choices = [
+            {"index": delta.sample, "message": self._message(delta), "token_ids": None, **self._details(delta)}
+            for delta in deltas
+        ]
+        more = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt(generation)}
         if self._options.prompt_logprobs:
             more["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs, self._start, self._texts)
         return self._frame(choices, usage=usage_object(generation.usage), **more)

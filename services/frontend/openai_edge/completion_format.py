@@ -14,6 +14,9 @@ from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
+# What vLLM's clients find null in a whole answer.
+NOT_ASKED_FOR = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}
+
 
 class CompletionFormat:
     """A chunk of a stream and the whole answer have the same choices."""
@@ -21,7 +24,9 @@ class CompletionFormat:
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
         self._frame = Frame(f"cmpl-{request.request_id}", "text_completion", model)
         self._options = options
-        self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
+        self._texts = TokenTexts(
+            tokenizer, as_ids=options.tokens_as_ids, without_special=request.sampling.skip_special_tokens
+        )
         self._n = request.sampling.n
         self._start = request.sampling.prompt_logprob_start
         self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
@@ -37,7 +42,7 @@ class CompletionFormat:
         return self._frame([], usage=usage_object(self._counted(usage)))
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
-        choices = [self._choice(delta, generation) for delta in deltas]
+        choices = [NOT_ASKED_FOR | self._choice(delta, generation) for delta in deltas]
         return self._frame(choices, usage=usage_object(self._counted(generation.usage)))
 
     def _counted(self, usage: Usage) -> Usage:

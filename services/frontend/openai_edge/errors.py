@@ -13,17 +13,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.http.as_sent import as_sent
 from services.frontend.http.headers import CALL, REQUEST_ID, request_id_header
-from shared.errors import QuireError, transport
+from shared.errors import QuireError, Unimplemented, transport
+
+NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere
 
 
-def error_object(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+def error_object(message: str, kind: str, code: int | str, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def as_object(error: QuireError) -> dict[str, Any]:
     how = transport(error)
-    return error_object(error.message, how.openai_type, how.http_status, error.field or None)
+    code = error.reason or (NOT_OFFERED if isinstance(error, Unimplemented) else how.http_status)
+    return error_object(error.message, how.openai_type, code, error.field or None)
 
 
 def as_response(error: QuireError) -> Response:
@@ -44,7 +48,7 @@ def _json(body: dict[str, Any], status: int, headers: dict[str, str]) -> Respons
 async def _on_quire_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
     request.scope[CALL].error = error
-    response = as_response(error)
+    response = as_response(as_sent(request.url.path, error))
     response.headers.update(request_id_header(request.headers.get(REQUEST_ID)))
     return response
 
@@ -52,9 +56,16 @@ async def _on_quire_error(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{field}: {first['msg']}" if field else first["msg"]
+    field, message = worded(first)
     return _json(error_object(message, "BadRequestError", 400, field or None), 400, {})
+
+
+def worded(found: dict[str, Any]) -> tuple[str, str]:
+    """The field of one of pydantic's errors, and what is wrong with it."""
+    if found["type"] == "json_invalid":
+        return "", f"the body is not JSON: {found['ctx']['error']} at character {found['loc'][-1]}"
+    field = ".".join(str(part) for part in found["loc"] if part != "body")
+    return field, f"{field}: {found['msg']}" if field else found["msg"]
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

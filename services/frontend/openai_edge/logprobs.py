@@ -19,8 +19,10 @@ def as_json(logprob: float) -> float:
 class TokenTexts:
     """How tokens are written: as their text, or as token_id:N where clients asked for it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, without_special: bool = False) -> None:
+        """`without_special`: the text that they are about leaves special tokens out."""
         self._tokenizer = tokenizer
+        self._left_out = tokenizer.special_ids if without_special else frozenset()
         self._as_ids = as_ids
 
     def text(self, token_id: int) -> str:
@@ -41,7 +43,9 @@ class TokenTexts:
         return self._tokenizer.token_bytes(token_id)
 
     def num_characters(self, token_id: int) -> int:
-        """That begin in this token: all but UTF-8's continuation bytes."""
+        """Of the text that begin in this token: all but UTF-8's continuation bytes."""
+        if token_id in self._left_out:
+            return 0
         return sum(byte & 0xC0 != 0x80 for byte in self.raw(token_id))
 
 

@@ -10,6 +10,7 @@ from services.frontend.openai_edge.bodies import ChatBody, TokenizeBody
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from shared.errors import InvalidArgument, Unimplemented
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
 
 
@@ -51,8 +52,11 @@ def chat_prompt(
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r}", field="messages")
     return conversation.message(
-        str(message.get("role") or ""),
+        str(role),
         _content(message.get("content")),
         name=message.get("name"),
         tool_calls=[_tool_call(call) for call in message.get("tool_calls") or ()],
@@ -76,6 +80,8 @@ def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str):
         return str(part[TEXT_PARTS[kind]])
+    if kind in TEXT_PARTS:
+        raise InvalidArgument(f"messages: content of type {kind!r} needs its text in {kind!r}", field="messages")
     raise Unimplemented(f"messages: content of type {kind!r} is not offered by this server", field="messages")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +13,14 @@ from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge import tools
 from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from services.frontend.openai_edge.older_names import GUIDED, older_names
 from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
 from services.frontend.request import BeamSearch, Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
 
+TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
 
 SAMPLING_FIELDS = (
@@ -65,6 +68,8 @@ class AnswerOptions:
 
 
 def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidArgument(f"best_of must be n={body.n or 1} or left out, got {body.best_of}.", field="best_of")
     prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)
     given = _given(body, body.logprobs) | _echoed_logprobs(body)
     default = None if "max_tokens" in body.model_fields_set else COMPLETION_MAX_TOKENS
@@ -125,7 +130,7 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None
-    given["structured_output"] = constraint(body.response_format, body.structured_outputs)
+    given["structured_output"] = constraint(body.response_format, older_names(body))
     if (rule := body.repetition_detection) is not None:
         given["repetition_detection"] = RepetitionDetection(**rule.model_dump())
     given["beam_search"] = _beam_search(body)
@@ -142,11 +147,19 @@ def _beam_search(body: GenerationBody) -> BeamSearch | None:
     return None
 
 
+def _form_field(body: GenerationBody) -> str:
+    if body.response_format is not None:
+        return "response_format"
+    guided = (f"guided_{name}" for name in GUIDED if getattr(body, f"guided_{name}") is not None)
+    return next(guided, "structured_outputs")
+
+
 def _logit_bias(written: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): bias for token_id, bias in written.items()}
-    except ValueError:
-        raise InvalidArgument("logit_bias must map token ids to numbers", field="logit_bias") from None
+    for token_id in written:
+        if not TOKEN_ID.fullmatch(token_id):
+            message = f"logit_bias must map token ids to numbers; {token_id[:32]!r} is no token id."
+            raise InvalidArgument(message, field="logit_bias")
+    return {int(token_id): bias for token_id, bias in written.items()}
 
 
 def _request(
@@ -173,5 +186,6 @@ def _request(
         default_max_tokens=default_max_tokens,
         final_only=not body.stream,
         stream_interval=body.stream_interval or 1,
+        form_field=_form_field(body),
         strict_length=True,
     )

@@ -114,6 +114,11 @@ class Tokenizer:
         piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """That skip_special_tokens leaves out."""
+        return self._skipped_but(frozenset())
+
     def added_token(self, token_id: int) -> str | None:
         """The text of a token that stands for itself, whatever the vocabulary's way of writing; None for others."""
         return self._added.get(token_id)

@@ -15,7 +15,7 @@ IGNORED = frozenset({
     "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOT_OFFERED = frozenset({
-    "background", "context_management", "conversation", "image", "max_tool_calls", "moderation", "prompt",
+    "background", "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
@@ -64,6 +64,7 @@ class ResponsesBody(BaseModel):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(None, description="of built-in tools, which this server has none of")
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -82,8 +83,10 @@ class ResponsesBody(BaseModel):
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
-        if self.truncation == "auto":
-            raise Unimplemented("truncation: auto is not offered by this server", field="truncation")
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            raise InvalidArgument(
+                f"max_tool_calls must be at least 1, got {self.max_tool_calls}", field="max_tool_calls"
+            )
 
     @property
     def wants_logprobs(self) -> bool:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from services.frontend import reasoning
 from services.frontend.http.headers import CallHeaders
-from services.frontend.input_processor import sampling_rules
+from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.openai_edge.output_forms import JsonSchemaFormat, ResponseFormat, constraint
 from services.frontend.openai_edge.responses import tools
 from services.frontend.openai_edge.responses.body import ResponsesBody
@@ -40,6 +40,7 @@ def responses_request(
         priority=body.priority or 0,
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",
+        truncate_prompt_tokens=prompt_limits.AS_FITS if body.truncation == "auto" else None,
         final_only=not body.stream,
         take_apart=True,
         tool_use=offer.use,

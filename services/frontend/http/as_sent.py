@@ -1,0 +1,38 @@
+"""Errors in the words of the body that they are about: inside, a field has one name; each API has its own."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+
+from shared.errors import QuireError
+
+# Path -> inner name -> the API's.
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/responses": {
+        "prompt": "input",
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+        "structured_output": "text.format",
+    },
+    "/v1/messages": {"prompt": "messages", "stop": "stop_sequences", "structured_output": "output_config.format"},
+    "/v1/messages/count_tokens": {"prompt": "messages"},
+}
+
+
+def as_sent(path: str, error: QuireError, form_field: str = "") -> QuireError:
+    """The same error, its field and the first mention of it in its message named as clients of `path` name it.
+
+    `form_field`: the one that asked for a form of the output, where there are several that can."""
+    name = NAMES.get(path, {}).get(error.field)
+    if error.field == "structured_output" and form_field:
+        name = form_field
+    if name is None:
+        return error
+    renamed = copy.copy(error)
+    renamed.field = name
+    renamed.message = re.sub(rf"\b{re.escape(error.field)}\b", name, error.message, count=1)
+    return renamed

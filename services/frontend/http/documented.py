@@ -1,0 +1,109 @@
+"""The OpenAPI document: what FastAPI finds, and what it cannot: every status that is sent, and the shape of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+Schema = dict[str, Any]
+
+UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
+HTTP_METHODS = ("get", "post", "delete")
+
+STATUSES: Mapping[str, str] = {
+    "400": "The call is wrong, and would be wrong again; or asks for what is not offered",
+    "401": "No API key, or not a good one",
+    "403": "The API key is not for this",
+    "404": "No such model, response or path",
+    "405": "No such method here",
+    "408": "The call came too slowly",
+    "413": "The body is too large",
+    "429": "Full, or over the key's rate; Retry-After says when to come back",
+    "431": "The headers are too large",
+    "500": "A fault of the server",
+    "503": "Nobody can serve this now; Retry-After says when to come back",
+    "504": "The deadline passed",
+}
+
+
+def _object(**properties: Any) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+TEXT, COUNT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "number"}
+MAYBE_TEXT = {"type": ["string", "null"]}
+ANYTHING: Schema = {}
+OPENAI_ERROR = _object(
+    error=_object(message=TEXT, type=TEXT, param=MAYBE_TEXT, code={"type": ["integer", "string", "null"]})
+)
+ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT))
+USAGE = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
+CHOICE = {"index": COUNT, "finish_reason": MAYBE_TEXT, "logprobs": ANYTHING}
+
+# What a call is answered with in one piece; with `stream`, server-sent events.
+ANSWERS: Mapping[str, Schema] = {
+    "/v1/completions": _object(
+        id=TEXT, object=TEXT, created=COUNT, model=TEXT, choices=_list(_object(text=TEXT, **CHOICE)), usage=USAGE
+    ),
+    "/v1/chat/completions": _object(
+        id=TEXT,
+        object=TEXT,
+        created=COUNT,
+        model=TEXT,
+        choices=_list(_object(message=_object(role=TEXT, content=MAYBE_TEXT), **CHOICE)),
+        usage=USAGE,
+    ),
+    "/v1/responses": _object(
+        id=TEXT,
+        object={"const": "response"},
+        created_at=NUMBER,
+        model=TEXT,
+        status=TEXT,
+        output=_list(_object(type=TEXT)),
+        usage=_object(input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+    ),
+    "/v1/messages": _object(
+        id=TEXT,
+        type={"const": "message"},
+        role=TEXT,
+        model=TEXT,
+        content=_list(_object(type=TEXT)),
+        stop_reason=MAYBE_TEXT,
+        usage=_object(input_tokens=COUNT, output_tokens=COUNT),
+    ),
+}
+
+
+def document(app: FastAPI, anthropic_prefix: str) -> None:
+    """Makes it when it is first asked for. `anthropic_prefix`: of the paths with Anthropic's errors."""
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for path, operations in app.openapi_schema["paths"].items():
+                error = ANTHROPIC_ERROR if path.startswith(anthropic_prefix) else OPENAI_ERROR
+                for method in HTTP_METHODS:
+                    if method in operations:
+                        _complete(operations[method]["responses"], path, error)
+            schemas = app.openapi_schema.get("components", {}).get("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(responses: Schema, path: str, error: Schema) -> None:
+    responses.pop(UNSENT, None)
+    if path in ANSWERS:
+        events = {"schema": {"type": "string"}}
+        responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, "text/event-stream": events}
+    for status, description in STATUSES.items():
+        responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}
