@@ -122,7 +122,7 @@ async def test_echo_puts_them_in_front(folder: Path, ids: list[int], tokenizer: 
         scored = (await frontend.http.post("/v1/completions", json={**body, "max_tokens": 0})).json()
     logprobs = choice["logprobs"]
     assert choice["text"].startswith(PROMPT)
-    assert "prompt_logprobs" not in choice
+    assert choice["prompt_logprobs"] is None
     assert logprobs["tokens"][: len(ids)] == texts
     assert "".join(logprobs["tokens"]) == choice["text"]
     assert logprobs["token_logprobs"] == [None, *(-float(p) for p in range(1, len(ids))), -0.5, -0.5]

@@ -41,7 +41,7 @@ async def test_priority_is_for_schedulers_that_go_by_it(folder: Path) -> None:
         assert [s.priority for s in script.submissions] == [7, -5]
         script.set_view(scheduling_policy="fair")
         async with asyncio.timeout(5):
-            while (await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})).status_code != 501:
+            while (await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})).status_code != 400:
                 await asyncio.sleep(0.01)
         refused = await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})
         with pytest.raises(grpc.aio.AioRpcError, match="the schedulers' policy is fair") as also:
@@ -57,7 +57,7 @@ async def test_priority_needs_every_scheduler(folder: Path) -> None:
     async with scheduler(one), scheduler(two), running(folder, one.address, two.address) as frontend:
         await frontend.until_sessions(2)
         refused = await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})
-    assert (refused.status_code, refused.json()["error"]["message"][-4:]) == (501, "fcfs")
+    assert (refused.status_code, refused.json()["error"]["message"][-4:]) == (400, "fcfs")
 
 
 async def test_tenants_in_the_body_or_beside_it(folder: Path) -> None:

@@ -57,7 +57,7 @@ REFUSED = [
     ({"logprob_token_ids": [1] * 129}, "logprob_token_ids must have at most 128 entries."),
     (
         {"thinking_token_budget": -2},
-        "thinking_token_budget must be a non-negative integer or -1, got -2.",
+        "thinking_token_budget must be -1, or at least 0 and at most 2^31 - 1, got -2.",
     ),
     ({"logit_bias": {1: float("nan")}}, "logit_bias must hold numbers, got {1: nan}."),
     ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!"),
