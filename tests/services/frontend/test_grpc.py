@@ -116,7 +116,7 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
     ("request_", "code", "field", "text"),
     [
         (pb.GenerateRequest(), "INVALID_ARGUMENT", "prompt", "prompt must be set"),
-        (pb.GenerateRequest(text=""), "INVALID_ARGUMENT", "prompt", "it is empty"),
+        (pb.GenerateRequest(text=""), "INVALID_ARGUMENT", "prompt", "prompt: it is empty; send at least one token"),
         (
             pb.GenerateRequest(text="x", sampling=Sampling(temperature=2.4)),
             "INVALID_ARGUMENT",
