@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -58,7 +59,9 @@ def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
 
 def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert not {"evals", "training", "tests"} & {path.name for path in installed.iterdir()}
-    asked = run(installed, tmp_path, "-m", "quire", "eval")
+    packages = os.pathsep.join([str(installed), *dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))])
+    # -S: the checkout may be installed in this environment, as editable
+    asked = run(installed, tmp_path, "-S", "-m", "quire", "eval", PYTHONPATH=packages)
     assert asked.stderr == "quire: eval: the questions are in the source tree only (no module evals)\n"
 
 

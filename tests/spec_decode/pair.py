@@ -92,7 +92,7 @@ class Pair:
         sequence = CoreSequence(
             key=len(self.answers),
             owner=0,
-            stream=len(self.answers),
+            sequence_id=len(self.answers),
             tokens=bytearray(tokens),
             num_prompt_tokens=len(prompt),
             max_total_tokens=len(prompt) + max_tokens,
@@ -161,20 +161,20 @@ class Pair:
         events = self.core.take_events()
         for part in events.tokens:
             tokens = iter(part.token_ids.tolist())
-            counts = [1] * len(part.streams) if part.token_counts is None else part.token_counts.tolist()
-            for stream, count in zip(part.streams.tolist(), counts, strict=True):
+            counts = [1] * len(part.sequence_ids) if part.token_counts is None else part.token_counts.tolist()
+            for stream, count in zip(part.sequence_ids.tolist(), counts, strict=True):
                 assert self.answers[stream].end is None
                 self.answers[stream].tokens += [next(tokens) for _ in range(count)]
             if part.logprobs is not None:
                 self._collect_logprobs(part.logprobs)
         for finished in events.finished:
-            assert self.answers[finished.sequence.stream].end is None
-            self.answers[finished.sequence.stream].end = finished
+            assert self.answers[finished.sequence.sequence_id].end is None
+            self.answers[finished.sequence.sequence_id].end = finished
 
     def _collect_logprobs(self, found: Any) -> None:
         entries = found.entries
         start = 0
-        for i, stream in enumerate(found.streams.tolist()):
+        for i, stream in enumerate(found.sequence_ids.tolist()):
             stop = start + int(entries.entry_counts[i])
             row = entries.token_ids[start:stop].tolist(), entries.logprobs[start:stop].tolist(), int(entries.ranks[i])
             self.answers[stream].logprobs.append(row)
