@@ -57,7 +57,8 @@ class ServiceSpec:
         return {f"QUIRE_{self.role}_{n}".upper(): str(v) for n, v in self.flags.items() if self._is_secret(n)}
 
     def _is_secret(self, name: str) -> bool:
-        return name in SERVICES[self.role].model_fields and is_secret(SERVICES[self.role].model_fields[name])
+        fields = SERVICES[self.role].model_fields if self.role in SERVICES else {}
+        return name in fields and is_secret(fields[name])
 
     def _arguments(self) -> Iterator[str]:
         for name, value in self.flags.items():

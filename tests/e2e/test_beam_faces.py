@@ -115,7 +115,7 @@ def test_calls_that_are_free_work_and_those_that_are_bound_are_refused(http: htt
     required = http.post("/chat/completions", json={**body, "tool_choice": "required"})
     strict = http.post("/chat/completions", json={**body, "tools": [with_strict(TOOL)]})
     form = http.post("/chat/completions", json={**body, "tools": None, "response_format": {"type": "json_object"}})
-    for reply, param in ((required, "tool_choice"), (strict, "tools"), (form, "structured_output")):
+    for reply, param in ((required, "tool_choice"), (strict, "tools"), (form, "response_format")):
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, param)
         assert "not offered together with beam search" in error["message"]

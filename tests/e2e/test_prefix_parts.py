@@ -29,7 +29,7 @@ def test_the_usage_says_what_was_cached(client: Client) -> None:
     assert [first.text, again.text] == [expected.text] * 2
     num_prompt = first.prompt_tokens
     assert num_prompt % 64 >= 16, "the question was to end well within a block"
-    assert (first.cached_tokens, again.cached_tokens) == (0, num_prompt)
+    assert (first.cached_tokens, again.cached_tokens) == (0, num_prompt - 1), "the last one is computed again"
     assert third.cached_tokens >= num_prompt
     assert third.text == client.chat(follow_up, GREEDY)[0].text
 
