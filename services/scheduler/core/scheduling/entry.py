@@ -133,13 +133,14 @@ class Entry:
     def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
         """It has a slot."""
         counts = self._state.counts
+        num_read = min(num_cached, sequence.num_tokens - 1)  # the last is computed again, cached or not
         sequence.status = Status.RUNNING
         if sequence.started:
             counts.resumed_tokens += sequence.num_tokens
-            counts.resumed_cached_tokens += num_cached
+            counts.resumed_cached_tokens += num_read
         else:
             counts.prompt_tokens += sequence.num_tokens
-            counts.cached_tokens += num_cached
+            counts.cached_tokens += num_read
             self._state.waiting.charge_prompt(sequence, max(0, sequence.num_tokens - num_cached))
             sequence.started = True
             for output in sequence.outputs or (sequence,):

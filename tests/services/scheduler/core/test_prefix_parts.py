@@ -60,7 +60,7 @@ def test_a_prompt_that_was_computed_before_costs_one_token() -> None:
     run = Run()
     assert run.say(PROMPT) == (0, 103)
     assert run.say(PROMPT) == (100, 4)
-    assert run.core.counts.cached_tokens == 100
+    assert run.core.counts.cached_tokens == 99, "the last token is computed again, and not counted as read"
 
 
 @pytest.mark.parametrize("grain", [0, 64, 100])
