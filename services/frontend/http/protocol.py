@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import cast
+from typing import ClassVar, cast
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -38,111 +38,113 @@ LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
 
 
-def guarded(refuse: Refuse, connections: Connections) -> type[asyncio.Protocol]:
-    """The protocol for a server whose door is `refuse`. Who is too slow, or one connection too many, is closed."""
-    limits = connections.limits
+class Guarded(HttpToolsProtocol):
+    """One connection. Who is too slow, or one connection too many, is closed."""
 
-    class Guarded(HttpToolsProtocol):
-        """One connection."""
+    refuse: ClassVar[Refuse]
+    connections_kept: ClassVar[Connections]
 
-        cycle: RequestResponseCycle | None
-        timeout_keep_alive_task: asyncio.TimerHandle | None
-        _is_kept = False
-        _in_headers = False
-        _header_bytes = 0
+    cycle: RequestResponseCycle | None
+    timeout_keep_alive_task: asyncio.TimerHandle | None
+    _is_kept = False
+    _in_headers = False
+    _header_bytes = 0
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self._reading, self._writing = Deadline(self.loop), Deadline(self.loop)
-            self._address = self.client[0] if self.client else ""
-            self._is_kept = connections.enter(self._address)
-            if self._is_kept:
-                self._reading.set(limits.header_s, self._no_headers)
-            else:
-                self._turn_away(TOO_MANY)
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._reading, self._writing = Deadline(self.loop), Deadline(self.loop)
+        self._address = self.client[0] if self.client else ""
+        self._is_kept = self.connections_kept.enter(self._address)
+        if self._is_kept:
+            self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
+        else:
+            self._turn_away(TOO_MANY)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._reading.clear()
-            self._writing.clear()
-            if self._is_kept:
-                self._is_kept = False
-                connections.leave(self._address)
-            super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reading.clear()
+        self._writing.clear()
+        if self._is_kept:
+            self._is_kept = False
+            self.connections_kept.leave(self._address)
+        super().connection_lost(exc)
 
-        def data_received(self, data: bytes) -> None:
-            if not self._is_kept or self.transport.is_closing():
-                return
-            if self._in_headers:
-                self._header_bytes += len(data)
-            super().data_received(data)
-            if self._in_headers and max(self._header_bytes, len(data)) > limits.header_bytes:
-                self._give_up("headers", LARGE_HEADERS)
+    def data_received(self, data: bytes) -> None:
+        if not self._is_kept or self.transport.is_closing():
+            return
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and max(self._header_bytes, len(data)) > self.connections_kept.limits.header_bytes:
+            self._give_up("headers", LARGE_HEADERS)
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._in_headers, self._header_bytes = True, 0
-            self._reading.set(limits.header_s, self._no_headers)
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers, self._header_bytes = True, 0
+        self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
 
-        def on_headers_complete(self) -> None:
-            self._in_headers = False
-            self._reading.set(limits.body_s, self._no_body)
-            self._pass_door()
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._reading.set(self.connections_kept.limits.body_s, self._no_body)
+        self._pass_door()
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._writing.set(limits.write_s, self._not_read)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing.set(self.connections_kept.limits.write_s, self._not_read)
 
-        def resume_writing(self) -> None:
-            self._writing.clear()
-            super().resume_writing()
+    def resume_writing(self) -> None:
+        self._writing.clear()
+        super().resume_writing()
 
-        def _no_headers(self) -> None:
-            if self.flow.read_paused:  # it is we who do not read
-                self._reading.set(limits.header_s, self._no_headers)
-            else:
-                self._give_up("headers", TOO_SLOW if self._in_headers else b"")
+    def _no_headers(self) -> None:
+        if self.flow.read_paused:  # it is we who do not read
+            self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
+        else:
+            self._give_up("headers", TOO_SLOW if self._in_headers else b"")
 
-        def _no_body(self) -> None:
-            if self.flow.read_paused:
-                self._reading.set(limits.body_s, self._no_body)
-            else:
-                self._give_up("body", b"" if self.cycle is None or self.cycle.response_started else TOO_SLOW)
+    def _no_body(self) -> None:
+        if self.flow.read_paused:
+            self._reading.set(self.connections_kept.limits.body_s, self._no_body)
+        else:
+            self._give_up("body", b"" if self.cycle is None or self.cycle.response_started else TOO_SLOW)
 
-        def _not_read(self) -> None:
-            connections.closed("write")
-            self.transport.abort()
+    def _not_read(self) -> None:
+        self.connections_kept.closed("write")
+        self.transport.abort()
 
-        def _give_up(self, reason: str, answer: bytes) -> None:
-            connections.closed(reason)
-            self._turn_away(answer)
+    def _give_up(self, reason: str, answer: bytes) -> None:
+        self.connections_kept.closed(reason)
+        self._turn_away(answer)
 
-        def _turn_away(self, answer: bytes) -> None:
-            self._reading.clear()
-            if answer:
-                self.transport.write(answer)
-            self.transport.close()
-
-        def _pass_door(self) -> None:
-            is_free = self.cycle is None or self.cycle.response_complete
-            answer = refuse(self.parser.get_method(), self.url, self.headers) if is_free else None
-            if answer is None:
-                super().on_headers_complete()
-                return
-            self.cycle = REFUSED
+    def _turn_away(self, answer: bytes) -> None:
+        self._reading.clear()
+        if answer:
             self.transport.write(answer)
-            if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
-                self.transport.close()
-            self.on_response_complete()
+        self.transport.close()
 
-        def on_message_complete(self) -> None:
-            self._reading.clear()
-            super().on_message_complete()
-            if self.cycle is REFUSED and self.timeout_keep_alive_task is None and not self.transport.is_closing():
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
+    def _pass_door(self) -> None:
+        is_free = self.cycle is None or self.cycle.response_complete
+        answer = type(self).refuse(self.parser.get_method(), self.url, self.headers) if is_free else None
+        if answer is None:
+            super().on_headers_complete()
+            return
+        self.cycle = REFUSED
+        self.transport.write(answer)
+        if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
+            self.transport.close()
+        self.on_response_complete()
 
-    return Guarded
+    def on_message_complete(self) -> None:
+        self._reading.clear()
+        super().on_message_complete()
+        if self.cycle is REFUSED and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+
+def guarded(refuse: Refuse, connections: Connections) -> type[Guarded]:
+    """The protocol for a server whose door is `refuse`."""
+    return type("GuardedByDoor", (Guarded,), {"refuse": staticmethod(refuse), "connections_kept": connections})
 
 
 def whole(response: Response) -> bytes:
