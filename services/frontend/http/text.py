@@ -9,12 +9,14 @@ from typing import Any
 from shared.errors import InvalidArgument
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes one, be it half of a pair or not
+AS_BYTES = re.compile(rb"\xed[\xa0-\xbf]")  # what Python's JSON takes for one, though it is no UTF-8
+OTHER_ENCODING = b"\0"  # of two or four bytes a character, in which neither can be seen
 
 
 def check(body: bytes, document: Any) -> None:
     """Raises InvalidArgument that names the field of `document`, which `body` was read as. Costs a search in the bytes
     unless there is something to find."""
-    if SURROGATE.search(body) is None:
+    if not (SURROGATE.search(body) or AS_BYTES.search(body) or OTHER_ENCODING in body):
         return
     for path, text in _texts(document):
         try:

@@ -55,6 +55,16 @@ async def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(frontend: Ru
     assert (await frontend.http.get("/load")).json() == {"server_load": 0}
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_half_of_a_pair_is_named_however_the_body_is_encoded(frontend: Running, path: str) -> None:
+    as_bytes = json.dumps({**BODIES[path], "model": HALF}, ensure_ascii=False).encode(errors="surrogatepass")
+    in_two_bytes = json.dumps({**BODIES[path], "model": HALF}).encode("utf-16")
+    for body in (as_bytes, in_two_bytes):
+        answer = await frontend.http.post(path, content=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"].startswith("model holds \\ud83d")
+
+
 async def test_whole_pairs_are_text(frontend: Running) -> None:
     body = {**BODIES["/v1/completions"], "prompt": "\N{GRINNING FACE}"}
     answer = await frontend.http.post("/v1/completions", content=json.dumps(body, ensure_ascii=True))
