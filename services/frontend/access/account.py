@@ -20,7 +20,9 @@ class Bucket:
     seen_s: float
 
     def fill(self, per_minute: int, now: float) -> None:
-        self.level = min(float(per_minute), self.level + (now - self.seen_s) * per_minute / MINUTE_S)
+        """What was taken while there was no limit does not count against a later one."""
+        level = self.level if per_minute else 0.0
+        self.level = min(float(per_minute), level + (now - self.seen_s) * per_minute / MINUTE_S)
         self.seen_s = now
 
     def wait_s(self, wanted: float, per_minute: int) -> float:

@@ -262,6 +262,19 @@ def test_an_account_fills_up_and_forgets_yesterday() -> None:
     account.enter(key)
 
 
+def test_what_was_used_without_a_limit_does_not_count_once_there_is_one() -> None:
+    now = [0.0]
+    free = read_key({"name": "a"}, "")
+    account = Account(free, lambda: now[0], lambda: now[0])
+    for _ in range(1000):
+        account.enter(free)
+        account.charge(1000)
+    limited = read_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 60_000}, "")
+    account.enter(free)
+    now[0] += 60
+    account.enter(limited)
+
+
 async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(folder: Path, tmp_path: Path) -> None:
     keys = key_file(tmp_path, entry("a"))
     script = ScriptedScheduler(count_up)
