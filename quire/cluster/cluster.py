@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import IO, Any
 
@@ -33,6 +34,8 @@ class Cluster:
         self.processes: list[ServiceProcess] = []
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
+        # A signal that interrupts the main thread must not leave a child behind that is forked and not yet on record.
+        self._starter = ThreadPoolExecutor(1, "starter")
 
     @property
     def http_address(self) -> str:
@@ -50,8 +53,7 @@ class Cluster:
             check_model(self.options)
             self.specs = plan(self.options, self._endpoints)
             self.processes = [ServiceProcess(spec, self._report, self._log) for spec in self.specs]
-            for process in self.processes:
-                process.start()
+            self._starter.submit(self._start_processes).result()
             self._await_ready(time.monotonic() + timeout_s)
         except BaseException:
             self.kill()
@@ -63,6 +65,7 @@ class Cluster:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._starter.shutdown()
         atexit.unregister(self.stop)
         if self._watcher.is_alive():
             self._watcher.join()
@@ -100,6 +103,7 @@ class Cluster:
     def kill(self) -> None:
         """Ends everything at once."""
         self._stopping.set()
+        self._starter.shutdown()
         atexit.unregister(self.stop)
         for process in self.processes:
             process.close()
@@ -114,6 +118,11 @@ class Cluster:
 
     def _of(self, role: str) -> list[ServiceProcess]:
         return [process for process in self.processes if process.spec.role == role]
+
+    def _start_processes(self) -> None:
+        for process in self.processes:
+            if not self._stopping.is_set():
+                process.start()
 
     def _await_ready(self, deadline: float) -> None:
         for process in self.processes:
