@@ -10,31 +10,30 @@ from pathlib import Path
 import torch
 
 import kernels
-from services.worker import batch_invariance, kv_cache, kv_memory, limits
+from services.worker import limits
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
-from services.worker.build_graphs import GraphMaker
-from services.worker.build_kernels import Kernels
-from services.worker.compile_process import CompileProcess
-from services.worker.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
-from services.worker.kv_memory import BlockShape
+from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
+from services.worker.graphs.build_graphs import GraphMaker
+from services.worker.kv import kv_cache, kv_memory
+from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.loader import Loader
-from services.worker.model_runner import ModelRunner
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.loader import Loader
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.taped import TapedModel
-from services.worker.profiling import run_largest_steps
 from services.worker.replica import Replica
+from services.worker.runner import batch_invariance
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.runner.profiling import run_largest_steps
+from services.worker.sampling.accept import CHOICES
 from services.worker.sampling.sampler import Sampler
-from services.worker.slots import SlotTable
 from services.worker.spec_decode import config as speculative_config
-from services.worker.spec_decode.accept import CHOICES
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Drafter, Target
 from services.worker.spec_decode.drafter import Worker as DrafterWorker
@@ -44,9 +43,12 @@ from services.worker.spec_decode.registry import open_drafter
 from services.worker.spec_decode.rehearsal import rehearse
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
-from services.worker.step_inputs import StepInputs
+from services.worker.step.slots import SlotTable
+from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
+from services.worker.warmup.build_kernels import Kernels
+from services.worker.warmup.compile_process import CompileProcess
 from shared.logs import logger
 from shared.model_identity import read_config
 from shared.settings import WorkerSettings

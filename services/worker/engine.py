@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import torch
 from google.protobuf.message import DecodeError
 
-from services.worker.device import is_broken
-from services.worker.held_blocks import HeldReport
-from services.worker.plan_violation import PlanViolation
+from services.worker.device.device import is_broken
+from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Flight, Occupancy, Replica
+from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument, to_proto
 from shared.logs import logger

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from kernels.cpu import first_start
-from services.worker import ahead, compile_process
 from services.worker.models.registry import read_model_config
+from services.worker.warmup import ahead, compile_process
 from shared import lifecycle, logs
 from shared.model_identity import read_config
 from shared.settings import WorkerSettings

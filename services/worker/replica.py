@@ -11,17 +11,17 @@ from typing import Protocol
 
 import numpy as np
 
-from services.worker.admission import Admission
-from services.worker.beam_moves import BeamMoves
-from services.worker.block_copies import BlockCopies
-from services.worker.held_blocks import NO_PARENT, HeldBlocks, HeldReport
+from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
-from services.worker.model_runner import Outcome
+from services.worker.runner.model_runner import Outcome
 from services.worker.sampling.component import check_token_ids
-from services.worker.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
 from services.worker.spec_decode.speculation import Speculation
-from services.worker.steady import Steady
-from services.worker.step_inputs import StepInputs, assemble
+from services.worker.step.admission import Admission
+from services.worker.step.beam_moves import BeamMoves
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
+from services.worker.step.steady import Steady
+from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.columns import I32
 from shared.errors import Internal, QuireError, to_proto

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.worker.admin_service import AdminService
+from services.worker.attach.admin_service import AdminService
+from services.worker.attach.session import Session
+from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
-from services.worker.compile_process import CompileProcess
 from services.worker.engine import Engine
 from services.worker.replica import Replica
-from services.worker.session import Session
-from services.worker.status import Status
 from services.worker.structured.compile_pool import CompilePool
+from services.worker.warmup.compile_process import CompileProcess
 from shared import block_hash, lifecycle, logs, model_identity
 from shared.liveness import Liveness
 from shared.metrics import base

@@ -12,7 +12,7 @@ PLACES = ("services", "shared")
 OWNERS = {"shared/supervision.py", "shared/lifecycle.py"}
 THREADS = {  # each with what sees its end
     "services/worker/engine.py": "its `died`",
-    "services/worker/ahead.py": "nobody: it fills a cache ahead of time, and the first step does so where it did not",
+    "services/worker/warmup/ahead.py": "no one: it fills a cache that the first step fills otherwise",
     "services/worker/structured/background.py": "the future of each job",
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
     "shared/logs.py": "the count of lines that were left out",

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import kernels
-from services.worker import batch_invariance
 from services.worker.attention.batch_invariant import BatchInvariantAttention
-from services.worker.cuda_graph import Repeater
-from services.worker.decode_graphs import DecodeGraphs
-from services.worker.recorded_steps import RecordedModel
-from services.worker.row_facts import RowWatch
+from services.worker.graphs.cuda_graph import Repeater
+from services.worker.graphs.decode_graphs import DecodeGraphs
+from services.worker.graphs.recorded_steps import RecordedModel
+from services.worker.graphs.row_facts import RowWatch
+from services.worker.graphs.step_edges import PlainEdges
+from services.worker.runner import batch_invariance
 from services.worker.sampling.core import PlainChoice
-from services.worker.step_edges import PlainEdges
 from shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU

@@ -10,11 +10,11 @@ from services.worker.layers.rms_norm import RMSNorm
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
-    from services.worker.forward_batch import ForwardBatch
-    from services.worker.kv_cache import LayerCache
+    from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Loadable, Placement, Tensor
     from services.worker.models.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
 
 
 class Attention:

@@ -20,10 +20,10 @@ from services.worker.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
-    from services.worker.forward_batch import ForwardBatch
-    from services.worker.kv_cache import LayerCache
+    from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement, Tensor
     from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
 
 TIED_HEAD = "lm_head.weight"
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from services.worker.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
-    from services.worker.forward_batch import ForwardBatch
-    from services.worker.kv_cache import LayerCache
+    from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement, Tensor
     from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.causal_lm import CausalLM
+    from services.worker.step.forward_batch import ForwardBatch
 
 
 def reject_reason(config: DecoderConfig, place: Placement) -> str | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from services.worker.attention.port import AttentionBackend, AttentionMetadata
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_cache import LayerCache
+from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
+from services.worker.step.forward_batch import ForwardBatch
 
 PACKAGE = "kernels.cpu"
 

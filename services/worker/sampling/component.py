@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from services.worker.admission import Admission
-from services.worker.slots import Rows
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from shared.columns import I32
 from shared.errors import InvalidArgument
 
@@ -55,11 +53,6 @@ class Component(SlotState, Protocol):
 
     def bind(self, slots: Rows) -> Bound | None:
         """For a step that samples `slots` [num_rows], ascending, one for each row; None if none of them uses it."""
-
-
-def upload(values: npt.ArrayLike, device: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """To the device without waiting for it: CUDA takes its copy of unpinned memory before the call returns."""
-    return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device, non_blocking=True)
 
 
 def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:

@@ -9,9 +9,10 @@ import torch
 
 from kernels import Ops
 from kernels.reference.sampling import filtered
-from services.worker.admission import Admission
-from services.worker.sampling.component import Positions, Tensor, upload
-from services.worker.slots import Rows
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Positions, Tensor
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from shared.pb.common.v1 import sampling_pb2
 
 GREEDY_BELOW = 1e-5

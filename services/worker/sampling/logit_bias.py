@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
-from services.worker.slots import Rows
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 
 
 class LogitBias:

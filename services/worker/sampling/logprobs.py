@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.admission import Admission
-from services.worker.sampling.component import Tensor, check_token_ids, upload
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Tensor, check_token_ids
 from services.worker.sampling.logprobs_mode import LogprobsMode
-from services.worker.slots import Rows
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from shared import columns
 from shared.columns import F32, I32, U32
 from shared.errors import InvalidArgument

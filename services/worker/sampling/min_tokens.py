@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.worker.admission import Admission
 from services.worker.sampling.component import Positions, Tensor
 from services.worker.sampling.slot_entries import Joined, SlotEntries
-from services.worker.slots import Rows
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from shared import columns
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.sampling.component import Positions, Tensor, rows_by_slot, upload
-from services.worker.slots import Rows
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Positions, Tensor, rows_by_slot
+from services.worker.step.slots import Rows
 from shared.columns import I32
 
 NONE = -2  # before the output began

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.admission import Admission
-from services.worker.sampling.component import Positions, Tensor, upload
-from services.worker.slots import Rows
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Positions, Tensor
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from shared import columns
 from shared.columns import I32
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kernels import Ops
-from services.worker.admission import Admission
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
 from services.worker.sampling.component import Bound, Component, Positions, SlotState, Tensor
@@ -20,7 +19,8 @@ from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
 from services.worker.sampling.prompt_logprobs import PromptLogprobs, ToldPrompts
 from services.worker.sampling.thinking_budget import ThinkingBudget
-from services.worker.slots import Rows
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.mask_maker import MaskedStep
 from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.sampling.component import Tensor, upload
-from services.worker.slots import Rows
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Tensor
+from services.worker.step.slots import Rows
 from shared.columns import I32
 
 Values = npt.NDArray[Any]

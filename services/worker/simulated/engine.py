@@ -8,14 +8,14 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.admission import Admission
-from services.worker.attachment import Attachment
-from services.worker.held_blocks import HeldReport
+from services.worker.attach.attachment import Attachment
+from services.worker.kv.held_blocks import HeldReport
 from services.worker.limits import Limits
-from services.worker.plan_violation import PlanViolation
 from services.worker.simulated.timing import Timing
-from services.worker.slots import SlotTable, Step
-from services.worker.step_inputs import StepInputs, assemble
+from services.worker.step.admission import Admission
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.step.slots import SlotTable, Step
+from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.pb.worker.v1 import worker_pb2 as pb
 

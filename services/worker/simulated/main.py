@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from services.worker import limits as worker_limits
-from services.worker.session import Session
+from services.worker.attach.session import Session
 from services.worker.simulated.engine import SimulatedEngine
 from services.worker.simulated.timing import Timing
 from shared import block_hash, lifecycle, logs, model_identity

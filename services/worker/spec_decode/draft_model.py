@@ -7,25 +7,25 @@ from pathlib import Path
 
 import numpy as np
 
-from services.worker import kv_cache
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
-from services.worker.block_copies import BlockCopies
-from services.worker.kv_memory import BlockShape
-from services.worker.model_runner import Model, Outcome
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_memory import BlockShape
 from services.worker.models import taped
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.registry import find_model
 from services.worker.models.taped import TapedModel
+from services.worker.runner.model_runner import Model, Outcome
 from services.worker.sampling.component import Tensor
-from services.worker.slots import NewBlocks, Rows
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.proposer import Wanted
-from services.worker.step_inputs import StepInputs
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 from shared.errors import InvalidArgument
 from shared.model_identity import read_config

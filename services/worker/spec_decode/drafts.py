@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.worker.slots import Rows
+from services.worker.step.slots import Rows
 from shared.columns import I32
 
 NO_TOKEN = -1

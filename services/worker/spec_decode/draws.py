@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.worker.sampling.component import Positions, Tensor, upload
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Positions, Tensor
 from services.worker.sampling.core import BoundCore
 from services.worker.sampling.sampler import Sampler
-from services.worker.slots import Rows
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.rejection import DRAFT
+from services.worker.step.slots import Rows
 from shared.columns import I32
 
 

@@ -12,15 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker import kv_cache
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
-from services.worker.block_copies import BlockCopies
-from services.worker.kv_memory import BlockShape
+from services.worker.device.staging import upload
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Tensor
-from services.worker.model_runner import Outcome
-from services.worker.sampling.component import upload
-from services.worker.slots import NewBlocks, Rows
+from services.worker.runner.model_runner import Outcome
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
@@ -28,7 +26,9 @@ from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.eagle_head import EagleHead, read_eagle
 from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.proposer import Wanted
-from services.worker.step_inputs import StepInputs
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 from shared.model_identity import read_config
 

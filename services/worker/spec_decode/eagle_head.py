@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.worker.attention.port import AttentionBackend
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_cache import LayerCache
+from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
@@ -16,6 +15,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.llama import LlamaLayer
+from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
 
 MODEL_TYPE = "quire_eagle"

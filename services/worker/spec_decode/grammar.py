@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.block_copies import BlockCopies
-from services.worker.model_runner import Outcome
-from services.worker.slots import NewBlocks
+from services.worker.runner.model_runner import Outcome
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Proposer, Wanted
-from services.worker.step_inputs import StepInputs
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.masks import GrammarMasks
 from shared.columns import I32
 

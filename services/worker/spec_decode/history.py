@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.limits import Limits
-from services.worker.slots import Rows
+from services.worker.step.slots import Rows
 from shared.columns import I32
 
 MOST_PENDING = 64  # steps

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.block_copies import BlockCopies
+from services.worker.device.staging import upload
 from services.worker.layers.placement import Placement, Tensor
-from services.worker.model_runner import Outcome
 from services.worker.models.config_file import ConfigFile
-from services.worker.sampling.component import upload
-from services.worker.slots import NewBlocks
+from services.worker.runner.model_runner import Outcome
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.proposer import Wanted
-from services.worker.step_inputs import StepInputs
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
 from shared.errors import InvalidArgument
 from shared.model_identity import read_config
 

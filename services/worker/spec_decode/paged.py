@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.attention.port import AttentionMetadata, Tensor
-from services.worker.block_copies import BlockCopies
-from services.worker.forward_batch import ForwardBatch
-from services.worker.sampling.component import upload
-from services.worker.slots import NewBlocks, Rows, SlotTable
+from services.worker.device.staging import upload
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks, Rows, SlotTable
 from shared.columns import I32
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from services.worker.block_copies import BlockCopies
-from services.worker.model_runner import Outcome
-from services.worker.slots import NewBlocks, Rows
+from services.worker.runner.model_runner import Outcome
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
-from services.worker.step_inputs import StepInputs
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 
 T = TypeVar("T")

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.block_copies import BlockCopies
 from services.worker.limits import Limits
-from services.worker.model_runner import Outcome
-from services.worker.slots import NewBlocks, Order, Rows, Step
+from services.worker.runner.model_runner import Outcome
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.proposer import Proposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.steady import Steady
-from services.worker.step_inputs import StepInputs
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks, Order, Rows, Step
+from services.worker.step.steady import Steady
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
 

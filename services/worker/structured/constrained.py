@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.worker.admission import Admission
+from services.worker.step.admission import Admission
 from services.worker.structured.fair_filler import SLOW_TOKEN_S, Pace
 from services.worker.structured.port import Matcher
 from shared import columns

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from services.worker.sampling.component import Tensor
-from services.worker.slots import Rows
+from services.worker.step.slots import Rows
 from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.constrained import MASK_BITS, Constrained

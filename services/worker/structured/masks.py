@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from kernels import Ops
-from services.worker.admission import Admission
-from services.worker.sampling.component import Positions, Tensor, upload
-from services.worker.slots import Rows
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Positions, Tensor
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.constrained import Constrained
 from services.worker.structured.mask_maker import MaskedStep, MaskMaker, Tokens

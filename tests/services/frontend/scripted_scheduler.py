@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.worker.admission import Admission
+from services.worker.step.admission import Admission
 from shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from shared.lifecycle import first
 from shared.pb.admin.v1 import admin_pb2

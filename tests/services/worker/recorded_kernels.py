@@ -25,25 +25,26 @@ from kernels import triton as triton_package
 from kernels.triton.precompile_jobs import jobs
 from kernels.triton.precompile_processes import AbsentGpu
 from quire.bench import shapes
-from services.worker import kv_cache, limits
+from services.worker import limits
 from services.worker.attention.spec import attention_spec
 from services.worker.attention.triton import TritonAttention
-from services.worker.build_kernels import model_shape
-from services.worker.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
-from services.worker.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_memory import BlockShape
+from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
+from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from services.worker.graphs.recorded_steps import RecordedModel
+from services.worker.graphs.row_facts import RowWatch
+from services.worker.graphs.step_edges import SlotMemory, TritonEdges
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.registry import read_model_config
 from services.worker.models.single_row import SingleRowProgram
-from services.worker.recorded_steps import RecordedModel
-from services.worker.row_facts import RowWatch
 from services.worker.sampling.core import PlainChoice
-from services.worker.slots import SlotTable
-from services.worker.step_edges import SlotMemory, TritonEdges
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import SlotTable
+from services.worker.warmup.build_kernels import model_shape
 from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.plan_violation import PlanViolation
+from services.worker.step.plan_violation import PlanViolation
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
-from services.worker.cuda_graph import Repeater, Work
-from services.worker.forward_batch import ForwardBatch
+from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
+from services.worker.graphs.cuda_graph import Repeater, Work
+from services.worker.graphs.recorded_steps import Features, RecordedModel
+from services.worker.graphs.step_edges import PlainEdges
 from services.worker.limits import Limits
-from services.worker.recorded_steps import Features, RecordedModel
 from services.worker.replica import Replica
 from services.worker.sampling.core import PlainChoice
-from services.worker.slots import NO_BLOCKS, NewBlocks
-from services.worker.step_edges import PlainEdges
-from services.worker.step_inputs import StepInputs
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NO_BLOCKS, NewBlocks
+from services.worker.step.step_inputs import StepInputs
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint

@@ -13,9 +13,9 @@ import triton
 
 from kernels.triton import precompile
 from quire import bundled
-from services.worker import compile_process
-from services.worker.build_kernels import Kernels, missing
-from services.worker.compile_process import begin, cache_folder
+from services.worker.warmup import compile_process
+from services.worker.warmup.build_kernels import Kernels, missing
+from services.worker.warmup.compile_process import begin, cache_folder
 from shared.settings import WorkerSettings
 
 
@@ -139,7 +139,7 @@ def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.M
 def test_what_is_done_ahead_is_done_once_torch_is_there() -> None:
     code = """
 import sys
-from services.worker import ahead
+from services.worker.warmup import ahead
 ahead.begin()
 import threading, torch
 from triton.runtime import cache

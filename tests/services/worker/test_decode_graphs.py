@@ -10,17 +10,17 @@ from unittest import mock
 import pytest
 import torch
 
-from services.worker import shared_prefixes
 from services.worker.attention import reference
 from services.worker.attention.port import AttentionMetadata
-from services.worker.cuda_graph import Repeater
-from services.worker.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.device import Device
-from services.worker.recorded_steps import RecordedModel
-from services.worker.row_facts import RowWatch
+from services.worker.device.device import Device
+from services.worker.device.staging import SharedMemory
+from services.worker.graphs import shared_prefixes
+from services.worker.graphs.cuda_graph import Repeater
+from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from services.worker.graphs.recorded_steps import RecordedModel
+from services.worker.graphs.row_facts import RowWatch
+from services.worker.graphs.step_edges import PlainEdges
 from services.worker.sampling.core import PlainChoice
-from services.worker.staging import SharedMemory
-from services.worker.step_edges import PlainEdges
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.worker.engine import Engine
-from services.worker.held_blocks import HeldReport
-from services.worker.plan_violation import PlanViolation
+from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Occupancy
+from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument
 from shared.pb.common.v1 import sampling_pb2

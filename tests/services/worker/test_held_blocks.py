@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.held_blocks import HeldBlocks
+from services.worker.kv.held_blocks import HeldBlocks
 from shared.block_hash import chain, root_hash, split
 from shared.columns import i32_bytes
 

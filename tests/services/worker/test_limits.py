@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker import kv_memory, limits
+from services.worker import limits
 from services.worker.attention import backends
 from services.worker.attention.port import AttentionSpec
-from services.worker.device import Device, choose_dtype, choose_kv_dtype, choose_quantization
-from services.worker.kv_memory import GIB, BlockShape
+from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization
+from services.worker.kv import kv_memory
+from services.worker.kv.kv_memory import GIB, BlockShape
 from services.worker.limits import Limits
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
@@ -101,7 +102,7 @@ def test_cuda_budget_leaves_what_others_need() -> None:
 def test_dtype_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, asked: str, checkpoint: str, fast: bool, chosen: str
 ) -> None:
-    monkeypatch.setattr("services.worker.device._cpuinfo", lambda _key: "avx512_bf16" if fast else "avx2")
+    monkeypatch.setattr("services.worker.device.device._cpuinfo", lambda _key: "avx512_bf16" if fast else "avx2")
     assert str(choose_dtype(asked, checkpoint, Device("cpu", "some"))) == f"torch.{chosen}"
 
 

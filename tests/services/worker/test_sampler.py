@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import kernels
-from services.worker.admission import Admission
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampled, Sampler
+from services.worker.step.admission import Admission
 from shared import columns
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import kernels
-from services.worker.admission import Admission
 from services.worker.sampling.component import Positions
 from services.worker.sampling.sampler import Sampler
+from services.worker.step.admission import Admission
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.test_sampler import LOGITS, VOCAB_SIZE

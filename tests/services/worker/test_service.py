@@ -19,8 +19,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.worker import service
-from services.worker import session as session_module
-from services.worker.attachment import Attachment
+from services.worker.attach import session as session_module
+from services.worker.attach.attachment import Attachment
 from services.worker.main import serve
 from services.worker.replica import Replica
 from shared import block_hash, columns, liveness, logs, model_identity

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from services.worker.limits import Limits
-from services.worker.plan_violation import PlanViolation
-from services.worker.slots import SlotTable, Step
-from services.worker.step_inputs import StepInputs, assemble
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.step.slots import SlotTable, Step
+from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.plans import New, PaperScheduler

@@ -13,10 +13,8 @@ import torch
 
 from kernels import cpu
 from services.worker.limits import Limits
-from services.worker.plan_violation import PlanViolation
-from services.worker.slots import Rows
+from services.worker.sampling.accept import accept
 from services.worker.spec_decode import ngram, past_outputs, proposer
-from services.worker.spec_decode.accept import accept
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
@@ -26,7 +24,9 @@ from services.worker.spec_decode.past_outputs import PastOutputs
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
-from services.worker.step_inputs import assemble
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.step.slots import Rows
+from services.worker.step.step_inputs import assemble
 from shared import columns
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from services.worker.plan_violation import PlanViolation
-from services.worker.slots import NewBlocks, SlotTable
 from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.steady import Steady
-from services.worker.step_inputs import StepInputs, assemble
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.step.slots import NewBlocks, SlotTable
+from services.worker.step.steady import Steady
+from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.plans import New, PaperScheduler, admission

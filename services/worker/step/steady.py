@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.slots import NO_BLOCKS, NewBlocks, Rows, SlotTable
-from services.worker.step_inputs import StepInputs
+from services.worker.step.slots import NO_BLOCKS, NewBlocks, Rows, SlotTable
+from services.worker.step.step_inputs import StepInputs
 from shared import columns
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb

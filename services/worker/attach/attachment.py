@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from services.worker.held_blocks import HeldReport
+from services.worker.kv.held_blocks import HeldReport
 from shared import columns, lifecycle
 from shared.errors import Unavailable
 from shared.lifecycle import Shutdown

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.worker.block_copies import BlockCopies
-from services.worker.kv_memory import BlockShape
+from services.worker.device.staging import upload
+from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Tensor
-from services.worker.sampling.component import upload
+from services.worker.step.block_copies import BlockCopies
 
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20

@@ -12,18 +12,18 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from services.worker import shared_prefixes
 from services.worker.attention.port import AttentionMetadata, SharedPrefixes
-from services.worker.cuda_graph import Recorder
-from services.worker.forward_batch import ForwardBatch
+from services.worker.device.staging import Array, Staging, aligned
+from services.worker.graphs import shared_prefixes
+from services.worker.graphs.cuda_graph import Recorder
+from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
+from services.worker.graphs.row_facts import RowFacts, RowWatch
+from services.worker.graphs.shared_prefixes import PrefixTiles
+from services.worker.graphs.step_edges import FED, DecodeColumns, SlotMemory
 from services.worker.layers.placement import Tensor
-from services.worker.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from services.worker.row_facts import RowFacts, RowWatch
-from services.worker.shared_prefixes import PrefixTiles
-from services.worker.slots import NewBlocks
-from services.worker.staging import Array, Staging, aligned
-from services.worker.step_edges import FED, DecodeColumns, SlotMemory
-from services.worker.step_inputs import StepInputs
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
 
 NAMES = [field.name for field in fields(DecodeColumns)]
 NUM_COLUMNS = len(NAMES)

@@ -8,8 +8,8 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from services.worker.attachment import Attachment, BrokenSession, Executor, Redirected
-from services.worker.route import Route
+from services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
+from services.worker.attach.route import Route
 from shared import lifecycle
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.lifecycle import Shutdown

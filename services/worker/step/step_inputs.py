@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.slots import Rows, SlotTable, Step
 from services.worker.spec_decode.drafts import DraftRows, Drafts
+from services.worker.step.slots import Rows, SlotTable, Step
 from shared.columns import I32
 
 

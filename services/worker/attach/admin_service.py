@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc.aio
 
-from services.worker.status import Status
+from services.worker.attach.status import Status
 from shared.errors import FailedPrecondition, transport
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.beam_moves import BeamMoves
 from services.worker.limits import Limits
-from services.worker.plan_violation import require
+from services.worker.step.beam_moves import BeamMoves
+from services.worker.step.plan_violation import require
 from shared import columns
 from shared.columns import I32, U32
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.device import Device
+from services.worker.device.device import Device
 
 Array = npt.NDArray[Any]
 
@@ -154,3 +154,8 @@ def _fill(words: Array, arrays: list[Array], padding: list[Array | int]) -> None
 def as_words(array: Array) -> npt.NDArray[np.int32]:
     """The same bytes as int32, so that any column can travel in the one copy."""
     return np.ascontiguousarray(array).view(np.int32)
+
+
+def upload(values: npt.ArrayLike, device: Any, dtype: npt.DTypeLike | None = None) -> torch.Tensor:
+    """To the device without waiting for it: CUDA takes its copy of unpinned memory before the call returns."""
+    return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device, non_blocking=True)

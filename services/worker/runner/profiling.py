@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.admission import Admission
 from services.worker.limits import Limits
-from services.worker.model_runner import ModelRunner
-from services.worker.slots import NO_BLOCKS
-from services.worker.step_inputs import StepInputs
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.step.admission import Admission
+from services.worker.step.slots import NO_BLOCKS
+from services.worker.step.step_inputs import StepInputs
 from shared.pb.common.v1 import sampling_pb2
 
 # Filters that sort the vocabulary need more memory than any other choice.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from services.worker.device import Clock, Device, clock_of
+from services.worker.device.device import Clock, Device, clock_of
 
 # Marks take long to set on CUDA: 10 to 18 us each on an H200's host, a tenth of what a step takes to launch.
 TIMED_EVERY = 16

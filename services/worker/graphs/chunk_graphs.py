@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from services.worker.attention.port import AttentionMetadata
-from services.worker.cuda_graph import Recorder
-from services.worker.forward_batch import ForwardBatch
+from services.worker.device.staging import Array, Staging, aligned
+from services.worker.graphs.cuda_graph import Recorder
+from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
+from services.worker.graphs.step_edges import FED, SlotMemory
 from services.worker.layers.placement import Tensor
 from services.worker.limits import Limits
-from services.worker.recorded_steps import ReadyStep, RecordedModel, RecordedStep
-from services.worker.slots import NewBlocks
-from services.worker.staging import Array, Staging, aligned
-from services.worker.step_edges import FED, SlotMemory
-from services.worker.step_inputs import StepInputs
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 
 # In the time of the launches an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape.

@@ -9,21 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
-from services.worker.cuda_graph import CudaRecorder
-from services.worker.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_cache import LayerCache
+from services.worker.device.staging import PinnedCopy
+from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
+from services.worker.graphs.cuda_graph import CudaRecorder
+from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from services.worker.graphs.recorded_steps import Features, RecordedModel
+from services.worker.graphs.row_facts import RowWatch
+from services.worker.graphs.step_edges import TritonEdges
+from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
-from services.worker.model_runner import ModelRunner
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.single_row import SingleRowProgram
-from services.worker.recorded_steps import Features, RecordedModel
-from services.worker.row_facts import RowWatch
+from services.worker.runner.model_runner import ModelRunner
 from services.worker.sampling.core import PlainChoice
-from services.worker.staging import PinnedCopy
-from services.worker.step_edges import TritonEdges
+from services.worker.step.forward_batch import ForwardBatch
 from shared.logs import logger
 
 log = logger("worker.graphs")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.plan_violation import require
+from services.worker.step.plan_violation import require
 from shared import columns
 from shared.columns import U32
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.worker import limits
-from services.worker.compile_process import CompileProcess, compiles, num_cores
-from services.worker.device import Device, choose_dtype, choose_kv_dtype
+from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import read_model_config
+from services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
 from shared.logs import logger
 from shared.model_identity import read_config
 from shared.settings import WorkerSettings

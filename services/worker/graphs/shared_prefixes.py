@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.slots import Rows
+from services.worker.step.slots import Rows
 from shared.columns import I32
 
 LEAST_ROWS = 4

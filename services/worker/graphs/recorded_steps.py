@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.worker.cuda_graph import Recording
-from services.worker.forward_batch import ForwardBatch
+from services.worker.graphs.cuda_graph import Recording
+from services.worker.graphs.step_edges import StepEdges
 from services.worker.layers.placement import Tensor
 from services.worker.sampling.core import BoundCore, PlainChoice
-from services.worker.slots import NewBlocks
-from services.worker.step_edges import StepEdges
-from services.worker.step_inputs import StepInputs
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from services.worker.sampling.component import Tensor, upload
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Tensor
 from services.worker.sampling.sampler import Ready
 from services.worker.spec_decode.drafts import REFUSED, DraftRows
 from services.worker.spec_decode.rejection import keep_or_draw

@@ -14,26 +14,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.worker import kv_cache
 from services.worker.attention.port import AttentionMetadata, Tensor
-from services.worker.beam_moves import BeamMoves
-from services.worker.block_copies import BlockCopies
-from services.worker.chunk_graphs import ChunkGraphs
-from services.worker.decode_graphs import DecodeGraphs
-from services.worker.device import Device
-from services.worker.forward_batch import ForwardBatch
-from services.worker.kv_cache import LayerCache
-from services.worker.recorded_steps import StepGraphs
-from services.worker.sampling.component import Positions, upload
+from services.worker.device.device import Device
+from services.worker.device.staging import Downloads, Staging, staging_for, upload
+from services.worker.device.step_timer import StepTimer, Timings
+from services.worker.graphs.chunk_graphs import ChunkGraphs
+from services.worker.graphs.decode_graphs import DecodeGraphs
+from services.worker.graphs.recorded_steps import StepGraphs
+from services.worker.graphs.step_edges import SlotMemory
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.sampling.accept import Choose, accept, choose_coupled
+from services.worker.sampling.component import Positions
 from services.worker.sampling.prompt_logprobs import PromptRows
 from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.slots import NewBlocks, Rows
-from services.worker.spec_decode.accept import Choose, accept, choose_coupled
 from services.worker.spec_decode.drafts import NO_TOKEN, REFUSED, DraftRows
-from services.worker.staging import Downloads, Staging, staging_for
-from services.worker.step_edges import SlotMemory
-from services.worker.step_inputs import StepInputs
-from services.worker.step_timer import StepTimer, Timings
+from services.worker.step.beam_moves import BeamMoves
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 from shared.errors import QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb

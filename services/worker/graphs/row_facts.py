@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.worker.shared_prefixes import PrefixTiles, cut, find_groups
-from services.worker.slots import Rows
-from services.worker.step_inputs import StepInputs
+from services.worker.graphs.shared_prefixes import PrefixTiles, cut, find_groups
+from services.worker.step.slots import Rows
+from services.worker.step.step_inputs import StepInputs
 from shared.columns import I32
 
 

@@ -1,0 +1,1 @@
+"""Steps recorded as CUDA graphs, launched at the price of one."""
