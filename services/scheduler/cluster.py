@@ -12,9 +12,11 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.lobby import Lobby
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
-from services.scheduler.submissions import SequenceFactory, complete, refusal
+from services.scheduler.submission_checks import check_ids, refusal
+from services.scheduler.submissions import SequenceFactory, complete
 from services.scheduler.terms import Terms
 from shared.columns import ColumnError
+from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -59,24 +61,29 @@ class Cluster:
 
     def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
         """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end. What cannot
-        be taken in ends with an error, and nothing is left of it."""
+        be taken in ends with an error, and nothing is left of it. InvalidArgument for what cannot be answered."""
         next_id = submission.first_sequence_id
         end_id = next_id + submission.num_sequences
         try:
+            check_ids(submission, self._places[owner])
             failure = self._refusal(submission)
-            for sequence in self._factory.sequences(submission, owner, self._clock()):
-                num_ids = len(sequence.outputs) or 1
-                if failure is None:
+            if failure is None:
+                for sequence in self._factory.sequences(submission, owner, self._clock()):
+                    num_ids = len(sequence.outputs) or 1
                     self._take_in(sequence)
-                else:
-                    self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
-                next_id += num_ids
-                yield
+                    next_id += num_ids
+                    yield
+                return
+        except InvalidArgument:
+            raise
         except ColumnError as error:
-            self._fail(owner, range(next_id, end_id), Failure("INVALID_ARGUMENT", str(error)))
+            failure = Failure("INVALID_ARGUMENT", str(error))
         except Exception:
             log.exception("a submission cannot be taken in", request=submission.request_id)
-            self._fail(owner, range(next_id, end_id), Failure("INTERNAL", "internal error"))
+            failure = Failure("INTERNAL", "internal error")
+        for sequence_id in range(next_id, end_id):
+            self._fail(owner, [sequence_id], failure)
+            yield
 
     def _take_in(self, sequence: Sequence) -> None:
         for output in sequence.outputs or (sequence,):

@@ -11,8 +11,9 @@ from services.scheduler.batches import FROM_WIRE
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.ending import Reason
 from services.scheduler.outbox import Outbox
-from services.scheduler.terms import check_name
+from services.scheduler.terms import check_model, check_name
 from shared import lifecycle
+from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32
 from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
@@ -92,6 +93,7 @@ class FrontendService:
         check_name("frontend_id", first.hello.frontend_id)
         for field in ("address", "version"):
             check_name(field, getattr(first.hello, field), needed=False)
+        check_model(first.hello.model, f"frontend {first.hello.frontend_id}")
         self._cluster.terms.agree_on_model(first.hello.model, f"frontend {first.hello.frontend_id}")
         return first.hello
 
@@ -127,14 +129,18 @@ class FrontendService:
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)
-                for stream in u32(cancellation.sequence_ids).tolist():
-                    self._cluster.cancel(owner, [stream], reason)
-                    await portion.spend(1)
+                sequence_ids = u32(cancellation.sequence_ids)
+                for start in range(0, len(sequence_ids), PORTION):
+                    named = sequence_ids[start : start + PORTION].tolist()
+                    self._cluster.cancel(owner, named, reason)
+                    await portion.spend(len(named))
 
     async def _submit(self, owner: int, submissions: Iterable[pb.Submission], portion: Portion) -> None:
         for submission in submissions:
+            cost = 1 + len(submission.token_ids) // (TOKEN_BYTES * TOKENS_LIKE_A_SEQUENCE)
+            await portion.spend(cost)
             for _ in self._cluster.submit(owner, submission):
-                await portion.spend(1 + submission.num_prompt_tokens // TOKENS_LIKE_A_SEQUENCE)
+                await portion.spend(cost)
 
     async def _part(self, owner: int) -> None:
         portion, rest = Portion(), self._cluster.part(owner)

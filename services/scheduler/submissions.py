@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.core.beam.search import BeamRules, BeamSearch
-from services.scheduler.core.ending import Failure
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family, Sequence
 from shared import block_hash
-from shared.columns import i32, u32
+from shared.columns import u32
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-
-MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,37 +99,6 @@ def _repetition(submission: pb.Submission) -> RepetitionRule | None:
         return None
     rule = submission.repetition_detection
     return RepetitionRule(rule.min_pattern_size, rule.max_pattern_size, rule.min_count)
-
-
-def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
-    """What is wrong with a submission that a correct frontend never sends; `vocab_size`: 0 while nobody knows it."""
-    num_tokens, rest = divmod(len(submission.token_ids), block_hash.TOKEN_BYTES)
-    problem = ""
-    if rest:
-        problem = f"token_ids: {len(submission.token_ids)} bytes are no i32 column"
-    elif not 1 <= submission.num_prompt_tokens <= num_tokens:
-        problem = f"num_prompt_tokens: {submission.num_prompt_tokens} of {num_tokens} tokens"
-    elif submission.num_sequences < 1:
-        problem = "num_sequences: must be at least 1, got 0"
-    elif submission.max_tokens < 1:
-        problem = f"max_tokens: must be at least 1, got {submission.max_tokens}"
-    elif len(submission.root_hash) != block_hash.HASH_BYTES:
-        problem = f"root_hash: {len(submission.root_hash)} bytes instead of {block_hash.HASH_BYTES}"
-    elif len(submission.block_hashes) % block_hash.HASH_BYTES:
-        problem = f"block_hashes: {len(submission.block_hashes)} bytes are no hashes of {block_hash.HASH_BYTES}"
-    elif submission.num_sequences > MAX_SEQUENCES:
-        problem = f"num_sequences: must be at most {MAX_SEQUENCES}, got {submission.num_sequences}"
-    elif vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:
-        problem = f"token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens"
-    return Failure("INVALID_ARGUMENT", problem) if problem else None
-
-
-def _unknown_token(column: bytes, vocab_size: int) -> int | None:
-    """The first token id that the model does not have."""
-    tokens = u32(column)  # negative ones are large
-    if int(tokens.max()) < vocab_size:
-        return None
-    return int(i32(column)[tokens >= vocab_size][0])
 
 
 def complete(sequence: Sequence, block_size: int) -> None:

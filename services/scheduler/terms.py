@@ -104,7 +104,6 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         "num_speculative_tokens": (0, MOST_DRAFTS),
         "max_logprobs": (0, MOST_VOCABULARY),
         "layout.block_size": (1, MOST_BLOCK_SIZE),
-        "model.vocab_size": (1, MOST_VOCABULARY),
     }
     check_name("worker_id", hello.worker_id)
     who = f"worker {hello.worker_id}"
@@ -114,9 +113,19 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
             raise FailedPrecondition(f"{name}: {who} has {value}, needs at least {least}", field=name)
         if value > most:
             raise FailedPrecondition(f"{name}: {who} has {value}, the limit is {most}", field=name)
-    for name in ("address", "version", "device", "model.name"):
+    check_model(hello.model, who)
+    for name in ("address", "version", "device"):
         check_name(name, attrgetter(name)(hello), needed=False)
     _check_held(hello, who)
+
+
+def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
+    """Whoever comes first says which model it is."""
+    for name in ("name", "fingerprint"):
+        check_name(f"model.{name}", getattr(model, name), needed=False)
+    if not 1 <= model.vocab_size <= MOST_VOCABULARY:
+        limit = f"the limit is {MOST_VOCABULARY}" if model.vocab_size else "needs at least 1"
+        raise FailedPrecondition(f"model.vocab_size: {who} has {model.vocab_size}, {limit}", field="model.vocab_size")
 
 
 def check_name(field: str, value: str, *, needed: bool = True) -> None:

@@ -1,0 +1,111 @@
+"""What a frontend submits is believed within limits: a number too many would cost everybody's time.
+
+Two kinds: what cannot even be answered ends the session, everything else ends with an error, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from operator import attrgetter
+
+from services.scheduler.core.ending import Failure
+from shared import block_hash
+from shared.columns import i32, u32
+from shared.errors import InvalidArgument
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n
+LAST_ID = 2**32 - 1
+MOST_TOKENS = 2**28  # of all sequences of a submission, each of which has its own copy: 1 GiB
+MOST_NAME = 1024  # characters
+MOST_STOPS = 2**14  # tokens; clients may name 1,024
+MOST_MS = 7 * 86_400_000  # that a request is old, or may take
+MOST_GRAMMAR = 2**20  # bytes; clients may send 128 KiB
+MOST_PARAMS = 2**24  # bytes: a bias for every token of the largest vocabularies
+MOST_PATTERN = 2**16  # tokens of a repetition, and how often
+
+
+def check_ids(submission: pb.Submission, taken: Collection[int]) -> None:
+    """Raises InvalidArgument for ids that nobody could be told of, or that have been given to others. `taken`: those of
+    the frontend's sequences."""
+    first, count = submission.first_sequence_id, submission.num_sequences
+    if count > MAX_SEQUENCES:
+        raise _wrong("num_sequences", f"must be at most {MAX_SEQUENCES}, got {count}")
+    if first + count - 1 > LAST_ID:
+        raise _wrong("first_sequence_id", f"{first} and {count} sequences are beyond {LAST_ID}")
+    for sequence_id in range(first, first + count):
+        if sequence_id in taken:
+            raise _wrong("first_sequence_id", f"sequence {sequence_id} is under way already")
+
+
+def _wrong(field: str, problem: str) -> InvalidArgument:
+    return InvalidArgument(f"{field}: {problem}", field=field)
+
+
+def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
+    """What is wrong with a submission that a correct frontend never sends; `vocab_size`: 0 while nobody knows it."""
+    problem = _malformed(submission) or _too_much(submission)
+    if not problem and vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:
+        problem = f"token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens"
+    return Failure("INVALID_ARGUMENT", problem) if problem else None
+
+
+def _malformed(submission: pb.Submission) -> str:
+    num_tokens, rest = divmod(len(submission.token_ids), block_hash.TOKEN_BYTES)
+    num_hashes, rest_of_hash = divmod(len(submission.block_hashes), block_hash.HASH_BYTES)
+    problem = ""
+    if rest:
+        problem = f"token_ids: {len(submission.token_ids)} bytes are no i32 column"
+    elif not 1 <= submission.num_prompt_tokens <= num_tokens:
+        problem = f"num_prompt_tokens: {submission.num_prompt_tokens} of {num_tokens} tokens"
+    elif submission.num_sequences < 1:
+        problem = "num_sequences: must be at least 1, got 0"
+    elif submission.max_tokens < 1:
+        problem = f"max_tokens: must be at least 1, got {submission.max_tokens}"
+    elif len(submission.root_hash) != block_hash.HASH_BYTES:
+        problem = f"root_hash: {len(submission.root_hash)} bytes instead of {block_hash.HASH_BYTES}"
+    elif rest_of_hash:
+        problem = f"block_hashes: {len(submission.block_hashes)} bytes are no hashes of {block_hash.HASH_BYTES}"
+    elif num_hashes > num_tokens:
+        problem = f"block_hashes: {num_hashes} hashes for {num_tokens} tokens"
+    return problem
+
+
+SIZES: tuple[tuple[str, int, int, str], ...] = (  # field, most, bytes of one, what there are too many of
+    ("stop_token_ids", MOST_STOPS, block_hash.TOKEN_BYTES, ""),
+    ("eos_token_ids", MOST_STOPS, block_hash.TOKEN_BYTES, ""),
+    ("request_id", MOST_NAME, 1, " characters"),
+    ("tenant", MOST_NAME, 1, " characters"),
+    ("grammar", MOST_GRAMMAR, 1, " bytes"),
+    ("params", MOST_PARAMS, 1, " bytes"),
+)
+NUMBERS: tuple[tuple[str, int, Callable[[pb.Submission], int]], ...] = tuple(
+    (field, most, attrgetter(field)) for field, most in (("age_ms", MOST_MS), ("timeout_ms", MOST_MS))
+)
+OF_REPETITIONS = ("min_pattern_size", "max_pattern_size", "min_count")
+
+
+def _too_much(submission: pb.Submission) -> str:
+    num_tokens = len(submission.token_ids) // block_hash.TOKEN_BYTES
+    if submission.num_sequences * num_tokens > MOST_TOKENS:
+        text = f"{submission.num_sequences} sequences of {num_tokens} tokens, the limit is {MOST_TOKENS}"
+        return f"token_ids: {text} together"
+    for field, most, size, of in SIZES:
+        if len(getattr(submission, field)) > most * size:
+            return f"{field}: {len(getattr(submission, field)) // size}{of}, the limit is {most}"
+    for field, most, value in NUMBERS:
+        if value(submission) > most:
+            return f"{field}: {value(submission)}, the limit is {most}"
+    if submission.HasField("repetition_detection"):
+        for field in OF_REPETITIONS:
+            if (number := getattr(submission.repetition_detection, field)) > MOST_PATTERN:
+                return f"repetition_detection.{field}: {number}, the limit is {MOST_PATTERN}"
+    return ""
+
+
+def _unknown_token(column: bytes, vocab_size: int) -> int | None:
+    """The first token id that the model does not have."""
+    tokens = u32(column)  # negative ones are large
+    if int(tokens.max()) < vocab_size:
+        return None
+    return int(i32(column)[tokens >= vocab_size][0])
