@@ -19,6 +19,7 @@ from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.rpc.duplex import Duplex, Stream
+from shared.rpc.parts import InParts
 from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
 from shared.version import VERSION
@@ -65,7 +66,7 @@ class FrontendService:
     async def serve(self, stream: Stream, caller: str) -> None:
         """A frontend's session to its end. `caller`: the name it has proved, empty if it needed to prove none."""
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
-        session: FrontendSession = Duplex(stream, heartbeat, self._settings.heartbeat_interval_ms / 1000)
+        session: FrontendSession = Duplex(InParts(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)
         hello = await self._hello(session)
         self._door.check_name(caller, f"frontend {hello.frontend_id}")
         await self._serve(session, hello)

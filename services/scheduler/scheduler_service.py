@@ -12,6 +12,7 @@ from shared.errors import FailedPrecondition, QuireError, transport
 from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.rpc.parts import InParts
 from shared.rpc.trust import Door
 
 log = logger("frontends")
@@ -49,7 +50,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             question = await context.read()
             if not isinstance(question, pb.AdministerRequest):
                 return  # the caller left
-            await context.write(await self._answer(question))
+            await InParts(context).write(await self._answer(question))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
 

@@ -29,6 +29,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.prefix_index import BlockKeys
 from shared.rpc.duplex import Duplex
+from shared.rpc.parts import InParts
 from shared.rpc.trust import Door
 from shared.settings import SchedulerSettings
 from shared.supervision import Tasks
@@ -69,7 +70,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         interval_s = self._settings.heartbeat_interval_ms / 1000
         heartbeat = pb.AttachResponse(heartbeat=pb.Heartbeat())
-        session: WorkerSession = Duplex(context, heartbeat, interval_s)
+        session: WorkerSession = Duplex(InParts(context), heartbeat, interval_s)
         try:
             caller = await self._door.admit(context, pb.AttachResponse, SERVICE_NAME)
             hello = await self._hello(session)

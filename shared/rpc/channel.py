@@ -14,12 +14,12 @@ from shared.tls import channel_credentials
 
 KEEPALIVE_MS = 10_000
 CONNECT_MS = 2_000  # that an attempt may take, whatever its option is called: on a busy machine 100 were too few
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # a worker with a million blocks reports 36 MB of hashes when it attaches
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # that a client takes from a frontend
+SERVICE_MESSAGE_BYTES = 1024 * 1024  # that services take, before they know from whom: what is larger comes in parts
 RECEIVE_OPTION = "grpc.max_receive_message_length"
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    (RECEIVE_OPTION, MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -35,20 +35,22 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def connect(address: str, tls: Tls = NO_TLS) -> grpc.aio.Channel:
+def connect(address: str, tls: Tls = NO_TLS, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
     """Certificates are read now, once for the channel; raises Unavailable if they are no use."""
+    options = _options(tls, max_receive_bytes)
     if not tls.dials:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=_secure_options(tls))
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
 def connect_blocking(address: str, tls: Tls = NO_TLS) -> grpc.Channel:
     """The same for threads."""
+    options = _options(tls, MAX_MESSAGE_BYTES)
     if not tls.dials:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, channel_credentials(tls), options=_secure_options(tls))
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
 
 
-def _secure_options(tls: Tls) -> list[tuple[str, str | int]]:
-    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
-    return [*CHANNEL_OPTIONS, *name]
+def _options(tls: Tls, max_receive_bytes: int) -> list[tuple[str, str | int]]:
+    name = [("grpc.ssl_target_name_override", tls.server_name)] if tls.dials and tls.server_name else []
+    return [*CHANNEL_OPTIONS, (RECEIVE_OPTION, max_receive_bytes), *name]

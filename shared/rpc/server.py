@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared import ports
 from shared.errors import FailedPrecondition
-from shared.rpc.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, RECEIVE_OPTION
+from shared.rpc.channel import COMMON_OPTIONS, RECEIVE_OPTION, SERVICE_MESSAGE_BYTES
 from shared.settings.tls import NO_TLS, Tls
 from shared.tls import server_credentials
 
@@ -38,7 +38,7 @@ class Server:
         services: Iterable[str],
         *,
         share_port: bool = False,
-        max_receive_bytes: int = MAX_MESSAGE_BYTES,
+        max_receive_bytes: int = SERVICE_MESSAGE_BYTES,
         tls: Tls = NO_TLS,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         port_setting: str = "grpc_port",
@@ -49,7 +49,7 @@ class Server:
         `port_setting` and `tls_setting` are what errors name."""
         ports.check(host, port, port_setting, share=share_port)  # gRPC itself would print a line of C++
         options = [
-            *(option for option in SERVER_OPTIONS if option[0] != RECEIVE_OPTION),
+            *SERVER_OPTIONS,
             (RECEIVE_OPTION, max_receive_bytes),
             ("grpc.so_reuseport", int(share_port)),
         ]

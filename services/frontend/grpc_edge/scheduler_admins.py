@@ -11,6 +11,7 @@ import grpc.aio
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 
 TIMEOUT_S = 2.0
@@ -63,7 +64,7 @@ class SchedulerAdmins:
                 known = self._schedulers.knows(address)
                 await self._dialler.meet(call, scheduler_pb2.AdministerRequest, SERVICE_NAME, address, known=known)
                 await call.write(question)
-                answer: Any = await call.read()
+                answer: Any = await InParts(call).read()
         except TimeoutError:
             raise Unavailable(f"scheduler at {address}: no answer within {TIMEOUT_S:g} s") from None
         except grpc.aio.AioRpcError as error:

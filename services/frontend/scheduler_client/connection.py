@@ -17,6 +17,7 @@ from shared.logs import logger
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.rpc.duplex import Duplex
+from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 from shared.supervision import is_asked_to_end
 
@@ -146,7 +147,7 @@ class Connection:
         self.twin = self._owner.twin(welcome)
         if self.twin is None:
             heartbeat = pb.SessionRequest(heartbeat=pb.Heartbeat())
-            link: Link = Duplex(call, heartbeat, welcome.heartbeat_interval_ms / 1000)
+            link: Link = Duplex(InParts(call), heartbeat, welcome.heartbeat_interval_ms / 1000)
             session = Session(link, self._owner, welcome, check)
             session.view = view
             await self._run(session)

@@ -13,6 +13,7 @@ from shared.lifecycle import Shutdown
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.duplex import Duplex, Stream
+from shared.rpc.parts import InParts
 
 log = logger("worker.attachment")
 
@@ -50,7 +51,7 @@ class Attachment:
 
     def __init__(self, stream: Stream, engine: Executor, shutdown: Shutdown, drain_timeout_s: float) -> None:
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
-        self._session: SchedulerSession = Duplex(stream, heartbeat, FIRST_INTERVAL_S)
+        self._session: SchedulerSession = Duplex(InParts(stream), heartbeat, FIRST_INTERVAL_S)
         self._engine = engine
         self._shutdown = shutdown
         self._drain_timeout_s = drain_timeout_s

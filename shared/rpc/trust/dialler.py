@@ -36,7 +36,7 @@ class Dialler:
 
     def connect(self, address: str) -> grpc.aio.Channel:
         """With the certificates as they are now."""
-        return channel.connect(address, self._tls)
+        return channel.connect(address, self._tls, channel.SERVICE_MESSAGE_BYTES)
 
     async def meet(self, stream: Stream, message: Any, service: str, address: str, *, known: bool) -> None:
         """Before anything else on `stream`. `message`: the type that its client sends; `known`: the address is from the

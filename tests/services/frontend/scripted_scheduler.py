@@ -22,6 +22,7 @@ from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2
 from shared.rpc.duplex import Duplex
+from shared.rpc.parts import InParts
 from shared.rpc.server import Server
 
 EPOCHS = itertools.count(1)
@@ -192,7 +193,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if self.reject_hello is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.reject_hello)
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
-        session = Session(Duplex(context, heartbeat, HEARTBEAT_S), hello)
+        session = Session(Duplex(InParts(context), heartbeat, HEARTBEAT_S), hello)
         welcome = pb.SchedulerWelcome(
             scheduler_id=self.scheduler_id,
             epoch=self.epoch,

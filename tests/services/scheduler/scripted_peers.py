@@ -17,6 +17,7 @@ from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
 from shared.rpc.duplex import Duplex
+from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 from tests.services.scheduler.paper_worker import EOS, VOCAB, PaperWorker
 
@@ -51,7 +52,9 @@ class WorkerPeer:
         async with self.dialler.connect(self.address) as channel:
             self.call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
             await self.dialler.meet(self.call, worker_pb2.AttachRequest, WORKERS, self.address, known=True)
-            self.link = Duplex(self.call, worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), HEARTBEAT_S)
+            self.link = Duplex(
+                InParts(self.call), worker_pb2.AttachRequest(heartbeat=worker_pb2.Heartbeat()), HEARTBEAT_S
+            )
             self.link.send(worker_pb2.AttachRequest(hello=self._hello()))
             await lifecycle.first(self.link.pump(), self._read())
 
@@ -169,7 +172,9 @@ class FrontendPeer:
         self.channel = self.dialler.connect(self.address)
         self.call = scheduler_pb2_grpc.SchedulerServiceStub(self.channel).Session()
         await self.dialler.meet(self.call, scheduler_pb2.SessionRequest, FRONTENDS, self.address, known=True)
-        self.link = Duplex(self.call, scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()), HEARTBEAT_S)
+        self.link = Duplex(
+            InParts(self.call), scheduler_pb2.SessionRequest(heartbeat=scheduler_pb2.Heartbeat()), HEARTBEAT_S
+        )
         self.hello.model.CopyFrom(MODEL)
         self.link.send(scheduler_pb2.SessionRequest(hello=self.hello))
         self.changed = asyncio.Condition()

@@ -285,3 +285,30 @@ async def test_it_does_with_a_secret_or_when_told_so(tmp_path: Path, fields: dic
 def _introduced(name: str) -> worker_pb2.AttachRequest:
     introduction = handshake_pb2.Introduction(name=name, nonce=bytes(32))
     return worker_pb2.AttachRequest(handshake=handshake_pb2.Handshake(introduction=introduction))
+
+
+async def test_a_stranger_cannot_send_more_than_a_megabyte(guarded: Guarded) -> None:
+    """On any method of a service port, the ones without a proof included."""
+    async with Dialler().connect(guarded.address) as channel:
+        for method in ("quire.worker.v1.WorkerService/Attach", "quire.scheduler.v1.SchedulerService/Session"):
+            call = channel.stream_stream(f"/{method}")()
+            await call.write(bytes(2 * 2**20))
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(bytes(2 * 2**20))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_prompt_of_millions_of_tokens_comes_in_once_the_caller_is_known(guarded: Guarded) -> None:
+    _, task = await guarded.worker("w0", RIGHT)
+    frontend = FrontendPeer(guarded.address, dialler=guarded.dialler("frontend f0", RIGHT))
+    await frontend.open()
+    try:
+        await frontend.submit(1, [7] * 2_000_000)
+        await frontend.submit(2, PROMPT, max_tokens=4)
+        await frontend.ended(1, 2)
+        assert "tokens" in frontend.finished[1].error.message
+        assert not frontend.finished[2].HasField("error")
+    finally:
+        await frontend.close()
+        await _end(task)

@@ -1,0 +1,58 @@
+"""Messages of a stream that are larger than a gRPC message may be, in parts (common/v1/part.proto)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.errors import InvalidArgument
+from shared.pb.common.v1.part_pb2 import Part
+from shared.rpc.channel import SERVICE_MESSAGE_BYTES
+from shared.rpc.duplex import Stream
+
+PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
+MOST_BYTES = 256 * 1024 * 1024  # of a whole message: a worker with a million blocks reports 36 MB of hashes
+    256 * 1024 * 1024
+)  # of a whole message: a worker with a million blocks reports 36 MB of hashes at its start
+
+
+class InParts:
+    """A stream whose reader and writer know nothing of parts. One task reads and one writes, as gRPC has it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def read(self) -> Any:
+        """A whole message; InvalidArgument for parts that are none."""
+        message = await self._stream.read()
+        return await self._whole(message) if _is_part(message) else message
+
+    async def write(self, message: Any) -> None:
+        if message.ByteSize() <= PART_BYTES:
+            await self._stream.write(message)
+            return
+        data, kind = memoryview(message.SerializeToString()), type(message)
+        for start in range(0, len(data), PART_BYTES):
+            end = start + PART_BYTES
+            await self._stream.write(kind(part=Part(data=bytes(data[start:end]), last=end >= len(data))))
+
+    async def _whole(self, message: Any) -> Any:
+        kind, data = type(message), bytearray()
+        while _is_part(message):
+            data += message.part.data
+            if len(data) > MOST_BYTES:
+                raise InvalidArgument(f"part: a message of more than {MOST_BYTES} bytes", field="part")
+            if message.part.last:
+                return _parsed(kind, bytes(data))
+            message = await self._stream.read()
+        raise InvalidArgument("part: another message before the last part", field="part")
+
+
+def _is_part(message: Any) -> bool:
+    return hasattr(message, "part") and message.HasField("part")
+
+
+def _parsed(kind: type[Any], data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except Exception as error:  # protobuf's own errors have no common class in all its implementations
+        raise InvalidArgument(f"part: no {kind.DESCRIPTOR.full_name}: {error}", field="part") from None

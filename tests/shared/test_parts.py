@@ -1,0 +1,64 @@
+"""Messages that are larger than gRPC takes go over a session all the same, and in order with the small ones."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from shared.errors import InvalidArgument
+from shared.pb.common.v1.part_pb2 import Part
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.rpc import parts
+from shared.rpc.channel import SERVICE_MESSAGE_BYTES
+from shared.rpc.parts import InParts
+
+
+class Pipe:
+    """What is written at one end is read at the other."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Any] = deque()
+
+    async def write(self, message: Any) -> None:
+        assert message.ByteSize() <= SERVICE_MESSAGE_BYTES
+        self.messages.append(type(message).FromString(message.SerializeToString()))
+
+    async def read(self) -> Any:
+        return self.messages.popleft() if self.messages else grpc.aio.EOF
+
+
+def prompt(size: int) -> pb.SessionRequest:
+    return pb.SessionRequest(submission=pb.Submission(token_ids=os.urandom(size)))
+
+
+@pytest.mark.parametrize("size", [0, parts.PART_BYTES - 20, parts.PART_BYTES, 3 * parts.PART_BYTES + 7])
+async def test_a_message_of_any_size_arrives_as_it_was(size: int) -> None:
+    pipe, message, later = Pipe(), prompt(size), pb.SessionRequest(heartbeat=pb.Heartbeat())
+    await InParts(pipe).write(message)
+    await InParts(pipe).write(later)
+    reader = InParts(pipe)
+    assert [await reader.read(), await reader.read(), await reader.read()] == [message, later, grpc.aio.EOF]
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        ([Part(data=b"\x00"), None], "another message before the last part"),
+        ([Part(data=b"\x00")], "another message before the last part"),
+        ([Part(data=b"\xff" * 30, last=True)], "no quire.scheduler.v1.SessionRequest"),
+        ([Part(data=bytes(1000))] * 5, "a message of more than 4096 bytes"),
+    ],
+)
+async def test_parts_that_are_no_message_are_refused(
+    monkeypatch: pytest.MonkeyPatch, sent: list[Part | None], text: str
+) -> None:
+    monkeypatch.setattr(parts, "MOST_BYTES", 4096)
+    pipe = Pipe()
+    for part in sent:
+        await pipe.write(pb.SessionRequest(part=part) if part else pb.SessionRequest(heartbeat=pb.Heartbeat()))
+    with pytest.raises(InvalidArgument, match=text):
+        await InParts(pipe).read()
