@@ -11,8 +11,6 @@ from shared.rpc.duplex import Stream
 
 PART_BYTES = SERVICE_MESSAGE_BYTES - 1024  # of data, with room for what is around it
 MOST_BYTES = 256 * 1024 * 1024  # of a whole message: a worker with a million blocks reports 36 MB of hashes
-    256 * 1024 * 1024
-)  # of a whole message: a worker with a million blocks reports 36 MB of hashes at its start
 
 
 class InParts:
