@@ -199,7 +199,7 @@ class Frontend:
             ),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
-            ServiceRoutes(self.is_serving, self._admission, self.metrics),
+            ServiceRoutes(self.is_serving, lambda: self._liveness.is_alive, self._admission, self.metrics),
         )
         settings = self._settings
         return HttpServer(
@@ -208,6 +208,7 @@ class Frontend:
                 access=self._access,
                 open_paths=settings.open_paths,
                 cors_origins=settings.cors_origins,
+                root_path=settings.root_path,
                 max_request_bytes=settings.max_request_bytes,
                 admission=self._admission,
                 calls=self._calls,

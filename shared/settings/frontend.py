@@ -77,6 +77,11 @@ class FrontendSettings(Settings):
     cors_origins: tuple[str, ...] = Field(
         (), description="origins whose pages browsers may let call this server; *: all; empty: none"
     )
+    root_path: str = Field(
+        "",
+        pattern=r"^((/[A-Za-z0-9._~-]+)+)?$",
+        description="path under which a proxy shows the HTTP port, as in /llm; the server answers with and without it",
+    )
     stream_interval: int = Field(
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
     )
@@ -105,6 +110,13 @@ class FrontendSettings(Settings):
             if name not in ConnectionLimits.names():
                 raise ValueError(f"there is no bound {name!r}; there are {', '.join(ConnectionLimits.names())}")
         return limits
+
+    @field_validator("root_path")
+    @classmethod
+    def _beside_the_api(cls, path: str) -> str:
+        if path == "/v1":
+            raise ValueError("/v1 is where the API itself begins; a root path is what stands in front of it")
+        return path
 
     @property
     def connection_limits(self) -> ConnectionLimits:

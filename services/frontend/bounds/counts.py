@@ -114,6 +114,10 @@ def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:
         messages = body.get(name)
         if not isinstance(messages, list):
             continue
+        if any(map(_is_list, messages)):  # a batch of conversations
+            messages = list(chain.from_iterable(filter(_is_list, messages)))
+            if len(messages) > limits.max_messages:
+                raise too_many(name, len(messages), "max_messages", limits.max_messages)
         count = 0
         for message in messages:
             if isinstance(message, dict):

@@ -22,6 +22,7 @@ from services.frontend.http.door import Door
 from services.frontend.http.headers import REQUEST_ID
 from services.frontend.http.middleware import BodyLimit, KeyGuard
 from services.frontend.http.protocol import Refuse
+from services.frontend.http.root_path import RootPath, rooted
 from services.frontend.openai_edge import errors
 from shared.errors import Internal, QuireError
 from shared.metrics.frontend import FrontendMetrics
@@ -41,6 +42,7 @@ def build(
     access: Access,
     open_paths: Iterable[str],
     cors_origins: Sequence[str],
+    root_path: str,
     max_request_bytes: int,
     admission: Admission,
     calls: Calls,
@@ -65,6 +67,8 @@ def build(
             allow_headers=("*",),
             expose_headers=(REQUEST_ID, "retry-after"),
         )
+    if root_path:
+        return Face(RootPath(guarded, root_path), rooted(door.refuse, root_path))
     return Face(guarded, door.refuse)
 
 

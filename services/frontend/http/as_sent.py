@@ -11,6 +11,7 @@ from shared.errors import QuireError
 # Path -> inner name -> the API's.
 NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/chat/completions": {"prompt": "messages"},
+    "/v1/chat/completions/batch": {"prompt": "messages"},
     "/v1/responses": {
         "prompt": "input",
         "messages": "input",

@@ -47,19 +47,24 @@ ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, mess
 USAGE = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
 CHOICE = {"index": COUNT, "finish_reason": MAYBE_TEXT, "logprobs": ANYTHING}
 
+COMPLETION = _object(
+    id=TEXT, object=TEXT, created=COUNT, model=TEXT, choices=_list(_object(text=TEXT, **CHOICE)), usage=USAGE
+)
+CHAT = _object(
+    id=TEXT,
+    object=TEXT,
+    created=COUNT,
+    model=TEXT,
+    choices=_list(_object(message=_object(role=TEXT, content=MAYBE_TEXT), **CHOICE)),
+    usage=USAGE,
+)
+
 # What a call is answered with in one piece; with `stream`, server-sent events.
 ANSWERS: Mapping[str, Schema] = {
-    "/v1/completions": _object(
-        id=TEXT, object=TEXT, created=COUNT, model=TEXT, choices=_list(_object(text=TEXT, **CHOICE)), usage=USAGE
-    ),
-    "/v1/chat/completions": _object(
-        id=TEXT,
-        object=TEXT,
-        created=COUNT,
-        model=TEXT,
-        choices=_list(_object(message=_object(role=TEXT, content=MAYBE_TEXT), **CHOICE)),
-        usage=USAGE,
-    ),
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/batch": CHAT,
+    "/invocations": {"anyOf": [CHAT, COMPLETION]},
     "/v1/responses": _object(
         id=TEXT,
         object={"const": "response"},

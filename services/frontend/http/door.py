@@ -15,7 +15,15 @@ from services.frontend.http.protocol import whole
 from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics
 
-WORK = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+WORK = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/invocations",
+)
 
 Wording = Callable[[str, QuireError], Response]  # an error as the clients of a path read it
 

@@ -15,7 +15,7 @@ from services.frontend.calls import Call
 from services.frontend.http.headers import CALL
 from shared.errors import QuireError
 
-ALWAYS_OPEN = ("/health", "/ping")  # probes have no keys
+ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping")  # probes have no keys
 WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
 LONGEST_PASSING_S = 1.0
 

@@ -141,10 +141,9 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool = True
 
 
-class ChatBody(GenerationBody):
-    """POST /v1/chat/completions"""
+class ChatOptions(GenerationBody):
+    """Of a chat completion, but for what was said."""
 
-    messages: list[dict[str, Any]]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -159,6 +158,18 @@ class ChatBody(GenerationBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+
+
+class ChatBody(ChatOptions):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]]
+
+
+class BatchBody(ChatOptions):
+    """POST /v1/chat/completions/batch"""
+
+    messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")
 
 
 class TokenizeBody(Body):

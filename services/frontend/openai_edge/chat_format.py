@@ -29,10 +29,7 @@ class ChatFormat:
         self._opened: set[int] = set()
         self._called: set[int] = set()  # samples with tool calls
         self._was_free = request.tool_use is None or not request.tool_use.name
-
-    @property
-    def _prefix(self) -> str:
-        return self._options.prefix[0] if self._options.prefix else ""
+        self._n = request.sampling.n
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
         chunks = []
@@ -47,7 +44,7 @@ class ChatFormat:
         return chunks
 
     def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self._prefix}
+        message = {"role": "assistant", "content": self._prefix(sample)}
         choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
         return self._frame([choice], **self._usage(sample, generation), **self._prompt(generation))
 
@@ -55,19 +52,22 @@ class ChatFormat:
         return self._frame([], usage=usage_object(usage))
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
-        choices = [
-            {"index": delta.sample, "message": self._message(delta), "token_ids": None, **self._details(delta)}
-            for delta in deltas
-        ]
+        choices = [self._choice(delta) for delta in deltas]
         more = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt(generation)}
         if self._options.prompt_logprobs:
             more["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs, self._start, self._texts)
         return self._frame(choices, usage=usage_object(generation.usage), **more)
 
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {"index": delta.sample, "message": self._message(delta), "token_ids": None, **self._details(delta)}
+
+    def _prefix(self, sample: int) -> str:
+        return self._options.prefix[sample // self._n] if self._options.prefix else ""
+
     def _message(self, delta: Delta) -> dict[str, Any]:
         message = {"content": delta.text} if delta.parts is None else message_of(delta.parts)
-        if self._prefix:
-            message["content"] = self._prefix + (message["content"] or "")
+        if prefix := self._prefix(delta.sample):
+            message["content"] = prefix + (message["content"] or "")
         return {"role": "assistant", "refusal": None, **message}
 
     def _details(self, delta: Delta) -> dict[str, Any]:
@@ -89,7 +89,15 @@ class ChatFormat:
             return {}
         return {"usage": usage_object(generation.sample_usage(sample))}
 
-    def _prompt(self, generation: Generation) -> dict[str, Any]:
-        token_ids = generation.prepared[0].token_ids
+    def _prompt(self, generation: Generation, prompt: int = 0) -> dict[str, Any]:
+        token_ids = generation.prepared[prompt].token_ids
         ids = {"prompt_token_ids": token_ids} if self._options.token_ids else {}
         return ids | ({"prompt_text": self._texts.prompt(token_ids)} if self._options.prompt_text else {})
+
+
+class BatchFormat(ChatFormat):
+    """Of several conversations, each answered once: what is told of a prompt stands in its choice."""
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        choices = [self._choice(delta) | self._prompt(generation, delta.sample) for delta in deltas]
+        return self._frame(choices, usage=usage_object(generation.usage))

@@ -1,11 +1,14 @@
-"""POST /v1/completions, POST /v1/chat/completions."""
+"""POST /v1/completions, POST /v1/chat/completions and its /batch, and POST /invocations, which is either."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
@@ -14,14 +17,20 @@ from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.openai_edge.bodies import ChatBody, CompletionBody
-from services.frontend.openai_edge.chat_format import ChatFormat
+from services.frontend.openai_edge.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
+from services.frontend.openai_edge.chat_format import BatchFormat, ChatFormat
 from services.frontend.openai_edge.chunks import Chunks
 from services.frontend.openai_edge.completion_format import CompletionFormat
 from services.frontend.openai_edge.prompt_only import prompt_only
-from services.frontend.openai_edge.requests import answer_options, chat_request, completion_request
+from services.frontend.openai_edge.requests import answer_options, batch_request, chat_request, completion_request
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.frontend.tokenizer.tokenizer import Tokenizer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SCHEMAS = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in (ChatBody, CompletionBody)]
+EITHER = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
+
+AnyBody = TypeVar("AnyBody", bound=GenerationBody)
 
 
 class GenerationRoutes:
@@ -40,8 +49,12 @@ class GenerationRoutes:
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self.router = APIRouter(tags=["generation"], route_class=bounds.route())
-        self.router.add_api_route("/v1/completions", self.complete, methods=["POST"], response_class=Response)
-        self.router.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], response_class=Response)
+        self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
+        self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
+        self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)
+        self.router.add_api_route(
+            "/invocations", self.invoke, methods=["POST"], response_class=Response, openapi_extra=EITHER
+        )
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
         """Continues one prompt or several."""
@@ -72,15 +85,42 @@ class GenerationRoutes:
         """Answers a conversation."""
         body.refuse_unknown()
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
-        options = answer_options(body, _last_answer(request.prompts) if body.echo else [])
+        options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.name)
         chunks = Chunks(answer_format, include_usage=options.include_usage)
         return Answer(self._generator, request, chunks, stream=options.stream)
 
+    async def batch(self, body: BatchBody, http: Request) -> Response:
+        """Answers several conversations, each once, in one piece."""
+        body.refuse_unknown()
+        request = batch_request(body, headers.read(http), self._tokenizer.defaults)
+        options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
+        answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.name)
+        return Answer(self._generator, request, Chunks(answer_format, include_usage=False), stream=False)
 
-def _last_answer(prompts: Sequence[Prompt]) -> list[str]:
-    """What the assistant said last, if its turn goes on: echo repeats it."""
-    messages = [message for prompt in prompts if isinstance(prompt, ChatPrompt) for message in prompt.messages]
-    if not messages or messages[-1]["role"] != "assistant":
-        return []
-    return [str(messages[-1]["content"] or "")]
+    async def invoke(self, body: dict[str, Any], http: Request) -> Response:
+        """A chat completion if there are messages, else a completion: what SageMaker asks of a container. From here on
+        it is that call, and errors are worded as there."""
+        if "messages" in body:
+            http.scope["path"] = CHAT
+            return await self.chat(_read(ChatBody, body), http)
+        http.scope["path"] = COMPLETIONS
+        return await self.complete(_read(CompletionBody, body), http)
+
+
+def _read(kind: type[AnyBody], body: dict[str, Any]) -> AnyBody:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+def _last_answers(prompts: Sequence[Prompt]) -> list[str]:
+    """What the assistant said last, of conversations in which its turn goes on: echo repeats it."""
+    return [_last_answer(prompt) for prompt in prompts if isinstance(prompt, ChatPrompt)]
+
+
+def _last_answer(prompt: ChatPrompt) -> str:
+    if not prompt.messages or prompt.messages[-1]["role"] != "assistant":
+        return ""
+    return str(prompt.messages[-1]["content"] or "")

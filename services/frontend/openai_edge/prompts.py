@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.frontend import conversation
-from services.frontend.openai_edge.bodies import ChatBody, TokenizeBody
+from services.frontend.openai_edge.bodies import ChatOptions, TokenizeBody
 from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -35,14 +35,17 @@ def _is_token_ids(value: Sequence[Any]) -> bool:
 
 
 def chat_prompt(
-    body: ChatBody | TokenizeBody, variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    body: ChatOptions | TokenizeBody,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
     if body.chat_template is not None:
         raise InvalidArgument(
             "chat_template: a request's own template is not run; the model's is used", field="chat_template"
         )
     return ChatPrompt(
-        [_message(message) for message in body.messages or ()],
+        [_message(message) for message in messages],
         open_turn=body.add_generation_prompt and not body.continue_final_message,
         continue_last=body.continue_final_message,
         template_variables={**variables, **(body.chat_template_kwargs or {})},

@@ -12,13 +12,20 @@ from services.frontend import reasoning
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge import tools
-from services.frontend.openai_edge.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
+from services.frontend.openai_edge.bodies import (
+    BatchBody,
+    ChatBody,
+    ChatOptions,
+    CompletionBody,
+    GenerationBody,
+    StreamOptions,
+)
 from services.frontend.openai_edge.older_names import GUIDED, older_names
 from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
 from services.frontend.request import BeamSearch, Prompt, RepetitionDetection, Request
 from services.frontend.tokenizer.generation_config import GenerationDefaults
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, Unimplemented
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
@@ -77,15 +84,39 @@ def completion_request(body: CompletionBody, headers: CallHeaders, defaults: Gen
 
 
 def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    return _chat_request(body, [body.messages], headers, defaults)
+
+
+NOT_IN_BATCHES = ("stream", "tools", "use_beam_search", "prompt_logprobs", "prompt_logprob_token_ids")
+
+
+def batch_request(body: BatchBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    for name in NOT_IN_BATCHES:
+        if getattr(body, name):
+            raise Unimplemented(f"{name} is not offered for a batch of conversations", field=name)
+    if body.n not in (None, 1):
+        raise Unimplemented(f"n={body.n} is not offered for a batch of conversations, each is answered once", field="n")
+    if not body.messages:
+        raise InvalidArgument("messages must hold at least one conversation", field="messages")
+    return _chat_request(body, body.messages, headers, defaults)
+
+
+def _chat_request(
+    body: ChatOptions,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    headers: CallHeaders,
+    defaults: GenerationDefaults,
+) -> Request:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
     documents = {} if body.documents is None else {"documents": body.documents}
     offer = tools.read(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    prompt = chat_prompt(body, {**documents, **reasoning.variables(body.reasoning_effort)}, offer.shown)
+    variables = {**documents, **reasoning.variables(body.reasoning_effort)}
+    prompts = [chat_prompt(body, messages, variables, offer.shown) for messages in conversations]
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
     }
-    request = _request(body, [prompt], given, defaults, headers=headers, default_max_tokens=None)
+    request = _request(body, prompts, given, defaults, headers=headers, default_max_tokens=None)
     return replace(request, take_apart=True, tool_use=offer.use, include_reasoning=body.include_reasoning)
 
 

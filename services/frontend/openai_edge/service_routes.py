@@ -1,4 +1,4 @@
-"""What operators and load balancers ask: /health, /ping, /version, /load, /metrics."""
+"""What operators and load balancers ask: /health, /ready, /live, /ping, /version, /load, /metrics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ from shared.version import VERSION
 class ServiceRoutes:
     """Outside /v1, so without the API key."""
 
-    def __init__(self, serving: Callable[[], bool], admission: Admission, metrics: FrontendMetrics) -> None:
+    def __init__(
+        self,
+        serving: Callable[[], bool],
+        alive: Callable[[], bool],
+        admission: Admission,
+        metrics: FrontendMetrics,
+    ) -> None:
         self._serving = serving
+        self._alive = alive
         self._admission = admission
         self._metrics = metrics
         self.router = APIRouter(tags=["service"])
         self.router.add_api_route("/health", self.health, methods=["GET"], response_class=Response)
+        self.router.add_api_route("/ready", self.health, methods=["GET"], response_class=Response)
+        self.router.add_api_route("/live", self.live, methods=["GET"], response_class=Response)
         for method in ("GET", "POST"):
             self.router.add_api_route(
                 "/ping", self.health, methods=[method], response_class=Response, include_in_schema=False
@@ -36,6 +45,12 @@ class ServiceRoutes:
         """200 while a scheduler session is open and this frontend is not draining, as grpc.health.v1 says it too."""
         if not self._serving():
             raise Unavailable("no scheduler session is open, or this frontend is draining")
+        return Response()
+
+    async def live(self) -> Response:
+        """200 unless a restart would help: a scheduler that is away, or a drain, is no reason for one."""
+        if not self._alive():
+            raise Unavailable("the sessions with schedulers stand still")
         return Response()
 
     async def version(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""POST /tokenize, POST /detokenize."""
+"""POST /tokenize, POST /detokenize, GET /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class TokenRoutes:
         self.router = APIRouter(tags=["tokens"], route_class=bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
         self.router.add_api_route("/detokenize", self.detokenize, methods=["POST"])
+        self.router.add_api_route("/tokenizer_info", self.info, methods=["GET"])
 
     async def tokenize(self, body: TokenizeBody) -> Response:
         body.refuse_unknown()
@@ -49,10 +50,14 @@ class TokenRoutes:
         self._catalogue.check(body.model)
         return {"prompt": self._processor.detokenize(body.tokens, skip_special_tokens=False)}
 
+    async def info(self) -> dict[str, Any]:
+        """What tokenizer_config.json says, with the chat template that is in use."""
+        return self._tokenizer.info
+
 
 def _prompt(body: TokenizeBody) -> Prompt:
     if body.messages is not None:
-        return chat_prompt(body, {}, body.tools or ())
+        return chat_prompt(body, body.messages, {}, body.tools or ())
     if body.prompt is None:
         raise InvalidArgument("either prompt or messages must be given", field="prompt")
     return TextPrompt(body.prompt, add_special_tokens=body.add_special_tokens is not False)

@@ -80,7 +80,7 @@ class AnswerFormats:
         if not request.take_apart or not (form or must_call):
             return self._strict(request)
         answer = self._answer(request)
-        place = self._place_of_answer(request.prompts[0])
+        place = self._place_of_answers(request.prompts)
         if answer is None or (form is not None and use is None and place is Place.AFTER_REASONING):
             return request
         made = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
@@ -167,6 +167,14 @@ class AnswerFormats:
 
     def _end_of(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
+
+    def _place_of_answers(self, prompts: Sequence[Prompt]) -> Place:
+        """One for all of them: they share their constraint."""
+        first, *others = {self._place_of_answer(prompt) for prompt in prompts}
+        if others:
+            text = "messages: a form of the output needs conversations that have all begun to reason, or none"
+            raise InvalidArgument(text, field="messages")
+        return first
 
     def _place_of_answer(self, prompt: Prompt) -> Place:
         """Before anything is tokenized, since constraints are checked first."""

@@ -67,6 +67,7 @@ class ChatTemplate:
         self._template = self._compile(source) if source is not None else None
         self._with_tools = self._compile(with_tools) if with_tools is not None else self._template
         self._variables = variables
+        self.default = source
         self.source = (source or "") + (with_tools or "")
 
     @property

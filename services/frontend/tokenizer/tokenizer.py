@@ -11,7 +11,7 @@ from services.frontend.bounds.prompts import characters_of
 from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer import chat_template as templates
 from services.frontend.tokenizer.encoder import Encoder
-from services.frontend.tokenizer.folder import special_tokens
+from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from services.frontend.tokenizer.pieces import Pieces, is_byte_level
 from shared.errors import InvalidArgument
@@ -27,6 +27,7 @@ THINKING_MARKS = (
 )
 
 
+ANY_CLASS = "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
 LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millisecond
 
 
@@ -38,6 +39,11 @@ class Tokenizer:
         self._hf = _read(folder)
         self._encoder = Encoder(self._hf, threads)
         self.template = templates.load(folder, chat_template)
+        self.info = {
+            "tokenizer_class": ANY_CLASS,
+            **read_optional(folder / "tokenizer_config.json"),
+            "chat_template": self.template.default,
+        }
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
         self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}

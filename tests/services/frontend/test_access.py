@@ -29,11 +29,14 @@ PATHS = [
     ("GET", "/v1/models"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/chat/completions/batch"),
+    ("POST", "/invocations"),
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/resp_1"),
     ("POST", "/v1/messages"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
     ("GET", "/docs"),
     ("GET", "/redoc"),
     ("GET", "/openapi.json"),
@@ -83,7 +86,7 @@ async def test_every_path_needs_a_key(folder: Path, method: str, path: str) -> N
         for headers in (shows_secret("Bearer"), shows_secret("bearer"), {"x-api-key": "secret"}):
             answer = await frontend.http.request(method, path, headers=headers, json={} if method == "POST" else None)
             assert answer.status_code != 401
-        for probe in ("/health", "/ping"):
+        for probe in ("/health", "/ready", "/ping"):
             assert (await frontend.http.get(probe)).status_code == 503
 
 

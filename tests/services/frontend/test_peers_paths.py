@@ -1,0 +1,163 @@
+"""Paths and headers that clients of other servers look for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.talking import TEMPLATE, talking_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SAID = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"messages": SAID, "max_tokens": 3, "seed": 5}
+COMPLETION: dict[str, Any] = {"prompt": "hi", "max_tokens": 3, "seed": 5}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_max_length": int(1e30)}))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as started:
+        yield started
+
+
+async def post(frontend: Running, path: str, body: Any) -> tuple[int, Any]:
+    answer = await frontend.http.post(path, content=json.dumps(body))
+    return answer.status_code, answer.json()
+
+
+async def test_tokenizer_info_has_what_the_folder_says_and_the_template_in_use(frontend: Running) -> None:
+    info = (await frontend.http.get("/tokenizer_info")).json()
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["chat_template"] == TEMPLATE
+    assert isinstance(info["tokenizer_class"], str)
+    assert info["model_max_length"] == int(1e30), "what Hugging Face writes for: no limit"
+
+
+async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
+    """Without a scheduler it is alive all the same, and needs no key to say so."""
+    folder = talking_folder(tmp_path / "talking")
+    async with running(folder, until_health=(503,), api_key="secret") as lonely:
+        statuses = [(await lonely.http.get(path)).status_code for path in ("/live", "/ready", "/health")]
+        assert statuses == [200, 503, 503]
+
+
+async def test_readiness_follows_sessions(frontend: Running) -> None:
+    assert [(await frontend.http.get(path)).status_code for path in ("/live", "/ready")] == [200, 200]
+
+
+async def test_invocations_are_chats_or_completions(frontend: Running) -> None:
+    """As SageMaker calls a container: one path, and the body says what it is."""
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+        status, answer = await post(frontend, "/invocations", body)
+        _, same = await post(frontend, path, body)
+        assert status == 200
+        assert (answer["object"], answer["choices"]) == (same["object"], same["choices"])
+    streamed = await frontend.http.post("/invocations", json={**CHAT, "stream": True})
+    assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({**COMPLETION, "n": 0}, "n"),
+        ({"max_tokens": 3}, "prompt"),
+        ({**COMPLETION, "nonsense": 1}, "nonsense"),
+    ],
+)
+async def test_invocations_are_refused_in_the_words_of_the_call(frontend: Running, body: Any, field: str) -> None:
+    status, answer = await post(frontend, "/invocations", body)
+    assert (status, answer["error"]["param"]) == (400, field)
+
+
+async def test_invocations_are_work(tmp_path: Path) -> None:
+    """They take places, and are refused where there are none."""
+    folder = talking_folder(tmp_path / "talking")
+    script = ScriptedScheduler(count_up)
+    long = {**COMPLETION, "max_tokens": 400, "stream": True}
+    async with (
+        scheduler(script),
+        running(folder, script.address, max_inflight_requests=1) as small,
+        small.http.stream("POST", "/v1/completions", json=long),
+    ):
+        status, _ = await post(small, "/invocations", CHAT)
+    assert status == 429
+
+
+async def test_a_batch_of_conversations_has_a_choice_for_each(frontend: Running) -> None:
+    conversations = [[{"role": "user", "content": text}] for text in ("a", "bc", "def")]
+    status, answer = await post(frontend, "/v1/chat/completions/batch", {**CHAT, "messages": conversations})
+    assert status == 200
+    assert answer["object"] == "chat.completion"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    singles = [(await post(frontend, "/v1/chat/completions", {**CHAT, "messages": m}))[1] for m in conversations]
+    assert [c["message"] for c in answer["choices"]] == [one["choices"][0]["message"] for one in singles]
+    assert answer["usage"]["prompt_tokens"] == sum(one["usage"]["prompt_tokens"] for one in singles)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": SAID}, "messages.0"),
+        ({"messages": [SAID, []]}, "messages"),
+        ({"messages": [SAID] * 1025}, "messages"),
+    ],
+)
+async def test_what_a_batch_has_not_is_refused_by_name(frontend: Running, changes: Any, field: str) -> None:
+    status, answer = await post(frontend, "/v1/chat/completions/batch", {**CHAT, "messages": [SAID], **changes})
+    assert (status, answer["error"]["param"]) == (400, field)
+
+
+async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:
+    """Behind a proxy that cuts it off and behind one that does not; keys, door and words of errors are the same."""
+    folder = talking_folder(tmp_path / "talking")
+    script = ScriptedScheduler(count_up)
+    settings: Any = {"root_path": "/llm/one", "api_key": "secret"}
+    key = {"authorization": "Bearer secret"}
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        for prefix in ("", "/llm/one"):
+            assert (await frontend.http.get(f"{prefix}/health")).status_code == 200
+            assert (await frontend.http.get(f"{prefix}/v1/models")).status_code == 401
+            assert (await frontend.http.get(f"{prefix}/v1/models", headers=key)).status_code == 200
+            answer = await frontend.http.post(f"{prefix}/v1/messages", json={}, headers=key)
+            assert answer.json()["type"] == "error"
+            done = await frontend.http.post(f"{prefix}/v1/completions", json=COMPLETION, headers=key)
+            assert done.status_code == 200
+        assert (await frontend.http.get("/llm/onerous/health", headers=key)).status_code == 404
+        document = (await frontend.http.get("/openapi.json", headers=key)).json()
+        assert document["servers"] == [{"url": "/llm/one"}]
+        assert '"/llm/one/openapi.json"' in (await frontend.http.get("/docs", headers=key)).text.replace("'", '"')
+        counted = (await frontend.http.get("/metrics", headers=key)).text
+        assert 'handler="/v1/completions"' in counted
+        assert 'handler="/llm' not in counted
+
+
+async def test_places_are_kept_under_a_path_in_front(tmp_path: Path) -> None:
+    folder = talking_folder(tmp_path / "talking")
+    script = ScriptedScheduler(count_up)
+    settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}
+    long = {**COMPLETION, "max_tokens": 400, "stream": True}
+    async with (
+        scheduler(script),
+        running(folder, script.address, **settings) as frontend,
+        frontend.http.stream("POST", "/llm/v1/completions", json=long),
+    ):
+        refused = await frontend.http.post("/llm/v1/completions", content=b"no JSON at all")
+        assert refused.status_code == 429, "it was read, and should not have been"
