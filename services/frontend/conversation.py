@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from shared import inner_json
 from shared.errors import InvalidArgument
 
 
@@ -36,8 +36,8 @@ def message(
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """`arguments`: JSON text; templates want the object, so that they can write it their own way."""
     try:
-        parsed = json.loads(arguments or "{}")
-    except (json.JSONDecodeError, RecursionError) as error:
+        parsed = inner_json.read(arguments or "{}")
+    except ValueError as error:
         raise InvalidArgument(
             f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
         ) from None

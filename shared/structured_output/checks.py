@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from shared import inner_json
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
 
@@ -112,7 +112,7 @@ def parse(text: str, kind: str, max_nesting: int) -> Any:
     if nesting > max_nesting:
         raise refuse(f"{kind} is nested {nesting} levels deep; at most {max_nesting} are taken")
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return inner_json.read(text)
     except ValueError as error:
         raise refuse(f"{kind} is not valid JSON: {error}") from None
 
@@ -125,10 +125,6 @@ def check_schema(schema: Any) -> None:
     product = math.lcm(*multiples) if multiples else 1
     if product > MAX_MULTIPLE:
         raise refuse(f"multipleOf: the least common multiple of all is {product}; at most {MAX_MULTIPLE} is taken")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _nesting(text: str) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.frontend import conversation
 from services.frontend.request import Tool
 from services.frontend.tool_offer import AUTO, NONE, REQUIRED, Offer, as_shown, new_tool, offer
+from shared import inner_json
 from shared.errors import InvalidArgument
 from shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -76,6 +76,6 @@ def variables(text: str) -> Mapping[str, Any]:
 
 def _json(field: str, text: str) -> Any:
     try:
-        return json.loads(text or "{}")
-    except (json.JSONDecodeError, RecursionError) as error:
+        return inner_json.read(text or "{}")
+    except ValueError as error:
         raise InvalidArgument(f"{field} is not JSON: {error}", field=field) from None

@@ -1,0 +1,129 @@
+"""JSON that clients send inside of a text, over every edge: what is wrong with it is theirs, and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+from google.rpc import error_details_pb2
+from grpc_status.rpc_status import from_call
+
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.talking import talking_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WRONG = {
+    "half of a pair": ('{"a": [{"b": "x\\ud83d"}]}', "a[0].b holds \\ud83d, half of a surrogate pair"),
+    "half of a pair in a name": ('{"\\udc00": 1}', "\\udc00 holds \\udc00, half of a surrogate pair"),
+    "too many digits": ('{"a": ' + "1" * 5000 + "}", "4300 digits"),
+    "no number": ('{"a": NaN}', "NaN is not JSON"),
+    "no JSON": ("{", "Expecting"),
+}
+DEEP = ("[" * 60_000 + "]" * 60_000, "nested")
+HELLO = pb.ChatMessage(role="user", content="hi")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    folder = talking_folder(tmp_path_factory.mktemp("models") / "talking")
+    async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as started:
+        yield started
+
+
+def bodies(written: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """By what holds `written`: path, the field that an error names, body."""
+    function = {"name": "f", "arguments": written}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    said = {"role": "user", "content": "hi"}
+    item = {"type": "function_call", "call_id": "1", **function}
+    prompt = {"prompt": "x", "max_tokens": 1}
+    return {
+        "chat": ("/v1/chat/completions", "messages", {"messages": [said, call]}),
+        "responses": (
+            "/v1/responses",
+            "input",
+            {"input": [said, item]},
+        ),
+        "tokenize": ("/tokenize", "messages", {"messages": [said, call]}),
+        "schema": ("/v1/completions", "structured_outputs", {**prompt, "structured_outputs": {"json": written}}),
+        "tag": ("/v1/completions", "structured_outputs", {**prompt, "structured_outputs": {"structural_tag": written}}),
+        "guided": ("/v1/completions", "guided_json", {**prompt, "guided_json": written}),
+    }
+
+
+@pytest.mark.parametrize("holder", bodies(""))
+@pytest.mark.parametrize(("written", "text"), [*WRONG.values(), DEEP], ids=[*WRONG, "too deep"])
+async def test_over_http(frontend: Running, holder: str, written: str, text: str) -> None:
+    path, field, body = bodies(written)[holder]
+    answer = await frontend.http.post(path, content=json.dumps(body))
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], text in error["message"]) == (field, True), error
+
+
+def messages(written: str) -> dict[str, tuple[str, str, Any]]:
+    """By what holds `written`: method, the field that an error names, message."""
+    tool = pb.Tool(name="f", parameters=written)
+    call = pb.ToolCall(id="1", name="f", arguments=written)
+    called = [HELLO, pb.ChatMessage(role="assistant", tool_calls=[call])]
+    form = sampling_pb2.SamplingParams(structured_output=sampling_pb2.StructuredOutput(json_schema=written))
+    tag = sampling_pb2.SamplingParams(structured_output=sampling_pb2.StructuredOutput(structural_tag=written))
+    return {
+        "tool": ("Chat", "tools", pb.ChatRequest(messages=[HELLO], tools=[tool])),
+        "arguments": ("Chat", "messages", pb.ChatRequest(messages=called)),
+        "variables": (
+            "Chat",
+            "chat_template_kwargs",
+            pb.ChatRequest(messages=[HELLO], chat_template_kwargs=written),
+        ),
+        "schema": ("Chat", "structured_output", pb.ChatRequest(messages=[HELLO], sampling=form)),
+        "tag": ("Generate", "structured_output", pb.GenerateRequest(text="x", sampling=tag)),
+        "conversation": (
+            "Tokenize",
+            "tools",
+            pb.TokenizeRequest(conversation=pb.Conversation(messages=[HELLO], tools=[tool])),
+        ),
+    }
+
+
+@pytest.mark.parametrize("holder", messages(""))
+@pytest.mark.parametrize(("written", "text"), [*WRONG.values(), DEEP], ids=[*WRONG, "too deep"])
+async def test_over_grpc(frontend: Running, holder: str, written: str, text: str) -> None:
+    method, field, message = messages(written)[holder]
+    code, told, fields = await refusal(getattr(frontend.inference, method)(message))
+    assert (code, fields) == (grpc.StatusCode.INVALID_ARGUMENT, [field])
+    assert text in told
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str, list[str]]:
+    """Code, text and the fields that are named."""
+    streams = isinstance(call, grpc.aio.UnaryStreamCall)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await (anext(aiter(call)) if streams else call)
+    status = from_call(raised.value)
+    found: list[str] = []
+    for packed in status.details if status is not None else ():
+        bad = error_details_pb2.BadRequest()
+        if packed.Unpack(bad):
+            found += [violation.field for violation in bad.field_violations]
+    return raised.value.code(), raised.value.details() or "", found
+
+
+@pytest.mark.parametrize("method", ["Generate", "Chat", "Tokenize", "Detokenize", "ListModels", "GetModel"])
+async def test_bytes_that_are_no_message_have_a_code_and_a_field(frontend: Running, method: str) -> None:
+    path = f"/quire.inference.v1.InferenceService/{method}"
+    make = frontend.channel.unary_stream if method in ("Generate", "Chat") else frontend.channel.unary_unary
+    half_a_character = [] if method == "ListModels" else [b"\x0a\x02\xed\xa0"]  # in a field of text
+    for data in (b"\xff", b"\x0a\xff", b"\x0b" * 40, bytes(range(255, 200, -1)), *half_a_character):
+        code, told, fields = await refusal(make(path)(data))
+        assert (code, fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["message"])
+        assert "the message is no quire.inference.v1." in told
