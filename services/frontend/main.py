@@ -213,6 +213,7 @@ class Frontend:
                 admission=self._admission,
                 calls=self._calls,
                 metrics=self.metrics,
+                load=lambda: self._client.load,
             ),
             settings.host,
             settings.http_port,

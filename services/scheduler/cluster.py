@@ -191,6 +191,8 @@ class Cluster:
         """What frontends are told."""
         taking = [r for r in self.replicas.values() if not r.leaving]
         waiting_tokens = sum(sequence.num_tokens for sequence in self.lobby)
+        blocks = [r.core.kv.use for r in taking]
+        num_blocks = sum(use.total for use in blocks)
         return pb.ClusterView(
             model=self.terms.model if self.terms.layout is not None else None,
             layout=self.terms.layout,
@@ -202,6 +204,7 @@ class Cluster:
             draining=self.draining,
             scheduling_policy=self._settings.scheduling_policy,
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
+            kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,
         )
 
     def gauges(self) -> ClusterGauges:

@@ -20,6 +20,7 @@ from services.frontend.http.call_scope import CallScope
 from services.frontend.http.documented import document
 from services.frontend.http.door import Door
 from services.frontend.http.headers import REQUEST_ID
+from services.frontend.http.load_header import Load, LoadHeader
 from services.frontend.http.middleware import BodyLimit, KeyGuard
 from services.frontend.http.protocol import Refuse
 from services.frontend.http.root_path import RootPath, rooted
@@ -47,6 +48,7 @@ def build(
     admission: Admission,
     calls: Calls,
     metrics: FrontendMetrics,
+    load: Load,
 ) -> Face:
     app = FastAPI(title="Quire", version=VERSION, strict_content_type=False)
     errors.install(app)
@@ -55,7 +57,7 @@ def build(
         app.include_router(router)
     document(app, anthropic_routes.PREFIX)
     door = Door(app, admission, calls, metrics, refusal)
-    guarded: ASGIApp = BodyLimit(door, max_request_bytes)
+    guarded: ASGIApp = LoadHeader(BodyLimit(door, max_request_bytes), load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
     guarded = CallScope(guarded, calls, metrics, refusal)

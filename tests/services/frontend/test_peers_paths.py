@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -123,6 +124,31 @@ async def test_a_batch_of_conversations_has_a_choice_for_each(frontend: Running)
 async def test_what_a_batch_has_not_is_refused_by_name(frontend: Running, changes: Any, field: str) -> None:
     status, answer = await post(frontend, "/v1/chat/completions/batch", {**CHAT, "messages": [SAID], **changes})
     assert (status, answer["error"]["param"]) == (400, field)
+
+
+LOAD = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0, "num_requests_running": 7.0}
+
+
+async def test_whoever_asks_for_it_is_told_the_load_with_each_answer(tmp_path: Path) -> None:
+    """Under the names and in the formats that gateways know from vLLM."""
+    folder = talking_folder(tmp_path / "talking")
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        script.set_view(num_waiting=3, num_running=7, kv_cache_usage=0.25)
+        async with asyncio.timeout(10):
+            while frontend.frontend._client.load != LOAD:
+                await asyncio.sleep(0.01)
+        for body in (COMPLETION, {**COMPLETION, "stream": True}, {**COMPLETION, "n": 0}):
+            asked = {"endpoint-load-metrics-format": "json"}
+            answer = await frontend.http.post("/v1/completions", json=body, headers=asked)
+            kind, _, told = answer.headers["endpoint-load-metrics"].partition(" ")
+            assert (kind, json.loads(told)) == ("JSON", {"named_metrics": LOAD})
+        answer = await frontend.http.get("/v1/models", headers={"endpoint-load-metrics-format": "TEXT"})
+        named = [f"named_metrics.{name}={value}" for name, value in LOAD.items()]
+        assert answer.headers["endpoint-load-metrics"] == f"TEXT {', '.join(named)}"
+        for headers in ({}, {"endpoint-load-metrics-format": "BINARY"}):
+            answer = await frontend.http.get("/v1/models", headers=headers)
+            assert "endpoint-load-metrics" not in answer.headers
 
 
 async def test_a_path_in_front_of_all_paths(tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ async def test_a_beam_search_goes_on_when_its_worker_is_lost(start: Start) -> No
     search = sampling_pb2.BeamSearch(width=4, length_penalty=0.5)
     await frontend.submit(3, prompt, max_tokens=30, num_sequences=2, beam_search=search, num_logprobs=2)
     await frontend.until(lambda: frontend.view.num_running == 4)
+    await frontend.until(lambda: 0.01 < frontend.view.kv_cache_usage < 1)
     assert set(frontend.cached) == {3, 4}
     first.call.cancel()
     await bench.worker(id="w1")
