@@ -82,7 +82,7 @@ class Frontend:
         identity = model_identity.identity(folder, settings.served_model_name)
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
         self.metrics = FrontendMetrics(identity.name, context)
-        self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template)
+        self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
         self._redis_keys: RedisKeys | None = None
         self._access = self._new_access()
         self._grpc = Server(

@@ -86,6 +86,11 @@ class FrontendSettings(Settings):
         1, ge=1, description="tokens of a sample between messages of a stream; requests may ask for more"
     )
     chat_template: str = Field("", description="file with a Jinja chat template; default: the model's own")
+    control_tokens: Literal["none", "raw_prompts", "everywhere"] = Field(
+        "raw_prompts",
+        description="where a request that spells a control token gets one: none, raw_prompts (of completions and of "
+        "Generate, as text), or everywhere (in messages, too: whoever writes in them can end their turn)",
+    )
     tool_call_parser: str = Field(
         "auto", description="how the model writes tool calls: a parser's name, none, or auto (by its chat template)"
     )

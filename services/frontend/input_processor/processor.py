@@ -174,10 +174,9 @@ class InputProcessor:
             case TokenPrompt(token_ids):
                 return list(token_ids)
             case TextPrompt(text, framed):
-                return await self._tokenizer.encode(text, add_special_tokens=framed, enough=enough)
+                return await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough)
             case ChatPrompt():
-                text, framed = await self._tokenizer.text_of(prompt), prompt.add_special_tokens
-                return await self._tokenizer.encode(text, add_special_tokens=framed, enough=enough)
+                return await self._tokenizer.encode_chat(prompt, enough)
 
     def _check_characters(self, prompt: Prompt, max_model_len: int) -> None:
         """`max_model_len`: 0 while nobody knows it."""

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.frontend.request import ChatPrompt
+from services.frontend.tokenizer.control_tokens import show_private
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from shared.errors import InvalidArgument
 
@@ -46,7 +47,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Unlike jinja2's own, leaves <, > and characters beyond ASCII alone: the reader is a model, not a browser."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return show_private(text) if ensure_ascii else text
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -15,7 +15,9 @@ from typing import TypeVar
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.bounds.turns import Turns
+from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.cuts import Cuts
+from services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
 from shared.errors import InvalidArgument
 
 # Up to here tokenizing takes less than a detour through a thread costs other streams
@@ -29,13 +31,31 @@ Argument = TypeVar("Argument")
 Outcome = TypeVar("Outcome")
 
 
+class Reader:
+    """One tokenizer."""
+
+    def __init__(self, tokenizer: HfTokenizer, opener: str = "") -> None:
+        """`opener`: one token that may come before a text that is not the first."""
+        self.tokenizer = tokenizer
+        self.opener = opener
+        self.cuts = Cuts(tokenizer)
+
+    def ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A batch, because the GIL is released for it, and a fast one, because nobody needs the characters' places.
+        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+
 class Encoder:
     """Owns the threads; belongs to one event loop."""
 
-    def __init__(self, tokenizer: HfTokenizer, threads: int) -> None:
+    def __init__(self, tokenizer: HfTokenizer, threads: int, control_tokens: Sequence[str] = ()) -> None:
+        """`control_tokens`: that plain sections may spell."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the thread that asks for it
         self._tokenizer = tokenizer
-        self._cuts = Cuts(tokenizer)
+        self.own = Reader(tokenizer)
+        self._plain = Reader(*plain_tokenizer(tokenizer, control_tokens)) if control_tokens else self.own
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         self._whole = ThreadPoolExecutor(1, thread_name_prefix="tokenize-whole")  # texts that cannot be cut
         self._turns = Turns(threads)
@@ -49,27 +69,51 @@ class Encoder:
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """For short texts."""
-        # A batch, because the GIL is released for it, and a fast one, because nobody needs the characters' places.
-        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = batch[0].ids
-        return ids
+        return self.own.ids(text, add_special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
         """`enough`: of a long text, ids need not go on once there are more than so many."""
-        if len(text) <= INLINE_CHARACTERS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        if len(text) <= PIECE_CHARACTERS:
-            return await self._in_turn(text, len(text), add_special_tokens=add_special_tokens)
-        if not self._cuts.known:
-            return await self._run(self._whole, text, add_special_tokens)
-        ids = await self._in_pieces(text, enough)
-        return [*self._before, *ids, *self._behind] if add_special_tokens else ids
+        if len(text) <= PIECE_CHARACTERS or not self.own.cuts.known:
+            return await self._whole_text(self.own, text, add_special_tokens=add_special_tokens)
+        ids = await self._in_pieces(self.own, text, enough)
+        return self._framed(ids) if add_special_tokens else ids
 
-    async def _in_pieces(self, text: str, enough: int | None) -> list[int]:
+    async def encode_sections(
+        self, sections: Sequence[Section], *, add_special_tokens: bool, enough: int | None = None
+    ) -> list[int]:
+        """Of one text, each with the tokenizer that it needs."""
+        ids: list[int] = []
+        for number, section in enumerate(sections):
+            ids += await self._section(section, number > 0, None if enough is None else enough - len(ids))
+            if enough is not None and len(ids) > enough:
+                break
+        return self._framed(ids) if add_special_tokens else ids
+
+    async def _section(self, section: Section, follows: bool, enough: int | None) -> list[int]:
+        reader = self._plain if section.plain else self.own
+        opened = bool(reader.opener) and follows
+        text = reader.opener + section.text if opened else section.text
+        if len(text) <= PIECE_CHARACTERS or not reader.cuts.known:
+            ids = await self._whole_text(reader, text, add_special_tokens=False)
+        else:
+            ids = await self._in_pieces(reader, text, enough)
+        return ids[1:] if opened else ids
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        return [*self._before, *ids, *self._behind]
+
+    async def _whole_text(self, reader: Reader, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARACTERS:
+            return reader.ids(text, add_special_tokens)
+        if len(text) <= PIECE_CHARACTERS:
+            return await self._in_turn(reader, text, len(text), add_special_tokens=add_special_tokens)
+        return await self._run(self._whole, reader, text, add_special_tokens)
+
+    async def _in_pieces(self, reader: Reader, text: str, enough: int | None) -> list[int]:
         ids: list[int] = []
         try:
-            for piece in self._cuts.pieces(text, PIECE_CHARACTERS, LONGEST_WORD):
-                ids += await self._in_turn(piece, len(text), add_special_tokens=False)
+            for piece in reader.cuts.pieces(text, PIECE_CHARACTERS, LONGEST_WORD):
+                ids += await self._in_turn(reader, piece, len(text), add_special_tokens=False)
                 if enough is not None and len(ids) > enough:
                     break
         except ValueError:
@@ -77,13 +121,12 @@ class Encoder:
             raise InvalidArgument(message, field="prompt") from None
         return ids
 
-    async def _in_turn(self, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
+    async def _in_turn(self, reader: Reader, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
         async with self._turns.turn(length):
-            return await self._run(self._pool, piece, add_special_tokens)
+            return await self._run(self._pool, reader, piece, add_special_tokens)
 
-    async def _run(self, pool: ThreadPoolExecutor, text: str, add_special_tokens: bool) -> list[int]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, self._encode, text, add_special_tokens)
+    async def _run(self, pool: ThreadPoolExecutor, reader: Reader, text: str, add_special_tokens: bool) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(pool, reader.ids, text, add_special_tokens)
 
     async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Each by itself, without what the tokenizer puts around a text."""
@@ -99,9 +142,6 @@ class Encoder:
     async def in_thread(self, work: Callable[[Argument], Outcome], argument: Argument) -> Outcome:
         """Other work of the kind, on texts that are not short."""
         return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.encode_now(text, add_special_tokens=add_special_tokens)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

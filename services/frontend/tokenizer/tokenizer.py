@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer as HfTokenizer
 
 from services.frontend.bounds.prompts import characters_of
 from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer import chat_template as templates
+from services.frontend.tokenizer.control_tokens import ControlTokens, Section
 from services.frontend.tokenizer.encoder import Encoder
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
@@ -26,6 +29,8 @@ THINKING_MARKS = (
     ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
 )
 
+WhereAllowed = Literal["none", "raw_prompts", "everywhere"]
+NOWHERE, EVERYWHERE = "none", "everywhere"
 
 ANY_CLASS = "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
 LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millisecond
@@ -34,16 +39,20 @@ LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millis
 class Tokenizer:
     """Everything between text and ids that the model's folder decides."""
 
-    def __init__(self, folder: Path, threads: int, chat_template: str = "") -> None:
-        """`chat_template`: a file to use instead of the folder's own."""
+    def __init__(
+        self, folder: Path, threads: int, chat_template: str = "", control_tokens: WhereAllowed = "raw_prompts"
+    ) -> None:
+        """`chat_template`: a file to use instead of the folder's own. `control_tokens`: where users may write them."""
         self._hf = _read(folder)
-        self._encoder = Encoder(self._hf, threads)
         self.template = templates.load(folder, chat_template)
         self.info = {
             "tokenizer_class": ANY_CLASS,
             **read_optional(folder / "tokenizer_config.json"),
             "chat_template": self.template.default,
         }
+        self._allowed = control_tokens
+        self._control = self._control_tokens()
+        self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.marks))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
         self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}
@@ -54,6 +63,13 @@ class Tokenizer:
         self._pieces = Pieces(self._hf.id_to_token, frozenset())
         self.byte_level = is_byte_level(self._hf)
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
+
+    def _control_tokens(self) -> ControlTokens:
+        added = json.loads(self._hf.to_str(pretty=False))["added_tokens"]
+        marks = {mark for pair in THINKING_MARKS for mark in pair}
+        normalizer = self._hf.normalizer
+        normalize = None if normalizer is None else normalizer.normalize_str
+        return ControlTokens(added, self.template.source, marks, normalize)
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
         """The tokenizer's own first, then what generation_config.json adds."""
@@ -66,6 +82,11 @@ class Tokenizer:
         """Tokens that a grammar has to name."""
         ids = {content: token_id for token_id, content in self._added.items()}
         return Specials(ids, frozenset(self._added.keys() - self._special))
+
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """That messages may spell and do not get."""
+        return frozenset(self._control.marks)
 
     def _find_marks(self) -> tuple[int, int] | None:
         """The tokens that begin and end reasoning."""
@@ -86,11 +107,28 @@ class Tokenizer:
         """Each by itself, without what the tokenizer puts around a text."""
         return await self._encoder.encode_all(texts)
 
-    async def text_of(self, prompt: ChatPrompt) -> str:
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool, enough: int | None = None) -> list[int]:
+        """A prompt that no template made."""
+        if self._allowed != NOWHERE:
+            return await self.encode(text, add_special_tokens=add_special_tokens, enough=enough)
+        plain = [Section(text, plain=True)]
+        return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, enough=enough)
+
+    async def encode_chat(self, prompt: ChatPrompt, enough: int | None = None) -> list[int]:
         """What the chat template makes of it."""
         if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
-            return self.template.text_of(prompt)
-        return await self._encoder.in_thread(self.template.text_of, prompt)
+            sections = self._sections(prompt)
+        else:
+            sections = await self._encoder.in_thread(self._sections, prompt)
+        return await self._encoder.encode_sections(
+            sections, add_special_tokens=prompt.add_special_tokens, enough=enough
+        )
+
+    def _sections(self, prompt: ChatPrompt) -> list[Section]:
+        if self._allowed == EVERYWHERE:
+            return [Section(self.template.text_of(prompt), plain=False)]
+        shown, hidden = self._control.hide(prompt)
+        return self._control.sections(self.template.text_of(shown), hidden)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
         """`shown`: special tokens that are not skipped in any case."""

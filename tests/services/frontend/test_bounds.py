@@ -236,7 +236,12 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
 ) -> None:
     monkeypatch.setattr(encoder, "PIECE_CHARACTERS", 100)
     monkeypatch.setattr(encoder, "INLINE_CHARACTERS", 100)
-    tokenizing, pieces, begun, go_on = frontend.frontend._tokenizer._encoder, [], threading.Event(), threading.Event()
+    tokenizing, pieces, begun, go_on = (
+        frontend.frontend._tokenizer._encoder.own,
+        [],
+        threading.Event(),
+        threading.Event(),
+    )
 
     def encode(text: str, _framed: bool) -> list[int]:
         pieces.append(text)
@@ -244,7 +249,7 @@ async def test_nothing_is_tokenized_for_a_client_that_has_left(
         go_on.wait(10)
         return [1]
 
-    monkeypatch.setattr(tokenizing, "_encode", encode)
+    monkeypatch.setattr(tokenizing, "ids", encode)
     body = json.dumps({"prompt": "hello world " * 300}).encode()
     host, _, port = frontend.frontend.http_address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))

@@ -133,8 +133,8 @@ async def test_texts_that_stay_whole_are_tokenized_all_the_same(small_pieces: No
 async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Encoder(byte_level_tokenizer(), 1)
     read: list[str] = []
-    encode = pieces._encode
-    monkeypatch.setattr(pieces, "_encode", lambda text, framed: (read.append(text), encode(text, framed))[1])
+    encode = pieces.own.ids
+    monkeypatch.setattr(pieces.own, "ids", lambda text, framed: (read.append(text), encode(text, framed))[1])
     ids = await pieces.encode("hello world " * 100_000, add_special_tokens=False, enough=500)
     assert len(ids) > 500
     assert len(read) == 1
@@ -150,7 +150,7 @@ async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatc
     pieces = Encoder(byte_level_tokenizer(), 1)
     begun = threading.Semaphore(0)
     read: list[str] = []
-    monkeypatch.setattr(pieces, "_encode", lambda text, framed: (begun.release(), read.append(text), [1])[2])
+    monkeypatch.setattr(pieces.own, "ids", lambda text, framed: (begun.release(), read.append(text), [1])[2])
     task = asyncio.create_task(pieces.encode("hello world " * 1_000_000, add_special_tokens=False))
     await asyncio.to_thread(begun.acquire)
     task.cancel()
