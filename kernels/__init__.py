@@ -4,7 +4,8 @@
 against it. A faster package need not have every function: `load` takes each from the first package that has it.
 
 A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
-(the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together.
+(the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
+`prepare_experts` and `experts`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ FUNCTIONS = (
     "linear",
     "prepare_fp8_linear",
     "fp8_linear",
+    "route",
+    "prepare_experts",
+    "experts",
     "embed",
     "rms_norm",
     "add_rms_norm",
@@ -55,6 +59,9 @@ class Ops:
     linear: Callable[[Tensor, Any], Tensor]
     prepare_fp8_linear: Callable[..., Any]
     fp8_linear: Callable[[Tensor, Any], Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]
+    prepare_experts: Callable[..., Any]
+    experts: Callable[..., Tensor]
     embed: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]

@@ -5,20 +5,24 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+OF_EXPERTS = ("experts", "prepare_experts", "route")
 OF_NATIVE = ("ends_of_matches", "num_threads", "prefer_huge_pages", "set_num_threads", "unavailable")
 
 __all__ = [
     "add_rms_norm",
     "embed",
     "ends_of_matches",
+    "experts",
     "linear",
     "mask_logits",
     "num_threads",
     "paged_attention",
     "prefer_huge_pages",
+    "prepare_experts",
     "prepare_linear",
     "qk_norm_rope_store",
     "rms_norm",
+    "route",
     "sample",
     "set_num_threads",
     "silu_mul",
@@ -30,6 +34,5 @@ def __getattr__(name: str) -> Any:
     """Imported on first use: what builds and finds the library (build.py, first_start.py) has no torch yet."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(
-        importlib.import_module("kernels.cpu.native" if name in OF_NATIVE else "kernels.cpu.functions"), name
-    )
+    room = "native" if name in OF_NATIVE else "expert_layers" if name in OF_EXPERTS else "functions"
+    return getattr(importlib.import_module(f"kernels.cpu.{room}"), name)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "experts.h"
 #include "linear.h"
 #include "parallel.h"
 
@@ -40,21 +41,25 @@ class LinearLayer {
     place_rows(static_cast<const T*>(call.x), call.in_features);
   }
 
+  // Each group of rows with a weight of its own, all weights of one shape, one after the other in memory.
+  void run_groups(const RowGroup* groups, int64_t count) const {
+    int64_t* starts = static_cast<int64_t*>(scratch(3, (count + 1) * sizeof(int64_t)));  // of a group's pieces
+    starts[0] = 0;
+    for (int64_t i = 0; i < count; i++)
+      starts[i + 1] = starts[i] + panels_for(groups[i].rows) * row_blocks_for(groups[i].rows);
+    const double bytes = double(count) * blocks_ * W * steps_ * sizeof(Weight);
+    const double nanoseconds = std::max(bytes / 90, products() / PRODUCTS_PER_NS);
+    parallel_for(starts[count], grain_for(starts[count], nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
+      for (int64_t i = std::upper_bound(starts, starts + count, begin) - starts - 1; i < count && starts[i] < end; i++)
+        run_pieces_of(groups[i], std::max(begin, starts[i]) - starts[i], std::min(end, starts[i + 1]) - starts[i]);
+    });
+  }
+
   void run() const {
-    const int64_t panels = (blocks_ + panel_blocks() - 1) / panel_blocks();
-    const int64_t row_blocks = (rows_ + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int64_t pieces = panels_for(rows_) * row_blocks_for(rows_);
     const double nanoseconds = estimate();
-    parallel_for(panels * row_blocks, grain_for(panels * row_blocks, nanoseconds), nanoseconds,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t piece = begin; piece < end;) {
-                     const int64_t row_block = piece / panels, first = piece % panels;
-                     const int64_t count = std::min(end - piece, panels - first);
-                     const int64_t row = row_block * ROW_BLOCK;
-                     run_rows(row, std::min(ROW_BLOCK, rows_ - row), first * panel_blocks(),
-                              std::min((first + count) * panel_blocks(), blocks_));
-                     piece += count;
-                   }
-                 });
+    parallel_for(pieces, grain_for(pieces, nanoseconds), nanoseconds,
+                 [&](int64_t begin, int64_t end) { run_pieces(0, rows_, begin, end); });
   }
 
  private:
@@ -81,13 +86,41 @@ class LinearLayer {
     x_ = copy;
   }
 
+  static constexpr double PRODUCTS_PER_NS = Tile::K_PER_STEP == 2 ? 225 : 115;
+
   double estimate() const {
     const double bytes = double(blocks_) * W * steps_ * sizeof(Weight);
-    const double products = double(rows_) * blocks_ * W * steps_ * Tile::K_PER_STEP;
-    return std::max(bytes / 90, products / (Tile::K_PER_STEP == 2 ? 225 : 115));
+    return std::max(bytes / 90, products() / PRODUCTS_PER_NS);
   }
 
-  int panel_blocks() const { return tile_blocks(static_cast<int>(std::min<int64_t>(rows_, MAX_TILE_ROWS))); }
+  double products() const { return double(rows_) * blocks_ * W * steps_ * Tile::K_PER_STEP; }
+
+  static int64_t panel_blocks(int64_t rows) {
+    return tile_blocks(static_cast<int>(std::min<int64_t>(rows, MAX_TILE_ROWS)));
+  }
+
+  int64_t panels_for(int64_t rows) const { return (blocks_ + panel_blocks(rows) - 1) / panel_blocks(rows); }
+
+  static int64_t row_blocks_for(int64_t rows) { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }
+
+  void run_pieces_of(const RowGroup& group, int64_t begin, int64_t end) const {
+    LinearLayer layer(*this);
+    layer.weights_ += group.weight * blocks_ * steps_ * W;
+    if (bias_) layer.bias_ += group.weight * out_features_;
+    layer.run_pieces(group.row, group.rows, begin, end);
+  }
+
+  // Pieces [begin, end) of `rows` rows from `first_row` on: block of rows by block of rows, a panel each.
+  void run_pieces(int64_t first_row, int64_t rows, int64_t begin, int64_t end) const {
+    const int64_t panels = panels_for(rows), width = panel_blocks(rows);
+    for (int64_t piece = begin; piece < end;) {
+      const int64_t first = piece % panels, count = std::min(end - piece, panels - first);
+      const int64_t row = piece / panels * ROW_BLOCK;
+      run_rows(first_row + row, std::min(ROW_BLOCK, rows - row), first * width,
+               std::min((first + count) * width, blocks_));
+      piece += count;
+    }
+  }
 
   void run_rows(int64_t row, int64_t rows, int64_t block, int64_t end) const {
     switch (rows) {

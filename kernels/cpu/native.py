@@ -18,11 +18,13 @@ Rows = npt.NDArray[np.int64]
 # i: another integer; f: a float; p: a pointer or None.
 SIGNATURES = {
     "embed": "nippp",
+    "experts": "iniiiiffppppppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
     "paged_attention": "iniiiiiifppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "rms_norm": "inifpppp",
+    "route": "iniiiifiiipppp",
     "sample": "nipppppppp",
     "silu_mul": "inipp",
 }

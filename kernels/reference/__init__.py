@@ -3,6 +3,7 @@
 from kernels.reference.activation import silu_mul
 from kernels.reference.attention_inputs import qk_norm_rope_store
 from kernels.reference.embedding import embed
+from kernels.reference.experts import experts, prepare_experts, route
 from kernels.reference.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.log_softmax import log_softmax
@@ -20,16 +21,19 @@ def unavailable() -> str | None:
 __all__ = [
     "add_rms_norm",
     "embed",
+    "experts",
     "fp8_linear",
     "gumbel_noise",
     "linear",
     "log_softmax",
     "mask_logits",
     "paged_attention",
+    "prepare_experts",
     "prepare_fp8_linear",
     "prepare_linear",
     "qk_norm_rope_store",
     "rms_norm",
+    "route",
     "sample",
     "silu_mul",
     "unavailable",

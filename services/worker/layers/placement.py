@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,8 +37,20 @@ class Loadable(Protocol):
         """All destinations are filled: the layer may now pack them as it likes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A tensor that some checkpoints have in place of others that the model asks for."""
+
+    destination: Tensor
+    instead_of: tuple[str, ...]
+
+
 class LoadableModel(Loadable, Protocol):
     """What a checkpoint is loaded into."""
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        """By name."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:

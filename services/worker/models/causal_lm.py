@@ -9,7 +9,7 @@ runs it asks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
@@ -21,7 +21,7 @@ from services.worker.models.decoder_config import DecoderConfig
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.layers.placement import Alternative, Placement, Tensor
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -89,6 +89,11 @@ class CausalLM(ABC):
     def passed_over(self) -> tuple[str, ...]:
         """Tensors that checkpoints may repeat although the model has them under another name."""
         return (TIED_HEAD,) if self.config.tie_word_embeddings else ()
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        """Tensors that checkpoints may have in place of those in `destinations`."""
+        return {}
 
     @property
     def _parts(self) -> Sequence[Embedding | Layer | RMSNorm | OutputHead | TiedOutputHead]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.worker.models.config_file import ConfigFile, refusal
+from services.worker.models.experts_config import ExpertsConfig
 from services.worker.models.rope_config import RopeConfig, max_positions, read_rope
 
 
@@ -29,6 +30,7 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertsConfig | None = None
 
 
 def read_decoder(config: ConfigFile) -> DecoderConfig:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.layers.attention import Attention
+from services.worker.layers.experts import SparseMLP
 from services.worker.layers.mlp import MLP
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.models import single_row
@@ -25,12 +26,22 @@ if TYPE_CHECKING:
 class LlamaLayer:
     """Attention, then feed-forward, each beside the residual stream and with a norm at its door."""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(
+        self,
+        index: int,
+        config: DecoderConfig,
+        backend: AttentionBackend,
+        place: Placement,
+        experts: SparseMLP | None = None,
+    ) -> None:
+        """`experts`: what the layer has in place of one feed-forward for all tokens."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
         self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
-        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, config.mlp_bias, place)
+        self._mlp: MLP | SparseMLP = experts or MLP(
+            f"{name}.mlp", size, config.intermediate_size, config.mlp_bias, place
+        )
         self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
@@ -62,7 +73,14 @@ class LlamaLayer:
 class LlamaForCausalLM(CausalLM):
     """Biases by two flags."""
 
-    taped_functions = ("linear", "embed", "rms_norm", "add_rms_norm", "qk_norm_rope_store", "silu_mul")
+    taped_functions: ClassVar[tuple[str, ...]] = (
+        "linear",
+        "embed",
+        "rms_norm",
+        "add_rms_norm",
+        "qk_norm_rope_store",
+        "silu_mul",
+    )
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -38,12 +38,16 @@ class Loader:
 
 
 def load_checkpoint(model: LoadableModel, folder: Path) -> None:
-    missing = dict(model.destinations())
+    missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected = []
     for name, tensor in _tensors(folder):
         destination = missing.pop(name, None)
         if destination is not None:
             _copy(name, tensor, destination)
+        elif name in alternatives:
+            _copy(name, tensor, alternatives[name].destination)
+            for covered in alternatives[name].instead_of:
+                missing.pop(covered, None)
         elif not name.endswith(DERIVED_SUFFIXES) and name not in model.passed_over:
             unexpected.append(name)
     _complain(folder, "lacks tensors that the model needs", list(missing))

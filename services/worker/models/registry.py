@@ -16,9 +16,12 @@ GROUP = "quire.models"
 ARCHITECTURES = {
     "LlamaForCausalLM": "services.worker.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "services.worker.models.mistral:MistralForCausalLM",
+    "MixtralForCausalLM": "services.worker.models.mixtral:MixtralForCausalLM",
     "Olmo2ForCausalLM": "services.worker.models.olmo2:Olmo2ForCausalLM",
     "Qwen2ForCausalLM": "services.worker.models.qwen2:Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe:Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": "services.worker.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe:Qwen3MoeForCausalLM",
 }
 
 

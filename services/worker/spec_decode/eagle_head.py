@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from services.worker.attention.port import AttentionBackend
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement, Tensor
+from services.worker.layers.placement import Alternative, Placement, Tensor
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM
@@ -56,6 +56,7 @@ class EagleHead:
     """From features and the tokens behind them to features one position on."""
 
     passed_over = ()
+    alternatives: ClassVar[dict[str, Alternative]] = {}
 
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from services.worker.device.staging import upload
-from services.worker.layers.placement import Placement, Tensor
+from services.worker.layers.placement import Alternative, Placement, Tensor
 from services.worker.models.config_file import ConfigFile
 from services.worker.runner.model_runner import Outcome
 from services.worker.spec_decode.config import SpeculativeConfig
@@ -31,6 +31,7 @@ class MedusaHeads:
     """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0."""
 
     passed_over = ()
+    alternatives: ClassVar[dict[str, Alternative]] = {}
 
     def __init__(self, hidden_size: int, num_heads: int, place: Placement) -> None:
         self.num_heads = num_heads

@@ -29,6 +29,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 
 # Name -> (class prefix in transformers, configuration beyond SHAPE)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +45,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {"attention_bias": False}),
     "olmo2-tied-heads": ("Olmo2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
+    "qwen2-moe": ("Qwen2Moe", {**SMALL_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),
+    "qwen3-moe-tied": ("Qwen3Moe", {**SMALL_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
+    "qwen3-moe-some-layers": (
+        "Qwen3Moe",
+        {**SMALL_EXPERTS, "num_experts": 16, "num_experts_per_tok": 5, "decoder_sparse_step": 2},
+    ),
     "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN, "attention_bias": True}),
 }
 

@@ -77,6 +77,35 @@ def test_a_tensor_of_another_shape_is_named_with_both(copy: Path) -> None:
         Rig(copy)
 
 
+def fuse_experts(folder: Path) -> None:
+    """One tensor for all experts of a layer, as transformers 5 has them in memory."""
+    tensors = load_file(folder / WEIGHTS)
+    names = [name for name in tensors if ".experts.0.gate_proj" in name]
+    for prefix in [name.removesuffix(".0.gate_proj.weight") for name in names]:
+        count = sum(name.startswith(prefix) for name in tensors) // 3
+        parts = [
+            [tensors.pop(f"{prefix}.{i}.{part}_proj.weight") for i in range(count)] for part in ("gate", "up", "down")
+        ]
+        tensors[f"{prefix}.gate_up_proj"] = torch.cat([torch.stack(parts[0]), torch.stack(parts[1])], 1)
+        tensors[f"{prefix}.down_proj"] = torch.stack(parts[2])
+    save_file(tensors, folder / WEIGHTS)
+
+
+def test_experts_may_be_one_tensor(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-moe-tied")
+    shutil.copytree(made.folder, tmp_path / "fused")
+    fuse_experts(tmp_path / "fused")
+    assert torch.equal(last_logits(tmp_path / "fused"), last_logits(made.folder))
+
+
+def test_an_expert_that_is_missing_is_named(checkpoint: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("mixtral").folder, tmp_path / "copy"))
+    name = "model.layers.2.block_sparse_moe.experts.3.w3.weight"
+    rewrite(folder, **{name: None})
+    with pytest.raises(InvalidArgument, match=f"lacks tensors.*: {name.replace('.', chr(92) + '.')}$"):
+        Rig(folder)
+
+
 def test_derived_tensors_of_old_checkpoints_are_passed_over(copy: Path) -> None:
     expected = last_logits(copy)
     rewrite(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})

@@ -1,0 +1,143 @@
+"""Routing and experts on the compiled library. Meaning, shapes and dtypes: kernels/reference/experts.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels import reference
+from kernels.cpu.functions import ALIGNMENT, dense
+from kernels.cpu.native import DTYPES, LIBRARY, calls
+from kernels.reference.experts import ExpertsWeight
+from kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Weights in tiles (linear.h), expert by expert. The numbers stand ready for the call."""
+
+    dtype: torch.dtype
+    code: int
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    gate: Gate
+    gate_up: int
+    gate_up_bias: int | None
+    down: int
+    down_bias: int | None
+    owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    code = DTYPES.get(logits.dtype)
+    if code is None:
+        return reference.route(logits, routing, bias)
+    rows, num_experts = logits.shape
+    assert num_experts <= MOST_EXPERTS
+    assert dense(logits)
+    assert bias is None or (bias.dtype is torch.float32 and bias.is_contiguous())
+    ids = calls.empty(rows, routing.top_k, dtype=torch.int32)
+    weights = calls.empty(rows, routing.top_k, dtype=torch.float32)
+    calls.route(
+        code,
+        rows,
+        num_experts,
+        routing.top_k,
+        routing.scoring == "sigmoid",
+        routing.renormalize,
+        routing.scale,
+        routing.num_groups,
+        routing.top_groups,
+        routing.group_top,
+        logits.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+    )
+    return ids, weights
+
+
+def prepare_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    gate: Gate = SILU,
+) -> PackedExperts | ExpertsWeight:
+    code = DTYPES.get(gate_up.dtype)
+    if code is None:
+        return reference.prepare_experts(gate_up, down, gate_up_bias, down_bias, gate)
+    num_experts, hidden_size, intermediate_size = down.shape
+    assert num_experts <= MOST_EXPERTS
+    assert gate_up.shape == (num_experts, 2 * intermediate_size, hidden_size)
+    biases = [None if bias is None else bias.detach().contiguous() for bias in (gate_up_bias, down_bias)]
+    (first, memory), (second, more) = _packed(code, gate_up), _packed(code, down)
+    pointers = [None if bias is None else bias.data_ptr() for bias in biases]
+    owners = (memory, more, *biases)
+    return PackedExperts(
+        gate_up.dtype, code, num_experts, hidden_size, intermediate_size, gate, first, pointers[0], second, pointers[1],
+        owners,
+    )  # fmt: skip
+
+
+def _packed(code: int, weights: Tensor) -> tuple[int, Tensor]:
+    """Where the tiles of the first expert begin, and the memory that they are in."""
+    num_experts, out_features, in_features = weights.shape
+    each = LIBRARY.quire_packed_bytes(code, out_features, in_features)
+    memory = torch.empty(num_experts * each + ALIGNMENT, dtype=torch.uint8)
+    start = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+    LIBRARY.quire_prefer_huge_pages(start, num_experts * each)
+    for expert, weight in enumerate(weights.detach()):
+        LIBRARY.quire_pack_weight(
+            code, out_features, in_features, weight.contiguous().data_ptr(), start + expert * each
+        )
+    return start, memory
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    packed: PackedExperts | ExpertsWeight,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    load: Tensor | None = None,
+) -> Tensor:
+    if type(packed) is not PackedExperts:
+        return reference.experts(x, ids, weights, packed, shared, shared_gate, load)
+    rows, hidden_size = x.shape
+    assert x.dtype is packed.dtype
+    assert hidden_size == packed.hidden_size
+    assert ids.dtype is torch.int32
+    assert weights.dtype is torch.float32
+    assert load is None or load.dtype is torch.int64
+    for added in (shared, shared_gate):
+        assert added is None or (added.dtype is x.dtype and added.is_contiguous())
+    assert dense(x, ids, weights)
+    out = calls.empty(rows, hidden_size, dtype=x.dtype)
+    calls.experts(
+        packed.code,
+        rows,
+        hidden_size,
+        packed.intermediate_size,
+        packed.num_experts,
+        ids.size(1),
+        packed.gate.limit,
+        packed.gate.alpha,
+        x.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        packed.gate_up,
+        packed.gate_up_bias,
+        packed.down,
+        packed.down_bias,
+        None if shared is None else shared.data_ptr(),
+        None if shared_gate is None else shared_gate.data_ptr(),
+        None if load is None else load.data_ptr(),
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,170 @@
+// Rows gathered by expert, two grouped products with the gate between them, and the weighted sum by token.
+//
+// An element's sums have the order of linear.h, a token adds up its experts in the order in which they were chosen: a
+// row keeps its bits whatever stands beside it.
+#include "experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "api.h"
+#include "tape.h"
+#include "parallel.h"
+#include "simd.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t MOST_EXPERTS = 1024;
+constexpr int64_t TOKENS_AT_ONCE = 512;  // bounds the memory between the products; experts get enough rows each
+constexpr double GATE_NS = 0.15, COPY_NS = 0.03, SUM_NS = 0.1;  // an element
+
+struct ExpertsCall {
+  int64_t hidden_size, intermediate_size, num_experts, top_k;
+  double limit, alpha;
+  const void *gate_up, *gate_up_bias, *down, *down_bias;
+};
+
+template <class T>
+QUIRE_INLINE vf gate_of(const ExpertsCall& call, vf gate, vf up) {
+  if (call.limit == 0) return rounded_to<T>(gate / (1.0f + exp(-gate))) * up;
+  const vf limit = splat(static_cast<float>(call.limit));
+  gate = min(limit, gate), up = max(-limit, min(limit, up));
+  return (up + 1.0f) * gate / (1.0f + exp(gate * static_cast<float>(-call.alpha)));
+}
+
+template <class T>
+void gate_rows(const ExpertsCall& call, int64_t rows, const T* gate_up, T* out) {
+  const int64_t size = call.intermediate_size;
+  const double nanoseconds = GATE_NS * rows * size;
+  parallel_for(rows, grain_for(rows, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const T *gate = gate_up + row * 2 * size, *up = gate + size;
+      T* to = out + row * size;
+      for (int64_t i = 0; i < size; i += W) {
+        const int n = static_cast<int>(std::min<int64_t>(W, size - i));
+        store_part(to + i, gate_of<T>(call, load_part(gate + i, n), load_part(up + i, n)), n);
+      }
+    }
+  });
+}
+
+// Pairs of a token and one of its experts, ordered by expert.
+struct Order {
+  int64_t num_groups = 0;
+  RowGroup groups[MOST_EXPERTS];
+};
+
+// place[pair]: the row that it has among the gathered ones.
+void order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, int32_t* place, Order& order,
+                 int64_t* load) {
+  int64_t next[MOST_EXPERTS] = {};
+  for (int64_t pair = 0; pair < pairs; pair++) next[ids[pair]]++;
+  int64_t row = 0;
+  for (int64_t expert = 0; expert < call.num_experts; expert++) {
+    const int64_t count = next[expert];
+    if (load) load[expert] += count;
+    if (count) order.groups[order.num_groups++] = {row, count, expert};
+    next[expert] = row;
+    row += count;
+  }
+  for (int64_t pair = 0; pair < pairs; pair++) place[pair] = static_cast<int32_t>(next[ids[pair]]++);
+}
+
+template <class T>
+struct Rows {
+  const T* x;                // [rows, hidden_size]
+  const float* weights;      // [rows, top_k]
+  const T *shared, *gate;    // [rows, hidden_size], [rows, 1]; or null
+  T* out;                    // [rows, hidden_size]
+};
+
+template <class T>
+void gather(const ExpertsCall& call, int64_t rows, const T* x, const int32_t* place, T* gathered) {
+  const int64_t size = call.hidden_size;
+  const double nanoseconds = COPY_NS * rows * call.top_k * size;
+  parallel_for(rows, grain_for(rows, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin * call.top_k; pair < end * call.top_k; pair++)
+      std::memcpy(gathered + place[pair] * size, x + pair / call.top_k * size, size * sizeof(T));
+  });
+}
+
+template <class T>
+void add_up(const ExpertsCall& call, int64_t rows, const Rows<T>& at, const int32_t* place, const T* made) {
+  const int64_t size = call.hidden_size, top_k = call.top_k;
+  const double nanoseconds = SUM_NS * rows * (top_k + 1) * size;
+  parallel_for(rows, grain_for(rows, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const vf share = at.gate ? 1.0f / (1.0f + exp(-splat(to_float(at.gate[row])))) : splat(1.0f);
+      for (int64_t i = 0; i < size; i += W) {
+        const int n = static_cast<int>(std::min<int64_t>(W, size - i));
+        vf sum{};
+        for (int64_t k = 0; k < top_k; k++) {
+          const T* from = made + place[row * top_k + k] * size + i;
+          sum = fma(splat(at.weights[row * top_k + k]), load_part(from, n), sum);
+        }
+        if (at.shared) sum = fma(share, load_part(at.shared + row * size + i, n), sum);
+        store_part(at.out + row * size + i, sum, n);
+      }
+    }
+  });
+}
+
+template <class T>
+void grouped_linear(const GroupedCall& call) {
+  is_bf16<T> ? grouped_linear_bf16(call) : grouped_linear_f32(call);
+}
+
+template <class T>
+void experts_of(const ExpertsCall& call, int64_t rows, const int32_t* ids, const Rows<T>& at, int64_t* load) {
+  const int64_t pairs = rows * call.top_k, hidden = call.hidden_size, size = call.intermediate_size;
+  T* gathered = static_cast<T*>(scratch(2, pairs * ((hidden + 3 * size) * sizeof(T) + sizeof(int32_t)) + 64));
+  T *gate_up = gathered + pairs * hidden, *gated = gate_up + pairs * 2 * size;
+  int32_t* place = reinterpret_cast<int32_t*>(gated + pairs * size + (pairs * size & 1));
+  Order order;
+  order_pairs(call, pairs, ids, place, order, load);
+  gather(call, rows, at.x, place, gathered);
+  grouped_linear<T>({pairs, hidden, 2 * size, gathered, call.gate_up, call.gate_up_bias, gate_up, order.groups,
+                     order.num_groups});
+  gate_rows(call, pairs, gate_up, gated);
+  grouped_linear<T>({pairs, size, hidden, gated, call.down, call.down_bias, gathered, order.groups, order.num_groups});
+  add_up(call, rows, at, place, gathered);
+}
+
+template <class T>
+void experts(const ExpertsCall& call, int64_t rows, const int32_t* ids, const Rows<T>& all, int64_t* load) {
+  for (int64_t row = 0; row < rows; row += TOKENS_AT_ONCE) {
+    const int64_t at = row * call.hidden_size;
+    const Rows<T> part{all.x + at, all.weights + row * call.top_k, all.shared ? all.shared + at : nullptr,
+                       all.gate ? all.gate + row : nullptr, all.out + at};
+    experts_of(call, std::min(TOKENS_AT_ONCE, rows - row), ids + row * call.top_k, part, load);
+  }
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+// x, shared, out [rows, hidden_size]; ids, weights [rows, top_k]; shared_gate [rows]; load [num_experts]. gate_up, down:
+// weights packed one after the other, with biases [num_experts, ..] or null.
+QUIRE_API void quire_experts(int64_t dtype, int64_t rows, int64_t hidden_size, int64_t intermediate_size,
+                             int64_t num_experts, int64_t top_k, double limit, double alpha, const void* x,
+                             const int32_t* ids, const float* weights, const void* gate_up, const void* gate_up_bias,
+                             const void* down, const void* down_bias, const void* shared, const void* shared_gate,
+                             int64_t* load, void* out) {
+  const ExpertsCall call{hidden_size, intermediate_size, num_experts, top_k,     limit,
+                         alpha,       gate_up,           gate_up_bias, down, down_bias};
+  if (dtype == FLOAT32)
+    experts<float>(call, rows, ids,
+                   {static_cast<const float*>(x), weights, static_cast<const float*>(shared),
+                    static_cast<const float*>(shared_gate), static_cast<float*>(out)},
+                   load);
+  else
+    experts<bf16>(call, rows, ids,
+                  {static_cast<const bf16*>(x), weights, static_cast<const bf16*>(shared),
+                   static_cast<const bf16*>(shared_gate), static_cast<bf16*>(out)},
+                  load);
+}
+
+QUIRE_RECORDABLE(experts);

@@ -1,0 +1,109 @@
+"""Feed-forward layers of which every token takes a few: routing, and the products of the chosen experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from kernels.routing import SILU, Gate, Routing
+
+
+@dataclass(frozen=True)
+class ExpertsWeight:
+    """Weights as `experts` wants them. Opaque to callers: each package packs in its own way."""
+
+    gate_up: torch.Tensor  # [num_experts, 2 * intermediate_size, hidden_size], gates first
+    down: torch.Tensor  # [num_experts, hidden_size, intermediate_size]
+    gate_up_bias: torch.Tensor | None  # [num_experts, 2 * intermediate_size]
+    down_bias: torch.Tensor | None  # [num_experts, hidden_size]
+    gate: Gate
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [num_tokens, num_experts] -> experts int32 and weights float32, [num_tokens, top_k] each, best first.
+
+    Of equally good experts the one with the lower number comes first. `bias` float32 [num_experts] is added where
+    experts are chosen, not to their weights (arXiv 2412.19437, section 2.1.2).
+    """
+    logits = logits.float()
+    scores = logits.softmax(1) if routing.scoring == "softmax" else logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if routing.num_groups > 1:
+        choice = choice.masked_fill(~_looked_at(choice, routing), float("-inf"))
+    ids = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = scores.gather(1, ids)
+    if routing.renormalize:
+        weights = weights / weights.sum(1, keepdim=True)
+    return ids.int(), weights * routing.scale
+
+
+def _looked_at(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """bool, of choice's shape: experts in the best groups."""
+    grouped = choice.view(len(choice), routing.num_groups, -1)
+    merit = grouped.topk(routing.group_top, dim=2).values.sum(2)
+    best = merit.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
+    groups = torch.zeros_like(merit, dtype=torch.bool).scatter_(1, best, True)
+    return groups.unsqueeze(2).expand_as(grouped).flatten(1)
+
+
+def prepare_experts(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate: Gate = SILU,
+) -> ExpertsWeight:
+    """Packs the weights, once, when the model is loaded. Shapes: ExpertsWeight.
+
+    May keep the tensors it is given or copies of them; the caller forgets them.
+    """
+    return ExpertsWeight(gate_up, down, gate_up_bias, down_bias, gate)
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: ExpertsWeight,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    load: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[num_tokens, hidden_size] -> the same shape: by token, the weighted sum of what its experts make of it.
+
+    `ids`, `weights`: from `route`. `shared` [num_tokens, hidden_size] is added, times sigmoid(`shared_gate`
+    [num_tokens, 1]) if that is there. To `load` int64 [num_experts] goes how many tokens each expert had. An expert
+    that no token chose is not read. Results are rounded to x's dtype after either product and at the end.
+    """
+    made = x.new_zeros((*ids.shape, x.size(1)))
+    counts = torch.bincount(ids.flatten(), minlength=len(packed.gate_up))
+    for expert in counts.nonzero().flatten().tolist():
+        token, place = (ids == expert).nonzero(as_tuple=True)
+        made[token, place] = _expert(x[token], packed, expert)
+    if load is not None:
+        load += counts
+    out = (made.float() * weights.unsqueeze(2)).sum(1)
+    if shared is not None:
+        out += shared.float() if shared_gate is None else shared.float() * shared_gate.float().sigmoid()
+    return out.to(x.dtype)
+
+
+def _expert(x: torch.Tensor, packed: ExpertsWeight, expert: int) -> torch.Tensor:
+    def bias(of: torch.Tensor | None) -> torch.Tensor | None:
+        return None if of is None else of[expert]
+
+    gate_up = functional.linear(x, packed.gate_up[expert], bias(packed.gate_up_bias))
+    return functional.linear(gated(gate_up, packed.gate), packed.down[expert], bias(packed.down_bias))
+
+
+def gated(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """[num_tokens, 2 * size], gates first -> [num_tokens, size]"""
+    first, second = gate_up.chunk(2, dim=-1)
+    if not gate.limit:
+        return functional.silu(first) * second
+    first, second = first.clamp(max=gate.limit), second.clamp(-gate.limit, gate.limit)
+    return (second + 1) * first * torch.sigmoid(first * gate.alpha)

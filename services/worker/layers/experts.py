@@ -1,0 +1,114 @@
+"""The feed-forward layer of a mixture of experts: a router, the experts that it chooses from, one that all tokens take.
+
+Outrageously Large Neural Networks (arXiv 1701.06538); shared experts as in DeepSeekMoE (arXiv 2401.06066).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from services.worker.layers.linear import Linear, Part
+from services.worker.layers.mlp import MLP
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Alternative, Loadable, Placement, Tensor
+    from services.worker.layers.rms_norm import RMSNorm
+    from services.worker.models.experts_config import ExpertNames, ExpertsConfig
+    from services.worker.models.single_row import RowKernels
+
+
+class Experts:
+    """Their weights, stacked, from checkpoints that have a tensor for each expert or one for all of them."""
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        self._name, self._names, self._gate = name, config.names, config.activation
+        self._ops = place.ops
+        count, size = config.num_experts, config.intermediate_size
+        self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
+        self._down: Tensor = place.empty(count, hidden_size, size)
+        self.packed: Any = None  # as the ops want it, once loaded
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for expert, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
+            gate, up = gate_up.chunk(2)
+            yield from zip(self._part_names(expert), (gate, up, down), strict=True)
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        from services.worker.layers.placement import Alternative
+
+        parts = [self._part_names(expert) for expert in range(len(self._down))]
+        gates_and_ups = tuple(name for gate, up, _ in parts for name in (gate, up))
+        return {
+            f"{self._name}.gate_up_proj": Alternative(self._gate_up, gates_and_ups),
+            f"{self._name}.down_proj": Alternative(self._down, tuple(down for _, _, down in parts)),
+        }
+
+    def _part_names(self, expert: int) -> tuple[str, str, str]:
+        names: ExpertNames = self._names
+        one = f"{self._name}.{expert}"
+        return f"{one}.{names.gate}.weight", f"{one}.{names.up}.weight", f"{one}.{names.down}.weight"
+
+    def finish(self) -> None:
+        self.packed = self._ops.prepare_experts(self._gate_up, self._down, gate=self._gate)
+        self._gate_up = self._down = None
+
+
+class SparseMLP:
+    """Every token's best experts, weighted, and the shared expert's addition where there is one."""
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        """`name`: of the layer's module in the checkpoint."""
+        if place.quantization != "none":
+            raise InvalidArgument(
+                f"quantization: {place.quantization} is there for dense layers, not for experts",
+                field="quantization",
+            )
+        import torch  # here: families are also read where there is none
+
+        self._routing, self._ops = config.routing, place.ops
+        router = Part(f"{name}.{config.names.router}", config.num_experts)
+        self.router = Linear([router], hidden_size, False, place)
+        self.experts = Experts(f"{name}.experts", hidden_size, config, place)
+        self._shared: MLP | None = None
+        self._shared_gate: Linear | None = None
+        if config.shared_intermediate_size:
+            shared = f"{name}.{config.names.shared}"
+            self._shared = MLP(shared, hidden_size, config.shared_intermediate_size, False, place)
+            if config.shared_is_gated:
+                self._shared_gate = Linear([Part(f"{shared}_gate", 1)], hidden_size, False, place)
+        # How many tokens each expert has had: int64 [num_experts].
+        self.load: Tensor = torch.zeros(config.num_experts, dtype=torch.int64, device=place.device)
+
+    @property
+    def _parts(self) -> Iterator[Loadable]:
+        yield self.router
+        yield self.experts
+        if self._shared is not None:
+            yield self._shared
+        if self._shared_gate is not None:
+            yield self._shared_gate
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        """Tensors that hold all experts."""
+        return self.experts.alternatives
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        ids, weights = self._ops.route(self.router(x), self._routing)
+        shared = None if self._shared is None else self._shared(x)
+        gate = None if self._shared_gate is None else self._shared_gate(x)
+        return self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, self.load)
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
+        raise AssertionError("not offered")

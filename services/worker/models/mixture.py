@@ -1,0 +1,56 @@
+"""Llama's blocks with a choice of experts for the feed-forward of some layers or all: what such families share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.experts import SparseMLP
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.llama import LlamaForCausalLM, LlamaLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Alternative, Placement
+
+
+class MixtureLayer(LlamaLayer):
+    """`experts` is None in a layer that has none."""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        assert config.experts is not None
+        self.experts: SparseMLP | None = None
+        if config.experts.sparse_layers[index]:
+            name = f"model.layers.{index}.{config.experts.names.module}"
+            self.experts = SparseMLP(name, config.hidden_size, config.experts, place)
+        super().__init__(index, config, backend, place, self.experts)
+
+
+class MixtureForCausalLM(LlamaForCausalLM):
+    """A family says how its config.json is read."""
+
+    taped_functions: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.taped_functions, "route", "experts")
+
+    @staticmethod
+    @abstractmethod
+    def read(config: ConfigFile) -> DecoderConfig: ...
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        return MixtureLayer(index, config, backend, place)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "there are no fused kernels for the experts of one row"
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        layers = (layer for layer in self.layers if isinstance(layer, MixtureLayer))
+        return {
+            name: alternative
+            for layer in layers
+            if layer.experts is not None
+            for name, alternative in layer.experts.alternatives.items()
+        }

@@ -1,0 +1,92 @@
+"""Mixtures of experts: what config.json may say of them, and what they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from services.worker.layers.experts import SparseMLP
+from services.worker.layers.placement import Placement
+from services.worker.models.registry import read_model_config
+from shared.errors import InvalidArgument
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+BASE: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "num_experts_per_tok": 2,
+}
+MIXTRAL = {**BASE, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8}
+QWEN3 = {**BASE, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "moe_intermediate_size": 32}
+QWEN2 = {**QWEN3, "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 96}
+
+
+def test_families_choose_and_weigh_experts_in_their_own_ways() -> None:
+    mixtral, qwen2 = read_model_config(MIXTRAL).experts, read_model_config(QWEN2).experts
+    qwen3 = read_model_config({**QWEN3, "norm_topk_prob": True}).experts
+    assert mixtral is not None
+    assert qwen2 is not None
+    assert qwen3 is not None
+    assert (mixtral.num_experts, mixtral.intermediate_size, mixtral.routing.renormalize) == (8, 128, True)
+    assert (qwen2.num_experts, qwen2.intermediate_size, qwen2.routing.renormalize) == (16, 32, False)
+    assert (qwen2.shared_intermediate_size, qwen2.shared_is_gated) == (96, True)
+    assert (qwen3.shared_intermediate_size, qwen3.routing.renormalize) == (0, True)
+
+
+def test_layers_that_have_experts() -> None:
+    def sparse(**changes: Any) -> tuple[bool, ...]:
+        experts = read_model_config({**QWEN3, **changes}).experts
+        assert experts is not None
+        return experts.sparse_layers
+
+    assert sparse() == (True,) * 4
+    assert sparse(mlp_only_layers=[0, 3]) == (False, True, True, False)
+    assert sparse(decoder_sparse_step=2) == (False, True, False, True)
+    assert sparse(num_experts=None, num_local_experts=4) == (True,) * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({**MIXTRAL, "num_local_experts": None}, "num_local_experts is None: a whole number is needed"),
+        ({**MIXTRAL, "num_local_experts": 4096}, "num_local_experts is 4096: 1 to 1024 experts are possible"),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "num_experts_per_tok is 9: a token can take 1 to 8 experts"),
+        ({**QWEN3, "decoder_sparse_step": 0}, "decoder_sparse_step is 0: must be 1 or more"),
+        ({**QWEN3, "mlp_only_layers": "none"}, "mlp_only_layers is 'none': a list of layers is needed"),
+        ({**QWEN3, "norm_topk_prob": 1}, "norm_topk_prob is 1: true or false is needed"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_model_config(values)
+    assert text in str(refused.value)
+
+
+def test_quantization_is_for_dense_layers() -> None:
+    experts = read_model_config(MIXTRAL).experts
+    assert experts is not None
+    place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"), quantization="fp8")
+    with pytest.raises(InvalidArgument, match="quantization: fp8 is there for dense layers, not for experts"):
+        SparseMLP("mlp", 64, experts, place)
+
+
+def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Checkpoint]) -> None:
+    """By layer: each token counts once for each of its experts."""
+    rig = Rig(checkpoint("qwen2-moe").folder, attention_backend="auto")
+    rig.step([New(0, list(range(11)))], {0: 11})
+    rig.step()
+    layers = [layer.experts for layer in rig.replica._runner._whole_model.layers]
+    assert layers[1] is None
+    counts = [layer.load.tolist() for layer in layers if layer is not None]
+    assert len(counts) == 2
+    assert [sum(count) for count in counts] == [12 * 3, 12 * 3]
