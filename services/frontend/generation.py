@@ -43,6 +43,7 @@ class Times(NamedTuple):
 
     queue_s: float | None  # of the sample that started first, with the scheduler
     first_token_s: float | None  # since the arrival
+    generation_s: float | None = None  # from the first token to the last, of one sample
 
 
 class Generation:
@@ -151,6 +152,13 @@ class Generation:
     def times(self) -> Times:
         first_s = min((sample.first_token_s for sample in self._samples if sample.num_tokens), default=None)
         return Times(self._queue_s, None if first_s is None else first_s - self.request.arrival_s)
+
+    def sample_times(self, index: int) -> Times:
+        sample = self._samples[index]
+        if not sample.num_tokens:
+            return Times(self._queue_s, None)
+        first_s = sample.first_token_s
+        return Times(self._queue_s, first_s - self.request.arrival_s, sample.last_token_s - first_s)
 
     @property
     def finish_reasons(self) -> str:

@@ -136,6 +136,7 @@ class Request:
     take_apart: bool = False  # the reader wants reasoning and tool calls apart from the content
     tool_use: ToolUse | None = None
     include_reasoning: bool = True
+    return_times: bool = False
     form_field: str = ""  # the body's, if several can ask for a form of the output
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
 

@@ -75,6 +75,7 @@ def _request(model: str, prompt: Prompt, sampling: Sampling, options: pb.Request
         truncation_side=options.truncation_side or "left",
         final_only=options.final_only,
         stream_interval=max(1, options.stream_interval),
+        return_times=options.return_times,
     )
 
 

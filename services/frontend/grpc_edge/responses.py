@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from services.frontend.catalogue import CatalogueEntry
 from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation, Usage
+from services.frontend.generation import Generation, Times, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from shared.pb.common.v1 import finish_pb2
@@ -44,6 +44,8 @@ def complete(response: Response, delta: Delta, generation: Generation, is_first:
         _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
     if delta.finish is not None:
         _add_finish(response, delta.finish)
+        if generation.request.return_times:
+            response.times.CopyFrom(_times(generation.sample_times(delta.sample)))
     if is_first or delta.finish is not None:
         response.usage.CopyFrom(_usage(generation.usage))
 
@@ -55,6 +57,11 @@ def _usage(usage: Usage) -> finish_pb2.Usage:
         cached_tokens=usage.cached_tokens,
         reasoning_tokens=usage.reasoning_tokens,
     )
+
+
+def _times(times: Times) -> finish_pb2.Times:
+    queue_us, first_token_us, generation_us = (round((seconds or 0) * 1e6) for seconds in times)
+    return finish_pb2.Times(queue_us=queue_us, first_token_us=first_token_us, generation_us=generation_us)
 
 
 def _add_finish(response: Response, finish: Finish) -> None:

@@ -126,6 +126,7 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
+    return_metrics: bool | None = Field(None, description="give the times of this request, too; in a stream at its end")
     guided_json: str | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json")
     guided_regex: str | None = Field(None, description="... of structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="... of structured_outputs.choice")

@@ -10,6 +10,7 @@ from services.frontend.openai_edge.format import Frame, ending, usage_object
 from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
 from services.frontend.openai_edge.message_parts import delta_of, has_calls, message_of
 from services.frontend.openai_edge.prompt_logprobs import prompt_logprobs
+from services.frontend.openai_edge.metrics import metrics
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -48,15 +49,17 @@ class ChatFormat:
         choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
         return self._frame([choice], **self._usage(sample, generation), **self._prompt(generation))
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return self._frame([], usage=usage_object(usage))
+    def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        usage = {"usage": usage_object(generation.usage)} if self._options.include_usage else {}
+        told = usage | metrics(self._options, generation)
+        return self._frame([], **told) if told else None
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta) for delta in deltas]
         more = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt(generation)}
         if self._options.prompt_logprobs:
             more["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs, self._start, self._texts)
-        return self._frame(choices, usage=usage_object(generation.usage), **more)
+        return self._frame(choices, usage=usage_object(generation.usage), **more, **metrics(self._options, generation))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         return {"index": delta.sample, "message": self._message(delta), "token_ids": None, **self._details(delta)}
@@ -100,4 +103,5 @@ class BatchFormat(ChatFormat):
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta) | self._prompt(generation, delta.sample) for delta in deltas]
-        return self._frame(choices, usage=usage_object(generation.usage))
+        told = metrics(self._options, generation)
+        return self._frame(choices, usage=usage_object(generation.usage), **told)

@@ -23,16 +23,16 @@ def event(body: dict[str, Any]) -> bytes:
 class Chunks:
     """A format for Answer."""
 
-    def __init__(self, format: Format, *, include_usage: bool) -> None:
+    def __init__(self, format: Format) -> None:
         self._format = format
-        self._include_usage = include_usage
         self.whole = format.whole
 
     def events(self, deltas: list[Delta], generation: Generation) -> bytes:
         return b"".join([event(c) for delta in deltas for c in self._format.chunks(delta, generation)])
 
     def last_events(self, generation: Generation) -> bytes:
-        return (event(self._format.usage_chunk(generation.usage)) if self._include_usage else b"") + DONE
+        last = self._format.last_chunk(generation)
+        return (b"" if last is None else event(last)) + DONE
 
     def error_events(self, error: QuireError) -> bytes:
         return event(errors.as_object(error)) + DONE

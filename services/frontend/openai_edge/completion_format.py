@@ -10,6 +10,7 @@ from services.frontend.openai_edge.format import Frame, ending, usage_object
 from services.frontend.openai_edge.logprobs import TokenTexts, completion_logprobs
 from services.frontend.openai_edge.prompt_logprobs import echoed_logprobs, joined, prompt_logprobs
 from services.frontend.openai_edge.prompt_only import FULL
+from services.frontend.openai_edge.metrics import metrics
 from services.frontend.openai_edge.requests import AnswerOptions
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -38,12 +39,15 @@ class CompletionFormat:
             more["usage"] = usage_object(self._counted(generation.sample_usage(delta.sample)))
         return [self._frame([self._choice(delta, generation)], **more)]
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return self._frame([], usage=usage_object(self._counted(usage)))
+    def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        usage = {"usage": usage_object(self._counted(generation.usage))} if self._options.include_usage else {}
+        told = usage | metrics(self._options, generation)
+        return self._frame([], **told) if told else None
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
         choices = [NOT_ASKED_FOR | self._choice(delta, generation) for delta in deltas]
-        return self._frame(choices, usage=usage_object(self._counted(generation.usage)))
+        told = metrics(self._options, generation)
+        return self._frame(choices, usage=usage_object(self._counted(generation.usage)), **told)
 
     def _counted(self, usage: Usage) -> Usage:
         return usage._replace(completion_tokens=0) if self._options.no_output else usage

@@ -27,8 +27,8 @@ class Format(Protocol):
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:
         """What a stream says about this delta."""
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The last chunk of a stream that was asked for the usage."""
+    def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        """The last of a stream, without a choice; None if nothing was asked for that it would hold."""
 
     def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
         """The answer in one piece: a delta per sample, in order."""

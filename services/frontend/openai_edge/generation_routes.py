@@ -69,8 +69,7 @@ class GenerationRoutes:
                 self._processor.check(request)
                 return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.name)
-        chunks = Chunks(answer_format, include_usage=options.include_usage)
-        return Answer(self._generator, request, chunks, stream=options.stream)
+        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
 
     def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
         match prompt:
@@ -87,8 +86,7 @@ class GenerationRoutes:
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.name)
-        chunks = Chunks(answer_format, include_usage=options.include_usage)
-        return Answer(self._generator, request, chunks, stream=options.stream)
+        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
 
     async def batch(self, body: BatchBody, http: Request) -> Response:
         """Answers several conversations, each once, in one piece."""
@@ -96,7 +94,7 @@ class GenerationRoutes:
         request = batch_request(body, headers.read(http), self._tokenizer.defaults)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.name)
-        return Answer(self._generator, request, Chunks(answer_format, include_usage=False), stream=False)
+        return Answer(self._generator, request, Chunks(answer_format), stream=False)
 
     async def invoke(self, body: dict[str, Any], http: Request) -> Response:
         """A chat completion if there are messages, else a completion: what SageMaker asks of a container. From here on

@@ -70,6 +70,7 @@ class AnswerOptions:
     prompt_text: bool  # also give the prompt as the model got it
     prompt_logprobs: bool  # also give the log-probabilities of the prompt
     echoed_logprobs: bool  # ... in front of those of the output
+    metrics: bool = False  # also give the times of this request
     no_output: bool = False  # give the prompt alone
     prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
 
@@ -132,6 +133,7 @@ def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         prompt_text=bool(body.return_prompt_text),
         prompt_logprobs=body.prompt_logprobs is not None or bool(body.prompt_logprob_token_ids),
+        metrics=bool(body.return_metrics),
         echoed_logprobs=isinstance(body, CompletionBody) and body.echo and body.logprobs is not None,
         prefix=prefix,
     )

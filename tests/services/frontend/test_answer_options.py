@@ -84,6 +84,47 @@ async def test_the_prompt_as_the_model_got_it(folder: Path) -> None:
     assert [choice["prompt_text"] for choice in choices] == ["one two", "three"]
 
 
+async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path) -> None:
+    names = ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"]
+    body = {**BODY, "return_metrics": True}
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20, "return_metrics": True, "seed": 60}
+    async with serving(folder) as (script, frontend):
+        script.step_s = 0.002
+        for path, asked in (("/v1/completions", body), ("/v1/chat/completions", chat)):
+            answer = (await frontend.http.post(path, json=asked)).json()
+            told = answer["metrics"]
+            assert list(told) == names
+            assert told["generation_time_ms"] > 19, "20 tokens, a step of 2 ms each"
+            assert told["mean_itl_ms"] == pytest.approx(told["generation_time_ms"] / 19, rel=0.01)
+            assert told["tokens_per_second"] == pytest.approx(1e3 / told["mean_itl_ms"], rel=0.01)
+            assert 0 <= told["queue_time_ms"] < told["time_to_first_token_ms"]
+            *others, last = data_of((await frontend.http.post(path, json={**asked, "stream": True})).text)
+            assert (list(last["metrics"]), last["choices"], "usage" in last) == (names, [], False)
+            assert not any("metrics" in chunk for chunk in others)
+            usage = {"stream_options": {"include_usage": True}}
+            *_, last = data_of((await frontend.http.post(path, json={**asked, "stream": True, **usage})).text)
+            assert last["usage"]["completion_tokens"] == 20
+            assert list(last["metrics"]) == names
+            assert (await frontend.http.post(path, json={**asked, "n": 2})).json()["metrics"] is None
+            assert "metrics" not in (await frontend.http.post(path, json={**asked, "return_metrics": False})).json()
+        one = (await frontend.http.post("/v1/completions", json={**body, "max_tokens": 1})).json()["metrics"]
+        assert (one["generation_time_ms"], one["mean_itl_ms"], one["tokens_per_second"]) == (0, None, None)
+
+
+async def test_the_times_of_each_sample_over_grpc(folder: Path) -> None:
+    async with serving(folder) as (script, frontend):
+        script.step_s = 0.002
+        request = pb.GenerateRequest(text="x", sampling=Sampling(n=2, max_tokens=20, seed=60))
+        assert not any(message.HasField("times") for message in await generate(frontend, request))
+        request.options.return_times = True
+        *others, last = await generate(frontend, request)
+    told = [message.times for message in (*others, last) if message.HasField("times")]
+    assert len(told) == 2
+    for times in told:
+        assert times.generation_us > 19_000
+        assert 0 < times.first_token_us < times.generation_us + 10_000_000
+
+
 async def test_named_tokens_need_logprobs_over_http(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         alone = await frontend.http.post("/v1/completions", json={**BODY, "logprob_token_ids": [5, 3]})
