@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from shared.pb.common.v1.part_pb2 import Part
 
 from shared.errors import InvalidArgument
+from shared.pb.common.v1.part_pb2 import Part
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.rpc import parts
 from shared.rpc.channel import SERVICE_MESSAGE_BYTES
