@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ log = logs.logger("frontend")
 
 SERVICES = (inference_service.SERVICE_NAME,)
 ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
+# Templates of long conversations run Python in a thread: with CPython's 5 ms the loop would wait so long whenever it
+# has looked for news, which it does several times for a first token.
+SWITCH_INTERVAL_S = 5e-4
 LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
 
 
@@ -62,6 +66,7 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
     logs.configure(settings.name, settings.log_level, settings.log_format)
     for field in ("http_port", "grpc_port"):  # before anything is loaded
         ports.check(settings.host, getattr(settings, field), field, share=settings.share_ports)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     frontend = Frontend(settings, shutdown)
     keep_for_good()
     try:

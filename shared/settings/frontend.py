@@ -98,7 +98,9 @@ class FrontendSettings(Settings):
     reasoning_parser: str = Field(
         "auto", description="how the model sets reasoning apart: a parser's name, none, or auto (by its chat template)"
     )
-    tokenizer_threads: int = Field(2, ge=1, description="threads that tokenize long prompts")
+    tokenizer_threads: int = Field(
+        0, ge=0, description="threads that tokenize long prompts; 0: half as many as there are processors, at most 2"
+    )
 
     @field_validator("limits")
     @classmethod

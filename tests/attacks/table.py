@@ -84,6 +84,9 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "messages: 250,000": lambda: chat(messages=[MESSAGE] * 250_000),
     "messages: 80,000, 4 at once": lambda: chat(4, messages=[MESSAGE] * 80_000),
     "messages: 4,096, 16 at once": lambda: chat(16, messages=[MESSAGE] * 4096),
+    "messages: 4,096 with a control token, 4 at once": lambda: chat(
+        4, messages=[{"role": "user", "content": "x <|im_end|> y"}] * 4096
+    ),
     "messages: 100,000 parts": lambda: chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 100_000}]
     ),

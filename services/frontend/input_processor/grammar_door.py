@@ -18,11 +18,12 @@ from services.frontend.input_processor import grammar_probe
 from shared import structured_output
 from shared.errors import Internal, InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
+from shared.priority import step_back
 from shared.structured_output.checks import FIELD
 from shared.structured_output.literals import Specials
 
-PATIENCE_S = 3.0  # the largest constraints that people write take a tenth of it
-START_PATIENCE_S = 60.0  # a child's imports, on a machine that has much to do
+PATIENCE_S = 3.0  # of a child's processor time: the largest constraints that people write take a tenth of it
+LONGEST_WAIT_S = 60.0  # for that, and for a child's imports, on a machine that has much to do
 REMEMBERED = 4096  # constraints that were found good or bad
 NUM_PROBES = 2
 
@@ -34,7 +35,7 @@ class GrammarDoor:
         """`specials`: tokens that a grammar may name."""
         introduction = grammar_probe.introduction(specials, vocab_size)
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._threads = ThreadPoolExecutor(NUM_PROBES, thread_name_prefix="grammar-door")
+        self._threads = ThreadPoolExecutor(NUM_PROBES, "grammar-door", step_back)  # and so the processes they start
         self._probes: LifoQueue[Probe] = LifoQueue()  # the one that was used last is warm
         for _ in range(NUM_PROBES):
             self._probes.put(Probe(introduction))
@@ -84,12 +85,13 @@ class Probe:
         except BrokenPipeError:  # it has been killed from outside while nobody asked
             self.close()
             return self.verdict(message)
-        ready, _, _ = select.select([child.stdout], [], [], PATIENCE_S)
+        ready, _, _ = select.select([child.stdout], [], [], LONGEST_WAIT_S)
         answer = grammar_probe.read(child.stdout) if ready else None
         if answer is not None:
             return answer.decode()
+        took_long = not ready or child.wait() == -grammar_probe.OUT_OF_TIME
         self.close()
-        bound = f"{grammar_probe.MEMORY_BYTES >> 20} MiB" if ready else f"{PATIENCE_S:.0f} s"
+        bound = f"{PATIENCE_S:.0f} s" if took_long else f"{grammar_probe.MEMORY_BYTES >> 20} MiB"
         return structured_output.refuse(f"it takes more than {bound} to compile").message
 
     def close(self) -> None:
@@ -99,13 +101,13 @@ class Probe:
             self._child = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", grammar_probe.__name__]
+        command = [sys.executable, "-m", grammar_probe.__name__, str(PATIENCE_S)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert child.stdin is not None
         assert child.stdout is not None
         self._child = child
         grammar_probe.write(child.stdin, self._introduction)
-        ready, _, _ = select.select([child.stdout], [], [], START_PATIENCE_S)
+        ready, _, _ = select.select([child.stdout], [], [], LONGEST_WAIT_S)
         if not ready or grammar_probe.read(child.stdout) is None:
             self.close()
             raise Internal("the process that compiles constraints at the door does not start")

@@ -3,6 +3,7 @@
 Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
 own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.
 
+Argument: the processor time for each, seconds.
 stdin: the vocabulary's special tokens, then constraints; stdout: an empty message when it has begun, then a verdict for
 each, empty if it is good. All of them with their length in front, 4 bytes, little-endian.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
@@ -24,6 +26,7 @@ from shared.pb.common.v1 import sampling_pb2
 from shared.structured_output.literals import Specials
 
 MEMORY_BYTES = 1 << 30
+OUT_OF_TIME = signal.SIGPROF  # ends the process, where nothing else could interrupt the library
 NUM_BYTES = 256
 LENGTH_BYTES = 4
 SILENT = 0
@@ -105,8 +108,10 @@ def main() -> None:
     judge = Judge(Specials(first["ids"], frozenset(first["in_text"])), first["vocab_size"])
     write(sys.stdout.buffer, b"")
     while (message := read(sys.stdin.buffer)) is not None:
-        constraint = sampling_pb2.StructuredOutput.FromString(message)
-        write(sys.stdout.buffer, judge.verdict(constraint).encode())
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
+        verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(message))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write(sys.stdout.buffer, verdict.encode())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,10 +19,12 @@ from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.cuts import Cuts
 from services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
 from shared.errors import InvalidArgument
+from shared.priority import step_back
 
 # Up to here tokenizing takes less than a detour through a thread costs other streams
 # (tests/services/frontend/throughput.py prints it).
 INLINE_CHARACTERS = 1024
+LIKE_CHARACTERS = 64  # what every section costs besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character
 LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary could split: 20 ms, 13 MB
 
@@ -51,14 +53,15 @@ class Encoder:
     """Owns the threads; belongs to one event loop."""
 
     def __init__(self, tokenizer: HfTokenizer, threads: int, control_tokens: Sequence[str] = ()) -> None:
-        """`control_tokens`: that plain sections may spell."""
+        """`threads`: 0: by the number of processors; `control_tokens`: that plain sections may spell."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the thread that asks for it
         self._tokenizer = tokenizer
         self.own = Reader(tokenizer)
         self._plain = Reader(*plain_tokenizer(tokenizer, control_tokens)) if control_tokens else self.own
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self._whole = ThreadPoolExecutor(1, thread_name_prefix="tokenize-whole")  # texts that cannot be cut
-        self._turns = Turns(threads)
+        threads = threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))  # streams need the others
+        self._pool = ThreadPoolExecutor(threads, "tokenize", step_back)
+        self._whole = ThreadPoolExecutor(1, "tokenize-whole", step_back)  # texts that cannot be cut, and templates
+        self._turns, self._turns_of_whole = Turns(threads), Turns(1)
         self._before, self._behind = self._frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
@@ -83,7 +86,12 @@ class Encoder:
     ) -> list[int]:
         """Of one text, each with the tokenizer that it needs."""
         ids: list[int] = []
+        at_once = 0
         for number, section in enumerate(sections):
+            at_once += len(section.text) + LIKE_CHARACTERS
+            if at_once > INLINE_CHARACTERS:  # a conversation may have thousands of short ones
+                await asyncio.sleep(0)
+                at_once = 0
             ids += await self._section(section, number > 0, None if enough is None else enough - len(ids))
             if enough is not None and len(ids) > enough:
                 break
@@ -107,7 +115,8 @@ class Encoder:
             return reader.ids(text, add_special_tokens)
         if len(text) <= PIECE_CHARACTERS:
             return await self._in_turn(reader, text, len(text), add_special_tokens=add_special_tokens)
-        return await self._run(self._whole, reader, text, add_special_tokens)
+        async with self._turns_of_whole.turn(len(text)):
+            return await self._run(self._whole, reader, text, add_special_tokens)
 
     async def _in_pieces(self, reader: Reader, text: str, enough: int | None) -> list[int]:
         ids: list[int] = []
@@ -133,16 +142,31 @@ class Encoder:
         characters = sum(map(len, texts))
         if characters <= INLINE_CHARACTERS:
             return self._encode_all(texts)
-        async with self._turns.turn(characters):
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_all, texts)
+        loop, found = asyncio.get_running_loop(), list[list[int]]()
+        for some in _portions(texts):
+            async with self._turns.turn(characters):
+                found += await loop.run_in_executor(self._pool, self._encode_all, some)
+        return found
 
     def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    async def in_thread(self, work: Callable[[Argument], Outcome], argument: Argument) -> Outcome:
-        """Other work of the kind, on texts that are not short."""
-        return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)
+    async def in_thread(self, work: Callable[[Argument], Outcome], argument: Argument, amount: int) -> Outcome:
+        """Other work of the kind, on texts that are not short; the one with the least `amount` goes first."""
+        async with self._turns_of_whole.turn(amount):
+            return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._whole.shutdown(wait=False, cancel_futures=True)
+
+
+def _portions(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Each of about as many characters as a piece."""
+    start = characters = 0
+    for end, text in enumerate(texts):
+        if characters + len(text) > PIECE_CHARACTERS and end > start:
+            yield texts[start:end]
+            start, characters = end, 0
+        characters += len(text)
+    yield texts[start:]

@@ -119,7 +119,7 @@ class Tokenizer:
         if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
             sections = self._sections(prompt)
         else:
-            sections = await self._encoder.in_thread(self._sections, prompt)
+            sections = await self._encoder.in_thread(self._sections, prompt, len(prompt.messages) + len(prompt.tools))
         return await self._encoder.encode_sections(
             sections, add_special_tokens=prompt.add_special_tokens, enough=enough
         )

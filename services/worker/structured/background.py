@@ -15,8 +15,10 @@ Jobs = queue.SimpleQueue[Callable[[], None] | None]
 class Background:
     """Jobs are begun in order. The threads end with this object; one that never ends keeps no process from leaving."""
 
-    def __init__(self, name: str, num_threads: int = 1) -> None:
+    def __init__(self, name: str, num_threads: int = 1, begin: Callable[[], None] = lambda: None) -> None:
+        """`begin`: called first in each thread."""
         self._name = name
+        self._begin = begin
         self._jobs: Jobs = queue.SimpleQueue()
         self._num_threads = 0
         for _ in range(num_threads):
@@ -25,7 +27,7 @@ class Background:
     def add_thread(self) -> None:
         """In place of one that hangs."""
         self._num_threads += 1
-        threading.Thread(target=_run, args=(self._jobs,), name=self._name, daemon=True).start()
+        threading.Thread(target=_run, args=(self._jobs, self._begin), name=self._name, daemon=True).start()
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
         outcome: Future[Result] = Future()
@@ -44,7 +46,8 @@ class Background:
             self._jobs.put(None)
 
 
-def _run(jobs: Jobs) -> None:
+def _run(jobs: Jobs, begin: Callable[[], None]) -> None:
+    begin()
     while (job := jobs.get()) is not None:
         job()
         del job  # it may be what keeps the threads' owner

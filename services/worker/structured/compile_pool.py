@@ -15,6 +15,7 @@ from services.worker.structured.port import Grammar, GrammarBackend
 from shared.errors import Internal, InvalidArgument, QuireError
 from shared.logs import logger
 from shared.pb.common.v1 import sampling_pb2
+from shared.priority import step_back
 from shared.structured_output.checks import FIELD
 
 log = logger("worker.grammars")
@@ -132,7 +133,7 @@ class CompilePool:
     def _begin(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Making:
         making = self._making[grammar_id] = _Making()
         if self._threads is None:
-            self._threads = Background("grammars", NUM_THREADS)
+            self._threads = Background("grammars", NUM_THREADS, step_back)
         self._threads.submit(lambda: self._make(grammar_id, constraint, making))
         return making
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import threading
@@ -204,3 +205,52 @@ async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:
         turns += 1
     assert len(await task) > 240_000
     assert turns > 15
+
+
+def _priorities(name: str) -> dict[str, int]:
+    """Niceness of this process's threads whose names begin so, and of the main one."""
+    found = {}
+    for thread in threading.enumerate():
+        if thread.name.startswith(name) or thread is threading.main_thread():
+            assert thread.native_id is not None
+            found[thread.name] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
+    return found
+
+
+async def test_threads_that_tokenize_leave_the_processors_to_streams() -> None:
+    encoder = Encoder(byte_level_tokenizer(), threads=0)
+    try:
+        await encoder.encode("word " * 20_000, add_special_tokens=False)
+        await encoder.in_thread(len, "text", 4)
+        priorities = _priorities("tokenize")
+        own = priorities.pop("MainThread")
+        assert len(priorities) >= 2
+        assert all(found > own for found in priorities.values())
+        assert len(_priorities("tokenize_")) - 1 <= max(1, len(os.sched_getaffinity(0)) // 2)
+    finally:
+        encoder.close()
+
+
+async def test_many_texts_at_once_let_a_shorter_one_come_first() -> None:
+    encoder = Encoder(byte_level_tokenizer(), threads=1)
+    texts = [f"word {number} " * 100 for number in range(400)]
+    try:
+        alone = [encoder.encode_now(text, add_special_tokens=False) for text in texts]
+        many = asyncio.ensure_future(encoder.encode_all(texts))
+        await asyncio.sleep(0)
+        await encoder.encode("some words " * 200, add_special_tokens=False)
+        assert not many.done()
+        assert await many == alone
+        assert await encoder.encode_all([]) == []
+    finally:
+        encoder.close()
+
+
+async def test_a_template_for_few_messages_does_not_wait_for_those_of_many() -> None:
+    encoder, order = Encoder(byte_level_tokenizer(), threads=1), list[int]()
+    try:
+        amounts = (9, 5, 7, 1)
+        await asyncio.gather(*(encoder.in_thread(order.append, amount, amount) for amount in amounts))
+        assert order == [9, 1, 5, 7]
+    finally:
+        encoder.close()
