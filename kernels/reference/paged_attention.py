@@ -15,7 +15,7 @@ def paged_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
-    query_start: torch.Tensor,
+    query_start: torch.Tensor | None,
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int,
@@ -27,7 +27,7 @@ def paged_attention(
         h // (num_q_heads // num_kv_heads)
     block_tables: int32 [num_seqs, width], the blocks of each sequence in order; width * block_size bounds seq_lens
     query_start: int32 [num_seqs + 1], rows of sequence i are query_start[i] to query_start[i + 1], at least one each;
-        num_tokens == num_seqs therefore means that every sequence has one row
+        num_tokens == num_seqs therefore means that every sequence has one row, and query_start is not read
     seq_lens: int32 [num_seqs], positions of each sequence, these rows included: its row j (of n) is position
         seq_lens - n + j and sees positions up to itself (bottom-right alignment)
     sliding_window: 0: none; else a row at position p sees positions over p - sliding_window only
@@ -37,6 +37,7 @@ def paged_attention(
     """
     if q.size(0) == block_tables.size(0):
         return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window)
+    assert query_start is not None, "a sequence has several rows"
     out = torch.empty_like(q)
     starts, lens = query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):

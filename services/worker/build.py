@@ -16,6 +16,10 @@ from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.graphs.build_graphs import GraphMaker
+from services.worker.heads.features import FeaturesHead
+from services.worker.heads.heads import Heads
+from services.worker.heads.pooling import PoolingHead
+from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.kv import kv_cache, kv_memory
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
@@ -86,10 +90,10 @@ def build_replica(
     drafter = open_drafter(drafting, target) if drafting else None
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
-    runner = ModelRunner(model, _sampler(settings, config, wanted, place, grammars), device)
+    runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device)
     num_drafts = drafting.num_speculative_tokens if drafting else 0
-    keeps_features = drafter is not None and drafter.needs_features
-    graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts, keeps_features=keeps_features)
+    keeps_hidden = drafter is not None and drafter.needs_features
+    graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts, keeps_hidden=keeps_hidden)
     compiling.wait()
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
     num_blocks = settings.num_blocks or _measure(
@@ -140,14 +144,26 @@ def _sampler(
     )
 
 
+def _heads(
+    settings: WorkerSettings,
+    model: CausalLM,
+    wanted: Limits,
+    place: Placement,
+    grammars: CompilePool | None,
+) -> Heads:
+    sampler = _sampler(settings, model.config, wanted, place, grammars)
+    prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, model.logits)
+    return Heads(sampler, [prompts, PoolingHead(model.config.hidden_size)])
+
+
 def _speculation(
     config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: Limits
 ) -> Speculation:
     history = TokenHistory(fitting)
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
-    runner.choose_draft = CHOICES[config.rejection_sample_method]
-    runner.wants_features = functools.partial(_wants_features, drafter, table)
+    runner.heads.sampling.choose_draft = CHOICES[config.rejection_sample_method]
+    runner.heads.add(FeaturesHead(functools.partial(_wants_features, drafter, table)))
     forced_only = config.method == "grammar"
     adaptive = config.adaptive_length and not forced_only
     return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
@@ -191,7 +207,7 @@ def _graph_maker(
     place: Placement,
     *,
     num_drafts: int,
-    keeps_features: bool,
+    keeps_hidden: bool,
 ) -> GraphMaker | None:
     """None where all steps are launched kernel by kernel."""
     if spec.device == "cpu" or not settings.cuda_graphs:
@@ -203,7 +219,7 @@ def _graph_maker(
     if chunks != settings.cuda_graph_chunks:
         log.info("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
-    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts, keeps_features=keeps_features)
+    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts, keeps_hidden=keeps_hidden)
 
 
 def _use_tape(

@@ -13,8 +13,8 @@ import numpy as np
 
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
-from services.worker.runner.model_runner import Outcome
-from services.worker.sampling.component import check_token_ids
+from services.worker.runner.output import RunnerOutput
+from services.worker.sampling.component import SlotState, check_token_ids
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.step.admission import Admission
 from services.worker.step.beam_moves import BeamMoves
@@ -31,22 +31,15 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 class Launch(Protocol):
     """A step under way."""
 
-    def wait(self) -> Outcome: ...
-
-
-class SamplingState(Protocol):
-    """Sampling parameters by slot."""
-
-    def admit(self, slot: int, admission: Admission) -> None: ...
-
-    def release(self, slot: int) -> None: ...
+    def wait(self) -> RunnerOutput: ...
 
 
 class Runner(Protocol):
     """The device's side of a step."""
 
     @property
-    def sampler(self) -> SamplingState: ...
+    def heads(self) -> SlotState:
+        """What each slot's passes end in."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Before the next launch."""
@@ -65,31 +58,33 @@ class Flight:
     step_id: int
     inputs: StepInputs
     launch: Launch
-    refused: dict[int, QuireError]  # sampling slots that were admitted with something that cannot be done
+    refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
     idle: Rows  # slots that would have sampled if they had had room
     num_begun: int  # sequences by then, for speculation
     copies: BlockCopies | None
     moves: BeamMoves | None
 
-    def result(self, outcome: Outcome, wait_us: int) -> pb.StepResult:
-        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(outcome)]
+    def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
+        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
         drafts = self.inputs.drafts
-        return pb.StepResult(
+        result = pb.StepResult(
             epoch=self.epoch,
             step_id=self.step_id,
-            token_ids=columns.i32_bytes(outcome.token_ids),
-            token_counts=self._column(outcome.token_counts) if len(self.idle) or outcome.drafted else b"",
+            token_ids=columns.i32_bytes(output.token_ids),
+            token_counts=self._column(output.token_counts) if len(self.idle) or output.drafted else b"",
             draft_counts=self._column(drafts.counts) if drafts else b"",
-            logprobs=outcome.logprobs,
-            prompt_logprobs=outcome.prompt_logprobs,
+            logprobs=output.logprobs,
             failures=failures,
             timings=pb.StepTimings(
                 wait_us=wait_us,
-                prepare_us=outcome.timings.prepare_us,
-                forward_us=outcome.timings.forward_us,
-                sample_us=outcome.timings.sample_us,
+                prepare_us=output.timings.prepare_us,
+                forward_us=output.timings.forward_us,
+                sample_us=output.timings.sample_us,
             ),
         )
+        for answer in output.answers:
+            answer.tell(result)
+        return result
 
     def _column(self, counts: I32) -> bytes:
         """Of the slots that sampled, with those that sat out among them: 0."""
@@ -99,11 +94,11 @@ class Flight:
         column[np.searchsorted(expected, slots)] = counts
         return columns.u32_bytes(column)
 
-    def _failures(self, outcome: Outcome) -> list[tuple[int, QuireError]]:
-        lost = np.repeat(self.inputs.sampled_slots, outcome.token_counts)[outcome.token_ids < 0].tolist()
+    def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
+        lost = np.repeat(self.inputs.sampled_slots, output.token_counts)[output.token_ids < 0].tolist()
         text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
         failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
-        return list((failures | dict(outcome.faults) | self.refused).items())
+        return list((failures | dict(output.faults) | self.refused).items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +189,7 @@ class Replica:
         """Whether every launched step must have been recorded before this one is."""
         return self._speculation is not None and self._speculation.waits_before(plan)
 
-    def record(self, flight: Flight, outcome: Outcome) -> None:
+    def record(self, flight: Flight, output: RunnerOutput) -> None:
         """The step has been executed: its tokens are known and their KV is where it belongs."""
         inputs = flight.inputs
         if flight.copies is not None:
@@ -204,14 +199,14 @@ class Replica:
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
         places = inputs.slot_mapping
-        if outcome.refused_tokens is not None:
+        if output.refused_tokens is not None:
             right = np.ones(len(token_ids), dtype=np.bool_)
-            right[inputs.sampling_tokens[outcome.refused_tokens]] = False  # a row is refused with the draft before it
+            right[inputs.sampling_tokens[output.refused_tokens]] = False  # a row is refused with the draft before it
             places, token_ids = places[right], token_ids[right]
         self._held.write(places, token_ids)
-        self._last_tokens[inputs.sampled_slots] = outcome.last_tokens
+        self._last_tokens[inputs.sampled_slots] = output.last_tokens
         if self._speculation is not None:
-            self._speculation.record(inputs, outcome, flight.num_begun)
+            self._speculation.record(inputs, output, flight.num_begun)
 
     def rest(self) -> HeldReport:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
@@ -236,7 +231,7 @@ class Replica:
         self._roots[slot] = admission.root_hash
         try:
             check_token_ids(tokens, self.vocab_size, "token_ids")
-            self._runner.sampler.admit(slot, Admission.of(admission))
+            self._runner.heads.admit(slot, Admission.of(admission))
         except QuireError as error:
             self._refused[slot] = error
             # It is computed all the same, and the scheduler counts on what its blocks then hold.
@@ -249,7 +244,7 @@ class Replica:
         self._refused.pop(slot, None)
         if self._speculation is not None:
             self._speculation.end(slot)
-        self._runner.sampler.release(slot)
+        self._runner.heads.release(slot)
 
     def _hand_out(self, new: NewBlocks, copies: BlockCopies | None) -> None:
         """Tells the record about blocks that start anew: all but those an admission brought along as cached, unless
@@ -268,5 +263,5 @@ class Replica:
     def _refused_in(self, inputs: StepInputs) -> dict[int, QuireError]:
         if not self._refused:
             return {}
-        sampling = set(inputs.sampling_slots.tolist())
-        return {slot: error for slot, error in self._refused.items() if slot in sampling}
+        due = {*inputs.sampling_slots.tolist(), *inputs.ended_slots.tolist()}
+        return {slot: error for slot, error in self._refused.items() if slot in due}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+
+from torch import Tensor
 
 import kernels
-from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 PACKAGE = "kernels.triton.batch_invariant"
 
@@ -16,8 +18,8 @@ class BatchInvariantAttention:
     records_decodes = records_chunks = True
 
     def __init__(self) -> None:
-        self._decode: Any = None
-        self._chunk: Any = None
+        self._decode: Callable[..., Tensor]
+        self._chunk: Callable[..., Tensor]
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec, Tensor
+from torch import Tensor
+
+from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
 
 
 @dataclass(frozen=True)

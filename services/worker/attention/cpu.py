@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 import kernels
-from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 PACKAGE = "kernels.cpu"
 
@@ -16,6 +20,7 @@ class CpuAttention:
 
     def __init__(self) -> None:
         self._library, self._reason = kernels.find(PACKAGE)
+        self._attend: Callable[..., Tensor] | None = getattr(self._library, "paged_attention", None)
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0
@@ -27,12 +32,12 @@ class CpuAttention:
             return f"has no cache of {spec.kv_dtype}"
         if self._library is None:
             return str(self._reason)
-        has_it = callable(getattr(self._library, "paged_attention", None))
-        return None if has_it else f"{PACKAGE} has no paged_attention"
+        return None if callable(self._attend) else f"{PACKAGE} has no paged_attention"
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
     ) -> Tensor:
-        return self._library.paged_attention(
+        assert self._attend is not None
+        return self._attend(
             q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window
         )

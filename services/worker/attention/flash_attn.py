@@ -11,7 +11,9 @@ import importlib
 import inspect
 from typing import Any
 
-from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+from torch import Tensor
+
+from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 HOPPER = 9
 HEAD_DIMS = (64, 96, 128)
@@ -65,4 +67,5 @@ class FlashAttention:
             num_splits=1,
             pack_gqa=True,  # without it a decode row among chunks costs 1.5 to 2.7 times as much
         )
-        return out[0] if isinstance(out, tuple) else out
+        attended: Tensor = out[0] if isinstance(out, tuple) else out
+        return attended

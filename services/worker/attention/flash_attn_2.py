@@ -12,8 +12,9 @@ import importlib.metadata
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 PACKAGE = "flash-attn"
 PAGE = 256
@@ -63,10 +64,11 @@ class FlashAttention2:
         }
         if metadata.is_decode:
             lens = metadata.seq_lens
-            return self._package.flash_attn_with_kvcache(
+            rows: Tensor = self._package.flash_attn_with_kvcache(
                 q.unsqueeze(1), k_cache, v_cache, cache_seqlens=lens, **options
             ).squeeze(1)
-        return self._package.flash_attn_varlen_func(
+            return rows
+        attended: Tensor = self._package.flash_attn_varlen_func(
             q,
             k_cache,
             v_cache,
@@ -76,12 +78,14 @@ class FlashAttention2:
             max_seqlen_k=metadata.longest_seq,
             **options,
         )
+        return attended
 
     def _key_starts(self, metadata: AttentionMetadata) -> Tensor:
         """int32 [num_rows + 1], as if keys lay row after row: what lengths are told by. All layers ask for the same."""
         if self._starts is None or self._starts[0] is not metadata:
-            starts = torch.zeros_like(metadata.query_start)
-            torch.cumsum(metadata.seq_lens, 0, dtype=torch.int32, out=starts[1:])
+            lens = metadata.seq_lens
+            starts = torch.zeros(lens.size(0) + 1, dtype=torch.int32, device=lens.device)
+            torch.cumsum(lens, 0, dtype=torch.int32, out=starts[1:])
             self._starts = metadata, starts
         return self._starts[1]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-Tensor = Any
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class AttentionMetadata:
     """Where the rows of a step stand. Tensors are int32, on the device."""
 
     block_tables: Tensor  # [num_rows, width]
-    query_start: Tensor  # [num_rows + 1]
+    query_start: Tensor | None  # [num_rows + 1]; None in a decode step, where each row has one token
     seq_lens: Tensor  # [num_rows], the step's tokens included
     longest_query: int  # tokens of the row that has most in this step
     longest_seq: int  # the largest of seq_lens, or more
-    order: Tensor | None = None  # [num_rows] rows, longest first; None: nobody has sorted them
+    order: Tensor | None = None  # [num_rows] rows, longest first; None: they are not sorted
     prefixes: SharedPrefixes | None = None  # of a decode step; None: nothing is shared
     is_recorded: bool = False  # part of a CUDA graph of steps with chunks
 

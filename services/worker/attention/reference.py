@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from kernels import reference
-from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 
 class ReferenceAttention:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from services.worker.attention.port import AttentionSpec
@@ -29,5 +27,5 @@ def attention_spec(
     )
 
 
-def _name(dtype: Any) -> str:
+def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

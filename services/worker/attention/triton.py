@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 import kernels
-from services.worker.attention.port import AttentionMetadata, AttentionSpec, Tensor
+from services.worker.attention.port import AttentionMetadata, AttentionSpec
 
 PACKAGE = "kernels.triton"
 
@@ -16,9 +19,9 @@ class TritonAttention:
     records_decodes = records_chunks = True
 
     def __init__(self) -> None:
-        self._decode: Any = None
-        self._chunk: Any = None
-        self._shared: Any = None
+        self._decode: Callable[..., Tensor]
+        self._chunk: Callable[..., Tensor]
+        self._shared: Callable[..., Tensor]
         self._prefixes: Any = None
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:

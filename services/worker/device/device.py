@@ -28,7 +28,7 @@ class Device:
     name: str  # of the hardware, for people
 
     @property
-    def torch_device(self) -> Any:
+    def torch_device(self) -> torch.device:
         return torch.device(self.kind)
 
     @property
@@ -47,7 +47,7 @@ def open_device(kind: str, threads: int) -> Device:
     return Device(kind, torch.cuda.get_device_name())
 
 
-def choose_dtype(wanted: str, checkpoint: str, device: Device) -> Any:
+def choose_dtype(wanted: str, checkpoint: str, device: Device) -> torch.dtype:
     """The dtype of weights, activations and KV; `checkpoint` is the one in config.json ("" if it names none)."""
     name = wanted if wanted != "auto" else checkpoint or "float32"
     if name not in DTYPES:
@@ -57,7 +57,7 @@ def choose_dtype(wanted: str, checkpoint: str, device: Device) -> Any:
     return DTYPES[name]
 
 
-def choose_kv_dtype(wanted: str, dtype: Any, device: Device) -> Any:
+def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dtype:
     """The dtype of cached keys and values."""
     if wanted == "auto":
         return dtype

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from services.worker.device.device import Device
 
@@ -28,11 +29,11 @@ class Downloads(Protocol):
 class Staging(Protocol):
     """Arrays of integers that fit 32 bits; on CUDA they arrive as int32."""
 
-    def download(self, tensors: list[Any]) -> Downloads: ...
+    def download(self, tensors: list[Tensor]) -> Downloads: ...
 
-    def upload(self, arrays: list[Array]) -> list[Any]: ...
+    def upload(self, arrays: list[Array]) -> list[Tensor]: ...
 
-    def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
+    def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
         """Each array to its row of `columns` [len(arrays), stride]; `padding` says what stands behind it."""
 
 
@@ -43,19 +44,19 @@ def staging_for(device: Device) -> Staging:
 class SharedMemory:
     """The CPU reads the arrays where they are."""
 
-    def upload(self, arrays: list[Array]) -> list[Any]:
+    def upload(self, arrays: list[Array]) -> list[Tensor]:
         return [torch.from_numpy(array) for array in arrays]
 
-    def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
+    def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
         _fill(columns.numpy(), arrays, padding)
 
-    def download(self, tensors: list[Any]) -> Downloads:
+    def download(self, tensors: list[Tensor]) -> Downloads:
         return _Shared(tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    tensors: list[Any]
+    tensors: list[Tensor]
 
     def arrays(self) -> list[Array]:
         return [tensor.numpy() for tensor in self.tensors]
@@ -63,22 +64,22 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Buffer:
-    host: Any  # pinned int32
+    host: Tensor  # pinned int32
     words: Array  # the same memory
-    copied: Any  # event after the last copy out of it
+    copied: torch.cuda.Event  # event after the last copy out of it
 
 
 class PinnedCopy:
     """One asynchronous copy for all arrays, out of a ring of pinned buffers."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._capacity = 0
         self._ring: list[_Buffer] = []
         self._next = 0
-        self._spare: list[Any] = []  # pinned int32 [RESULT_WORDS]: several threads take and return them
+        self._spare: list[Tensor] = []  # pinned int32 [RESULT_WORDS]: several threads take and return them
 
-    def download(self, tensors: list[Any]) -> Downloads:
+    def download(self, tensors: list[Tensor]) -> Downloads:
         """The first tensor, token ids, to memory that is there already: pinning some takes 10 us."""
         first, *rest = tensors
         size = first.numel()
@@ -87,7 +88,7 @@ class PinnedCopy:
         others = [torch.empty_like(t, device="cpu", pin_memory=True).copy_(t, non_blocking=True) for t in rest]
         return _Fetched(memory, size, others, self._spare)
 
-    def upload(self, arrays: list[Array]) -> list[Any]:
+    def upload(self, arrays: list[Array]) -> list[Tensor]:
         sizes = [aligned(array.size) for array in arrays]
         total = sum(sizes)
         buffer = self._take(total)
@@ -101,7 +102,7 @@ class PinnedCopy:
         parts = on_device.split(sizes)
         return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
 
-    def upload_into(self, columns: Any, arrays: list[Array], padding: list[Array | int]) -> None:
+    def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
         total = columns.numel()
         buffer = self._take(total)
         _fill(buffer.words[:total].reshape(columns.shape), arrays, padding)
@@ -124,10 +125,10 @@ class PinnedCopy:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    memory: Any
+    memory: Tensor
     size: int
-    others: list[Any]
-    spare: list[Any]
+    others: list[Tensor]
+    spare: list[Tensor]
 
     def arrays(self) -> list[Array]:
         first = self.memory.numpy()[: self.size].copy()
@@ -141,7 +142,7 @@ def aligned(num_words: int) -> int:
     return -(-num_words // WORDS_PER_ARRAY) * WORDS_PER_ARRAY
 
 
-def _pinned(num_words: int) -> Any:
+def _pinned(num_words: int) -> Tensor:
     return torch.empty(num_words, dtype=torch.int32, pin_memory=True)
 
 
@@ -156,6 +157,6 @@ def as_words(array: Array) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(array).view(np.int32)
 
 
-def upload(values: npt.ArrayLike, device: Any, dtype: npt.DTypeLike | None = None) -> torch.Tensor:
+def upload(values: npt.ArrayLike, device: torch.device, dtype: npt.DTypeLike | None = None) -> Tensor:
     """To the device without waiting for it: CUDA takes its copy of unpinned memory before the call returns."""
     return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device, non_blocking=True)

@@ -8,16 +8,17 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import PinnedCopy
 from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
 from services.worker.graphs.cuda_graph import CudaRecorder
 from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
-from services.worker.graphs.recorded_steps import Features, RecordedModel
+from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import TritonEdges
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement, Tensor
+from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.single_row import SingleRowProgram
@@ -42,12 +43,12 @@ class GraphMaker:
         *,
         chunks: bool,
         samples_per_row: int,
-        keeps_features: bool,
+        keeps_hidden: bool,
     ) -> None:
-        """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_features`: for
-        somebody who may want them."""
+        """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_hidden`: those
+        steps can end in other heads than sampling."""
         self._model = model
-        self._keeps_features = keeps_features
+        self._keeps_hidden = keeps_hidden
         self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
@@ -88,8 +89,8 @@ class GraphMaker:
         if not shapes:
             return
         staging = PinnedCopy(self._place.device)
-        if self._keeps_features:
-            model = replace(model, features=self._features(runner.caches, max(shape.num_tokens for shape in shapes)))
+        if self._keeps_hidden:
+            model = replace(model, hidden=self._kept_hidden(runner.caches, max(shape.num_tokens for shape in shapes)))
         graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=staging)
         if most_tokens is None:
             graphs.leave_out_compute_bound()
@@ -99,10 +100,10 @@ class GraphMaker:
         seconds = round(time.perf_counter() - started, 2)
         log.info("chunk graphs recorded", count=graphs.count, most_tokens=graphs.most_tokens, seconds=seconds)
 
-    def _features(self, caches: list[LayerCache], most_tokens: int) -> Features:
+    def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
         size = most_tokens, self._model.config.hidden_size
         memory = torch.zeros(size, dtype=self._place.dtype, device=self._place.device)
-        return Features(lambda batch: self._model.forward(batch, caches), self._model.logits, memory)
+        return KeptHidden(lambda batch: self._model.forward(batch, caches), self._model.logits, memory)
 
     def _recorded(self, caches: list[LayerCache], limits: Limits) -> RecordedModel:
         def logits(batch: ForwardBatch) -> Tensor:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata
 from services.worker.device.staging import Array, Staging, aligned
 from services.worker.graphs.cuda_graph import Recorder
 from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, RecordedStep
 from services.worker.graphs.step_edges import FED, SlotMemory
-from services.worker.layers.placement import Tensor
 from services.worker.limits import Limits
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
@@ -117,6 +117,10 @@ class ChunkGraphs:
             self._step(shape)
 
     @property
+    def keeps_hidden(self) -> bool:
+        return self._model.hidden is not None
+
+    @property
     def count(self) -> int:
         return len(self._steps)
 
@@ -152,9 +156,9 @@ class ChunkGraphs:
             samples=[inputs.sampling_tokens, inputs.sampling_slots, inputs.sample_positions],
             query_start=inputs.query_start,
         )
-        kept = self._model.features
-        features: Tensor = None if kept is None else kept.memory[: inputs.num_tokens]
-        return ReadyStep(step, self._model.choice, inputs.num_samples, of_rows=False, features=features)
+        kept = self._model.hidden
+        hidden = None if kept is None else kept.memory[: inputs.num_tokens]
+        return ReadyStep(step, self._model.choice, inputs.num_samples, of_rows=False, hidden=hidden)
 
     def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
         """The smallest one with room for the padding's row, for all samples and all new blocks."""
@@ -175,7 +179,7 @@ class ChunkGraphs:
     def _record(self, shape: ChunkShape) -> RecordedStep:
         columns, column = self._of_padding(shape)
         forward, choose = self._recorder.record(
-            lambda _: self._logits(column, shape), lambda logits: self._choose(logits, column)
+            lambda: self._logits(column, shape), lambda logits: self._choose(logits, column)
         )
         return RecordedStep(columns, forward, choose)
 
@@ -220,7 +224,7 @@ class ChunkGraphs:
             is_recorded=True,
         )
         batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)
-        kept = self._model.features
+        kept = self._model.hidden
         if kept is None:
             return self._model.logits(batch)
         hidden = kept.forward(replace(batch, logit_tokens=None))

@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata, SharedPrefixes
 from services.worker.device.staging import Array, Staging, aligned
@@ -20,7 +21,6 @@ from services.worker.graphs.recorded_steps import ReadyStep, RecordedModel, Reco
 from services.worker.graphs.row_facts import RowFacts, RowWatch
 from services.worker.graphs.shared_prefixes import PrefixTiles
 from services.worker.graphs.step_edges import FED, DecodeColumns, SlotMemory
-from services.worker.layers.placement import Tensor
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
@@ -48,6 +48,8 @@ def _fitting(sizes: list[int], num_rows: int) -> int:
 
 class DecodeGraphs:
     """Owns the static inputs and the recordings."""
+
+    keeps_hidden = False
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class DecodeGraphs:
         column = DecodeColumns(*columns[:, :size])
         prefixes = self._prefixes.of(size) if shared else None
         forward, choose = self._recorder.record(
-            lambda _: self._logits(column, prefixes), lambda logits: self._choose(logits, column)
+            lambda: self._logits(column, prefixes), lambda logits: self._choose(logits, column)
         )
         return RecordedStep(columns, forward, choose)
 

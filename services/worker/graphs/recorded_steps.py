@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from services.worker.graphs.cuda_graph import Recording
 from services.worker.graphs.step_edges import StepEdges
-from services.worker.layers.placement import Tensor
 from services.worker.sampling.core import BoundCore, PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
@@ -16,8 +17,8 @@ from services.worker.step.step_inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
-    """What the model's output head gets, kept for somebody else."""
+class KeptHidden:
+    """Hidden states of every token of a step, kept for other heads than sampling."""
 
     forward: Callable[[ForwardBatch], Tensor]  # [num_tokens, hidden_size] of a step
     head: Callable[[Tensor], Tensor]  # [num_logits, vocab_size] of some of them
@@ -33,7 +34,7 @@ class RecordedModel:
     edges: StepEdges
     longest_seq: int
     rows_per_prefix_tile: int  # 0: nothing is shared
-    features: Features | None = None  # None: nobody wants them
+    hidden: KeptHidden | None = None  # None: steps can end in sampling alone
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class ReadyStep:
     _choice: PlainChoice
     _num_logits: int
     of_rows: bool  # logits are those of the step's rows; else of its samples
-    features: Tensor = None  # [num_tokens, hidden_size] after forward(), until the next step's; None: not kept
+    hidden: Tensor | None = None  # [num_tokens, hidden_size] after forward(), until the next step's; None: not kept
 
     def forward(self) -> Tensor:
         """[num_logits, vocab_size], until the next step's."""
@@ -70,7 +71,12 @@ class ReadyStep:
 class StepGraphs(Protocol):
     """Recordings of one kind of step."""
 
-    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool: ...
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether its steps can end in other heads than sampling, which read hidden states."""
+
+    def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
+        """Whether one of the recordings has room for this step."""
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
         """Inputs to the device."""

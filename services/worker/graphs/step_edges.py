@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.worker.layers.placement import Tensor
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,11 @@ class SlotMemory:
 
     block_tables: Tensor  # [max_num_seqs + 1, max_blocks_per_seq]
     last_tokens: Tensor  # [max_num_seqs + 1] sampled ones; -1 where nothing could be chosen
+
+    @classmethod
+    def none(cls) -> SlotMemory:
+        """Of no slots, until there is memory."""
+        return cls(torch.zeros((0, 0), dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
 
     @property
     def scratch_slot(self) -> int:
@@ -58,7 +64,7 @@ class Feeding(Protocol):
 
 
 class StepEdges(Protocol):
-    """Small work."""
+    """The work before and behind the model in a recorded step: on CUDA one kernel each, where torch would take six."""
 
     def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
         """Writes the new block ids to the tables; returns token ids, 0 for slots that have none to feed."""
@@ -88,9 +94,10 @@ class TritonEdges:
         self._kernels: Any = step_edges
 
     def begin(self, columns: Feeding, memory: SlotMemory) -> Tensor:
-        return self._kernels.begin_step(
+        token_ids: Tensor = self._kernels.begin_step(
             columns.slots, columns.given, columns.places, columns.block_ids, memory.last_tokens, memory.block_tables
         )
+        return token_ids
 
     def end(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
         self._kernels.end_step(slots, token_ids, memory.last_tokens)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.kv.kv_memory import BlockShape
-from services.worker.layers.placement import Tensor
 from services.worker.step.block_copies import BlockCopies
 
 CACHE_LINE = 64
@@ -24,12 +23,11 @@ class LayerCache:
 
     k: Tensor
     v: Tensor
-    all_layers: Tensor = (
-        None  # int64 [2 * num_layers, num_blocks, words of a block], where they are one piece of memory
-    )
+    # int64 [2 * num_layers, num_blocks, words of a block], where they are one piece of memory
+    all_layers: Tensor | None = None
 
 
-def allocate(shape: BlockShape, num_blocks: int, device: Any) -> list[LayerCache]:
+def allocate(shape: BlockShape, num_blocks: int, device: torch.device) -> list[LayerCache]:
     """By layer, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     if device.type == "cpu":
@@ -52,7 +50,7 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
             part.index_copy_(0, targets, part.index_select(0, sources))
 
 
-def _host_zeros(size: tuple[int, ...], *, dtype: Any) -> Tensor:
+def _host_zeros(size: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
     """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB.
 
     Aligned to huge pages where there is room for one: what lies before the first comes in small ones, which made a
@@ -64,4 +62,5 @@ def _host_zeros(size: tuple[int, ...], *, dtype: Any) -> Tensor:
     alignment = HUGE_PAGE if num_bytes >= HUGE_PAGE else CACHE_LINE
     memory = np.zeros(num_bytes + alignment, dtype=np.uint8)
     start = -memory.ctypes.data % alignment
-    return cpu.prefer_huge_pages(torch.from_numpy(memory[start : start + num_bytes])).view(dtype).view(size)
+    pages: Tensor = cpu.prefer_huge_pages(torch.from_numpy(memory[start : start + num_bytes]))
+    return pages.view(dtype).view(size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ class BlockShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    dtype: Any  # of keys and values
+    dtype: torch.dtype  # of keys and values
 
     @property
     def num_bytes(self) -> int:

@@ -9,9 +9,11 @@ from services.worker.layers.linear import Linear, Part
 from services.worker.layers.rms_norm import RMSNorm
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Loadable, Placement, Tensor
+    from services.worker.layers.placement import Loadable, Placement
     from services.worker.models.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch

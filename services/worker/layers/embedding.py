@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from services.worker.layers.linear import Linear, Part
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Placement, Tensor
+    from torch import Tensor
+
+    from services.worker.layers.placement import Placement
 
 
 class Embedding:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Placement, Tensor
+    from torch import Tensor
+
+    from services.worker.layers.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Linear:
         self._multiply = place.ops.linear if self._quantization == "none" else place.ops.fp8_linear
         total = sum(part.out_features for part in parts)
         self._weight: Tensor = place.empty(total, in_features)
-        self._bias: Tensor = place.empty(total) if bias else None
+        self._bias: Tensor | None = place.empty(total) if bias else None
         self.packed: Any = None  # as the ops want it, once loaded
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
@@ -48,7 +50,7 @@ class Linear:
         else:
             blocks = self._quantization == "fp8_block"
             self.packed = self._ops.prepare_fp8_linear(self._weight, self._bias, blocks=blocks)
-        self._weight = self._bias = None
+        del self._weight, self._bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts]"""

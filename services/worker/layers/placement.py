@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from kernels import Ops
 
-Tensor = Any
+__all__ = ["Loadable", "LoadableModel", "Placement", "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Placement:
     """Where a layer's tensors live and which functions compute on them."""
 
     ops: Ops
-    dtype: Any
-    device: Any
+    dtype: torch.dtype
+    device: torch.device
     quantization: str = "none"  # of linear layers but the output head: also "fp8", "fp8_block"
     batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
 

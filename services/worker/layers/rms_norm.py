@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Placement, Tensor
+    from torch import Tensor
+
+    from services.worker.layers.placement import Placement
 
 
 class RMSNorm:
@@ -24,7 +26,7 @@ class RMSNorm:
     def finish(self) -> None:
         """The weight is used as it is."""
 
-    def __call__(self, x: Tensor, residual: Tensor = None) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is None:
             return self._ops.rms_norm(x, self.weight, self.eps)
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)

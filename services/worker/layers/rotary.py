@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Tensor
+    from torch import Tensor
+
     from services.worker.models.rope_config import RopeConfig
 
 

@@ -19,9 +19,11 @@ from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
+    from torch import Tensor
+
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Placement, Tensor
+    from services.worker.layers.placement import Alternative, Placement
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -37,11 +39,15 @@ class Layer(Protocol):
 
     def finish(self) -> None: ...
 
-    def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
         """`x` [num_tokens, hidden_size]: what the layer before adds to the residual (updated in place), None before
         the first layer -> what this one adds."""
 
-    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
         """The first part of that, without which later steps cannot do: keys and values. Returns the queries."""
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
@@ -110,7 +116,7 @@ class CausalLM(ABC):
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
         residual: Tensor = self.embedding(batch.token_ids)
-        x: Tensor = None
+        x: Tensor | None = None
         for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
             x = layer(x, residual, batch, cache, self.cos_sin)
         layer, cache, wanted = self.layers[-1], caches[-1], batch.logit_tokens

@@ -16,9 +16,11 @@ from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.layers.placement import Placement
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -52,11 +54,15 @@ class LlamaLayer:
         for part in self._parts:
             part.finish()
 
-    def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
         attended = self._attention(self._normed(x, residual), batch, cache, cos_sin)
         return self._mlp(self._middle_norm(attended, residual))
 
-    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
         return self._attention.store(self._normed(x, residual), batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
@@ -66,7 +72,7 @@ class LlamaLayer:
         self._attention.run_row(kernels, residual, self._input_norm, batch, cache)
         self._mlp.run_row(kernels, residual, self._middle_norm)
 
-    def _normed(self, x: Tensor, residual: Tensor) -> Tensor:
+    def _normed(self, x: Tensor | None, residual: Tensor) -> Tensor:
         return self._input_norm(residual) if x is None else self._input_norm(x, residual)
 
 

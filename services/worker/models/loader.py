@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from services.worker.layers.placement import LoadableModel, Tensor
+from services.worker.layers.placement import LoadableModel
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"

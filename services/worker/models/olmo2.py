@@ -17,9 +17,11 @@ from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.layers.placement import Placement
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -68,10 +70,14 @@ class Olmo2Layer:
         for part in self._parts:
             part.finish()
 
-    def __call__(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
         return self.complete(self.store(x, residual, batch, cache, cos_sin), residual, cache, batch.attention)
 
-    def store(self, x: Tensor, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
         if x is not None:
             residual += x
         return self._attention.store(residual, batch, cache, cos_sin)

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 from services.worker.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement, Tensor
+    from services.worker.layers.placement import Placement
     from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.causal_lm import CausalLM
     from services.worker.step.forward_batch import ForwardBatch
@@ -46,14 +50,20 @@ class RowKernels:
         from kernels.triton.row_attention import row_attention
         from kernels.triton.row_linear import Norm, row_linear
 
-        self._attention: Any = row_attention
-        self._linear: Any = row_linear
+        self._attention: Callable[..., Tensor] = row_attention
+        self._linear: Callable[..., Tensor] = row_linear
         self._norm: Any = Norm
         self._cos_sin = cos_sin
         self._pdl = pdl
 
     def linear(
-        self, x: Tensor, packed: Any, *, norm: RMSNorm | None = None, residual: Tensor = None, gated: bool = False
+        self,
+        x: Tensor,
+        packed: Any,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        gated: bool = False,
     ) -> Tensor:
         """Of the normalised x, if there is a norm; `gated`: silu of the first half times the second. With a `residual`
         the result is added to it, in place."""

@@ -7,10 +7,11 @@ memory, instead of a Python call for every kernel of every layer.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from services.worker.attention.port import AttentionBackend, AttentionMetadata
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Placement, Tensor
+from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.step.forward_batch import ForwardBatch
@@ -66,7 +67,7 @@ class TapedModel:
         inputs, attention, given = self._inputs, self._inputs.attention, batch.attention
         tables = given.block_tables
         attention.block_tables[: tables.size(0), : tables.size(1)] = tables
-        columns: tuple[tuple[Tensor, Tensor], ...] = (
+        columns = (
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
             (inputs.slot_mapping, batch.slot_mapping),
@@ -75,6 +76,8 @@ class TapedModel:
             (inputs.logit_tokens, wanted),
         )
         for place, values in columns:
+            assert place is not None
+            assert values is not None
             place[: values.size(0)] = values
 
 

@@ -8,7 +8,6 @@ backends speak for themselves (AttentionSpec.batch_invariant).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset(
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
 
 
-def check(settings: WorkerSettings, dtype: Any, ops: Ops, drafting: SpeculativeConfig | None) -> None:
+def check(settings: WorkerSettings, dtype: torch.dtype, ops: Ops, drafting: SpeculativeConfig | None) -> None:
     """Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
     for reason in _excluded(settings, dtype, drafting):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
@@ -40,7 +39,7 @@ def check(settings: WorkerSettings, dtype: Any, ops: Ops, drafting: SpeculativeC
         )
 
 
-def _excluded(settings: WorkerSettings, dtype: Any, drafting: SpeculativeConfig | None) -> Iterator[str]:
+def _excluded(settings: WorkerSettings, dtype: torch.dtype, drafting: SpeculativeConfig | None) -> Iterator[str]:
     """Why the settings do not go together with it."""
     if drafting is not None and drafting.rejection_sample_method == "standard":
         yield (

@@ -1,65 +1,38 @@
-"""One step on the device: inputs up, forward, sampling, tokens down. Launches; never waits for the device.
+"""One step on the device: inputs up, forward, heads, results down. Launches; never waits for the device.
 
-The last sampled token of every slot stays on the device, so that the next step can be launched before anybody has
-looked at this one.
+The last sampled token of every slot stays on the device, so that the next step can be launched before the tokens of
+this one have reached the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata, Tensor
+from services.worker.attention.port import AttentionMetadata
 from services.worker.device.device import Device
-from services.worker.device.staging import Downloads, Staging, staging_for, upload
-from services.worker.device.step_timer import StepTimer, Timings
+from services.worker.device.staging import Staging, staging_for, upload
+from services.worker.device.step_timer import StepTimer
 from services.worker.graphs.chunk_graphs import ChunkGraphs
 from services.worker.graphs.decode_graphs import DecodeGraphs
 from services.worker.graphs.recorded_steps import StepGraphs
 from services.worker.graphs.step_edges import SlotMemory
+from services.worker.heads.heads import Heads, StepHeads
+from services.worker.heads.port import Ending
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.sampling.accept import Choose, accept, choose_coupled
-from services.worker.sampling.component import Positions
-from services.worker.sampling.prompt_logprobs import PromptRows
+from services.worker.runner.output import Launch
 from services.worker.sampling.sampler import Sampled, Sampler
-from services.worker.spec_decode.drafts import NO_TOKEN, REFUSED, DraftRows
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
-from shared.errors import QuireError
-from shared.pb.worker.v1 import worker_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a step gave, on the host."""
-
-    token_ids: I32  # those of each slot that sampled, slot after slot; -1 where nothing could be chosen
-    token_counts: I32  # [num_slots]
-    logprobs: pb.LogprobColumns | None
-    timings: Timings
-    faults: Mapping[int, QuireError] = field(default_factory=dict)  # sequences that cannot go on, by slot
-    refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
-    features: Tensor = None  # [num_tokens, hidden_size] on the device, where somebody wants them
-    prompt_logprobs: pb.PromptLogprobColumns | None = None
-
-    @property
-    def drafted(self) -> bool:
-        return self.refused_tokens is not None
-
-    @property
-    def last_tokens(self) -> I32:
-        """[num_slots]"""
-        return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,71 +65,30 @@ class Model(Protocol):
         """[num_samples, vocab_size]"""
 
 
-class Launch:
-    """A step under way: `wait()` blocks until its tokens are on the host."""
-
-    def __init__(
-        self,
-        timer: StepTimer,
-        marks: list[Any],
-        downloads: Downloads,
-        sampled: Sampled,
-        *,
-        drafts: DraftRows | None,
-        features: Tensor,
-    ) -> None:
-        """`downloads`: the tensors of `sampled`; on the host once the last mark has passed."""
-        self._timer, self._marks = timer, marks
-        self._downloads = downloads
-        self._sampled = sampled
-        self._drafts, self._features = drafts, features
-
-    def wait(self) -> Outcome:
-        faults = self._sampled.faults()  # first: the device may be waiting for masks that never come
-        timings = self._timer.wait(self._marks)
-        token_ids, *rest = self._downloads.arrays()
-        sampled = self._sampled
-        outcome = Outcome(
-            token_ids,
-            np.ones(len(token_ids), dtype=np.int32),
-            sampled.logprobs.to_proto(*rest[:3]) if sampled.logprobs else None,
-            timings,
-            faults=faults,
-            features=self._features,
-            prompt_logprobs=sampled.prompts.to_proto(*rest[-3:]) if sampled.prompts else None,
-        )
-        return outcome if self._drafts is None else self._verified(self._drafts, outcome)
-
-    def _verified(self, drafts: DraftRows, outcome: Outcome) -> Outcome:
-        kept = outcome.token_ids != REFUSED
-        return replace(
-            outcome,
-            token_ids=outcome.token_ids[kept],
-            token_counts=drafts.counted(outcome.token_ids),
-            refused_tokens=np.flatnonzero(~kept),
-        )
-
-
 class ModelRunner:
     """Owns the model, its KV memory and everything by slot that lives on the device."""
 
-    def __init__(self, model: Model, sampler: Sampler, device: Device) -> None:
-        self.sampler = sampler
+    def __init__(self, model: Model, heads: Heads, device: Device) -> None:
+        self.heads = heads
         self._whole_model = model  # what steps go through that nothing recorded takes
         self._model = model
         self._device = device
         self._staging: Staging = staging_for(device)
         self._timer = StepTimer(device)
         self.caches: list[LayerCache] = []
-        self.slot_memory = SlotMemory(None, None)
+        self.slot_memory = SlotMemory.none()
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
-        # Whether somebody wants, of this step, what goes into the output head, of every token.
-        self.wants_features: Callable[[StepInputs], bool] = lambda inputs: False
-        self.choose_draft: Choose = choose_coupled
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.heads.sampling.sampler
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
-        """Takes the KV memory, and the host's block table, of which the CPU needs no copy."""
+        """Takes the KV memory and the host's `block_table` [max_num_seqs, max_blocks_per_seq]; forgets all recordings.
+
+        The CPU reads the table where it is; another device has a copy that every step brings up to date.
+        """
         self.caches = caches
         self._graphs, self._chunk_graphs, self._model = None, None, self._whole_model
         num_slots, width = block_table.shape
@@ -194,38 +126,53 @@ class ModelRunner:
             self._graphs.forget_rows()
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
-        self.sampler.begin()
-        asked = self.sampler.prompts.rows(inputs)
-        keeps_features = self.wants_features(inputs)
-        if self._graphs is not None:
-            if inputs.rows_changed:
-                self._graphs.forget_rows()
-            if asked is None and not keeps_features and self._graphs.takes(inputs, new_blocks):
-                return self._launch_graph(self._graphs, inputs, new_blocks, keeps_features=False)
-        chunks = self._chunk_graphs if asked is None else None
-        if chunks is not None and chunks.takes(inputs, new_blocks):
-            return self._launch_graph(chunks, inputs, new_blocks, keeps_features=keeps_features)
+        """Launches a step and returns without waiting for the device; on the CPU the step has then been computed.
+
+        Steps are launched in their order, and each only after its copy_blocks() and move_beams(). `inputs` must stay
+        unchanged until the step has been waited for, because the CPU reads the arrays where they are. Raises what the
+        device raises: the slots' state on it is then unknown, and the attachment has to end.
+        """
+        heads = self.heads
+        heads.begin()
+        others = heads.of(inputs)
+        graphs = self._graphs_for(inputs, new_blocks, others)
+        if graphs is not None:
+            return self._launch_graph(graphs, inputs, new_blocks, others)
+        return self._launch_kernels(inputs, new_blocks, others)
+
+    def _graphs_for(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> StepGraphs | None:
+        """Recordings that have room for the step and can end in its heads; None if there are none."""
+        if self._graphs is not None and inputs.rows_changed:
+            self._graphs.forget_rows()
+        for graphs in (self._graphs, self._chunk_graphs):
+            if graphs is not None and (others is None or graphs.keeps_hidden) and graphs.takes(inputs, new_blocks):
+                return graphs
+        return None
+
+    def _launch_kernels(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> Launch:
+        """Kernel by kernel, or on the CPU as a tape, which can end in any head."""
         marks = self._timer.begin(short=False)
         up = self._upload(inputs, new_blocks)
-        wanted = self._wanted(inputs, up, asked)
-        batch = self._batch(inputs, up, wanted, keeps_features=keeps_features)
+        wanted = self._wanted(inputs, up, others)
+        batch = self._batch(inputs, up, wanted)
         self._timer.mark(marks)
-        hidden: Tensor = self._model.forward(batch, self.caches) if inputs.num_tokens else None
+        hidden = self._model.forward(batch, self.caches) if inputs.num_tokens else None
         self._timer.mark(marks)
-        sampled = Sampled(self.slot_memory.last_tokens[:0], None)
-        features: Tensor = hidden if keeps_features else None
-        if features is not None and wanted is not None:
-            hidden = features.index_select(0, wanted)
-        if inputs.num_samples:
-            logits = self._model.logits(hidden if asked is None else hidden[: inputs.num_samples])
-            sampled = self._sample(logits, inputs, up.sampling_slots, up.sample_positions)
-        if asked is not None:
-            told = self.sampler.prompts.collect(hidden[inputs.num_samples :], asked, self._model.logits)
-            sampled = replace(sampled, prompts=told)
-        return self._land(marks, sampled, inputs.drafts, features)
+        sampled, endings = Sampled(self.slot_memory.last_tokens[:0], None), []
+        if inputs.num_samples and hidden is not None:
+            of_samples = hidden
+            if others is not None:
+                read_all = others.read_all
+                of_samples = hidden.index_select(0, up.sampling_tokens) if read_all else hidden[: inputs.num_samples]
+            logits = self._model.logits(of_samples)
+            slots, positions = up.sampling_slots, up.sample_positions
+            sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
+        if others is not None and hidden is not None:
+            endings = others.launch(hidden, inputs.num_samples, self._staging)
+        return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
     def _launch_graph(
-        self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, *, keeps_features: bool
+        self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None
     ) -> Launch:
         marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
@@ -233,7 +180,8 @@ class ModelRunner:
         logits = step.forward()
         self._timer.mark(marks)
         one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None
-        plain = self.sampler.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
+        sampling = self.heads.sampling
+        plain = sampling.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
         if plain is not None:
             plain.mask(logits)
             sampled = plain.settle(step.choose(plain.core))
@@ -242,17 +190,13 @@ class ModelRunner:
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]
             )
             wanted = logits.index_select(0, rows) if step.of_rows else logits
-            sampled = self._sample(wanted, inputs, slots, positions)
+            sampled = sampling.launch(wanted, inputs, self.slot_memory, slots=slots, positions=positions)
         else:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
-        features: Tensor = step.features.clone() if keeps_features else None  # the next step leaves its own there
-        return self._land(marks, sampled, inputs.drafts, features)
-
-    def _land(
-        self, marks: list[Any] | None, sampled: Sampled, drafts: DraftRows | None = None, features: Tensor = None
-    ) -> Launch:
-        downloads = self._staging.download(_tensors(sampled))
-        return Launch(self._timer, self._timer.end(marks), downloads, sampled, drafts=drafts, features=features)
+        endings: list[Ending] = []
+        if others is not None and step.hidden is not None:
+            endings = others.launch_all(step.hidden, self._staging)
+        return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
     def _upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self.slot_memory.table_width + new_blocks.columns
@@ -277,15 +221,16 @@ class ModelRunner:
             )
         )
 
-    def _wanted(self, inputs: StepInputs, up: Uploaded, asked: PromptRows | None) -> Tensor:
-        """Tokens whose hidden states are wanted: the sampling ones, then those that lead to the prompts' own; None for
-        all of them in their order."""
-        if asked is None:
+    def _wanted(self, inputs: StepInputs, up: Uploaded, others: StepHeads | None) -> Tensor | None:
+        """int32 [num_wanted] tokens whose hidden states the heads read; None for all of them in their order."""
+        if others is None:
             return None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens
-        (tokens,) = self._staging.upload([np.concatenate((inputs.sampling_tokens, asked.tokens))])
+        if others.read_all:
+            return None
+        (tokens,) = self._staging.upload([others.wanted(inputs.sampling_tokens)])
         return tokens
 
-    def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor, *, keeps_features: bool) -> ForwardBatch:
+    def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None) -> ForwardBatch:
         tables = self._tables_of(inputs, up)
         return ForwardBatch(
             token_ids=self._feed(inputs, up),
@@ -298,8 +243,8 @@ class ModelRunner:
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
-            logit_tokens=None if keeps_features else wanted,
-            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens and not keeps_features else None,
+            logit_tokens=wanted,
+            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
         )
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
@@ -329,29 +274,3 @@ class ModelRunner:
         if not self._device.is_synchronous and len(up.block_ids):
             self.slot_memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
         return self.slot_memory.block_tables[:, : inputs.num_blocks].index_select(0, up.slots)
-
-    def _sample(self, logits: Tensor, inputs: StepInputs, slots: Tensor, positions: Tensor) -> Sampled:
-        """-1, where nothing could be chosen, is kept as a last token: whoever feeds it makes it 0."""
-        if inputs.drafts is not None:
-            return self._verify(logits, inputs, inputs.drafts, positions)
-        sampled = self.sampler.sample(logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions))
-        self.slot_memory.last_tokens.index_copy_(0, slots.long(), sampled.token_ids)
-        return sampled
-
-    def _verify(self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, positions: Tensor) -> Sampled:
-        """As many tokens of each slot as its drafts are right, and one more; REFUSED behind them."""
-        ahead = upload(drafts.ahead, logits.device)
-        ready = self.sampler.process(
-            logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)
-        )
-        memory = self.slot_memory
-        token_ids = accept(self.choose_draft(ready, drafts), drafts, memory.last_tokens, memory.scratch_slot)
-        settled = ready.settle(token_ids.clamp(min=NO_TOKEN))
-        return replace(settled, token_ids=token_ids)
-
-
-def _tensors(sampled: Sampled) -> list[Tensor]:
-    tensors = [sampled.token_ids]
-    for found in (sampled.logprobs, sampled.prompts and sampled.prompts.entries):
-        tensors += [found.token_ids, found.logprobs, found.ranks] if found else []
-    return tensors

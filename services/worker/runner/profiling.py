@@ -18,11 +18,11 @@ COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p
 def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
     """One prompt that fills a step, then every slot decoding. All KV goes to the null block, whoever reads it."""
     for slot in range(limits.max_num_seqs):
-        runner.sampler.admit(slot, Admission(sampling=COSTLY))
+        runner.heads.admit(slot, Admission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
         runner.launch(_inputs(num_rows, count, limits.block_size), NO_BLOCKS).wait()
     for slot in range(limits.max_num_seqs):
-        runner.sampler.release(slot)
+        runner.heads.release(slot)
 
 
 def _inputs(num_rows: int, count: int, block_size: int) -> StepInputs:

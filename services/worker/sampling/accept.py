@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Tensor
 from services.worker.sampling.sampler import Ready
 from services.worker.spec_decode.drafts import REFUSED, DraftRows
 from services.worker.spec_decode.rejection import keep_or_draw

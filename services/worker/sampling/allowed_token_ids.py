@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from services.worker.sampling.component import Positions, Tensor, check_token_ids
+from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
@@ -13,7 +15,7 @@ from services.worker.step.slots import Rows
 class AllowedTokenIds:
     """A list of ids for each slot that is restricted."""
 
-    def __init__(self, vocab_size: int, device: object) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._entries = SlotEntries(device)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor, check_token_ids
+from services.worker.sampling.component import Positions, check_token_ids
 from services.worker.sampling.output_tails import BoundTails, OutputTails
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
@@ -22,7 +22,7 @@ ANY = -1  # in a prefix: matches every token
 class BadWords:
     """Words by slot."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: Any) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._words: dict[int, Sequence[I32]] = {}
@@ -55,7 +55,7 @@ class BadWords:
 class BoundBadWords:
     """All words of the rows side by side."""
 
-    def __init__(self, active: dict[int, Sequence[I32]], tails: BoundTails, width: int, device: Any) -> None:
+    def __init__(self, active: dict[int, Sequence[I32]], tails: BoundTails, width: int, device: torch.device) -> None:
         self._tails = tails
         entries = [(index, row, word) for index, (row, words) in enumerate(active.items()) for word in words]
         prefixes = np.full((len(entries), width), ANY, dtype=np.int32)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared.columns import I32
 from shared.errors import InvalidArgument
-
-Tensor = Any
 
 
 @dataclass(frozen=True, slots=True)

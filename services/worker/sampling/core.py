@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from kernels import Ops
 from kernels.reference.sampling import filtered
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared.pb.common.v1 import sampling_pb2
@@ -21,7 +23,7 @@ GREEDY_BELOW = 1e-5
 class Core:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
 
-    def __init__(self, num_slots: int, vocab_size: int, ops: Ops, device: Any) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, ops: Ops, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self.ops = ops
         self.takes_16_bit = ops.sources["sample"] == "kernels.triton"  # logits; all others want float32
@@ -59,7 +61,7 @@ class BoundCore:
         self._min_p = self._column(core.min_p[slots], unused=0)
         self.seeds = upload(core.seed[slots], self._device)
 
-    def _column(self, values: Any, unused: float) -> Tensor | None:
+    def _column(self, values: npt.NDArray[Any], unused: float) -> Tensor | None:
         return None if (values == unused).all() else upload(values, self._device)
 
     def choose(self, logits: Tensor, positions: Positions, stream: int = 0) -> Tensor:
@@ -67,7 +69,7 @@ class BoundCore:
         seeds = self.seeds + stream if stream else self.seeds
         return self._sample(logits, self.temperature, self._top_k, self._top_p, self._min_p, seeds, positions.device)
 
-    def filtered(self, logits: Tensor, rows: Tensor) -> Tensor:
+    def filtered(self, logits: Tensor, rows: Tensor | slice) -> Tensor:
         """What `rows` are drawn from: their `logits` by temperature, -inf where a filter dropped a token."""
         columns = (self.temperature, self._top_k, self._top_p, self._min_p)
         return filtered(logits[rows], *(None if column is None else column[rows] for column in columns))
@@ -81,7 +83,7 @@ class BoundCore:
 class PlainChoice:
     """The choice by temperature and seed alone, from memory that stays where it is: for CUDA graphs."""
 
-    def __init__(self, ops: Ops, most_rows: int, device: Any) -> None:
+    def __init__(self, ops: Ops, most_rows: int, device: torch.device) -> None:
         self._sample = ops.sample
         self._temperature = torch.zeros(most_rows, dtype=torch.float32, device=device)
         self._seeds = torch.zeros(most_rows, dtype=torch.int64, device=device)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Tensor, check_token_ids
+from services.worker.sampling.component import check_token_ids
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
@@ -26,7 +26,9 @@ UNNAMED = -1
 class Logprobs:
     """How many entries each slot asked for, or which."""
 
-    def __init__(self, num_slots: int, vocab_size: int, max_logprobs: int, device: Any, mode: LogprobsMode) -> None:
+    def __init__(
+        self, num_slots: int, vocab_size: int, max_logprobs: int, device: torch.device, mode: LogprobsMode
+    ) -> None:
         self.mode = mode
         self._vocab_size = vocab_size
         self._max_logprobs = vocab_size if max_logprobs == WHOLE_VOCABULARY else max_logprobs
@@ -111,7 +113,14 @@ class BoundLogprobs:
     """Of the rows that asked; the sampler hands it their values at the stage that the mode names, then the choice."""
 
     def __init__(
-        self, mode: LogprobsMode, rows: Rows, num_wanted: I32, names: I32 | None, beams: list[int], *, device: Any
+        self,
+        mode: LogprobsMode,
+        rows: Rows,
+        num_wanted: I32,
+        names: I32 | None,
+        beams: list[int],
+        *,
+        device: torch.device,
     ) -> None:
         """`beams`: which of `rows` are beams of a search, for which everything but temperature and filters counts,
         whatever the mode."""
@@ -122,7 +131,7 @@ class BoundLogprobs:
         self._names = None if names is None else upload(names, device, np.int64)
         self._most = int(num_wanted.max())
 
-    def look_at_beams(self, values: Tensor, logits: Tensor) -> None:
+    def put_beams(self, values: Tensor, logits: Tensor) -> None:
         """Puts theirs in place, of the `logits` [num_rows, vocab_size] that their candidates come from."""
         if self._beams is not None:
             values[self._beams] = self.mode.log_softmax(logits[self.rows[self._beams]])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from kernels.reference import log_softmax
-from services.worker.sampling.component import Tensor
 from services.worker.sampling.ranking import largest_by_id
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions
 from services.worker.sampling.slot_entries import Joined, SlotEntries
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
@@ -15,7 +16,7 @@ from shared import columns
 class MinTokens:
     """Banned ids, each with the position from which on it is free, for each slot with a minimum."""
 
-    def __init__(self, vocab_size: int, device: object) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._entries = SlotEntries(device)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor, rows_by_slot
+from services.worker.sampling.component import Positions, rows_by_slot
 from services.worker.step.slots import Rows
 from shared.columns import I32
 
@@ -18,7 +17,7 @@ NONE = -2  # before the output began
 class OutputTails:
     """As many tokens as the most demanding admission asked for."""
 
-    def __init__(self, num_slots: int, device: Any) -> None:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
         self._device = device
         self.tokens: Tensor = torch.full((num_slots, 0), NONE, dtype=torch.int32, device=device)
 
@@ -45,7 +44,7 @@ class OutputTails:
 class BoundTails:
     """The tails of the rows of a step that a feature is about."""
 
-    def __init__(self, owner: OutputTails, rows: Rows, slots: Rows, device: Any) -> None:
+    def __init__(self, owner: OutputTails, rows: Rows, slots: Rows, device: torch.device) -> None:
         """`rows`, ascending, with the slot of each."""
         self._owner = owner
         own_slots, own_rows = rows_by_slot(rows, slots)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from shared import columns
@@ -29,7 +29,7 @@ class Strength:
 class Penalties:
     """A pool of rows over the vocabulary for the slots that are penalised; it grows with the most of them at a time."""
 
-    def __init__(self, vocab_size: int, device: Any) -> None:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._slots: dict[int, Strength] = {}
@@ -78,7 +78,7 @@ class Penalties:
 class BoundPenalties:
     """Penalties of the rows that have some."""
 
-    def __init__(self, owner: Penalties, active: dict[int, Strength], device: Any) -> None:
+    def __init__(self, owner: Penalties, active: dict[int, Strength], device: torch.device) -> None:
         self._owner = owner
         strengths = list(active.values())
         self._rows = upload(list(active), device)
@@ -109,7 +109,7 @@ class BoundPenalties:
         self._owner.output_counts.index_put_(places, (new >= 0).int(), accumulate=True)
 
 
-def _column(values: list[float], unused: float, device: Any) -> Tensor | None:
+def _column(values: list[float], unused: float, device: torch.device) -> Tensor | None:
     """float32 [num_active, 1]; None if no row uses it."""
     if all(value == unused for value in values):
         return None

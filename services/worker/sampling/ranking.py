@@ -7,8 +7,7 @@ asks for. 16-bit logits are often equal.
 from __future__ import annotations
 
 import torch
-
-from services.worker.sampling.component import Tensor
+from torch import Tensor
 
 LARGEST_ID = (1 << 32) - 1
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from kernels import Ops
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
-from services.worker.sampling.component import Bound, Component, Positions, SlotState, Tensor
+from services.worker.sampling.component import Bound, Component, Positions, SlotState
 from services.worker.sampling.core import BoundCore, Core
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogprobs
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
-from services.worker.sampling.prompt_logprobs import PromptLogprobs, ToldPrompts
 from services.worker.sampling.thinking_budget import ThinkingBudget
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
@@ -33,8 +33,16 @@ class Sampled:
 
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
-    prompts: ToldPrompts | None = None
     masked: MaskedStep | None = None  # where rows have a grammar
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is to be copied to the host: token ids, then the three of RowLogprobs if there are any."""
+        found = self.logprobs
+        return [self.token_ids, found.token_ids, found.logprobs, found.ranks] if found else [self.token_ids]
+
+    def with_tokens(self, token_ids: Tensor) -> Sampled:
+        return replace(self, token_ids=token_ids)
 
     def faults(self) -> dict[int, QuireError]:
         """Sequences that cannot go on, by slot; waits until that is known. Any thread may ask."""
@@ -86,7 +94,7 @@ class Ready:
     logits: Tensor  # [num_rows, vocab_size], temperature and filters still to come
     positions: Positions
     _bindings: _Bindings
-    _looked: Tensor  # what log-probabilities are taken from; None if nobody asked
+    _logprob_source: Tensor | None  # what log-probabilities are taken from; None: no row asked for any
 
     def choose(self) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""
@@ -102,8 +110,9 @@ class Ready:
         for feature in self._bindings.features:
             feature.sampled(token_ids)
         asked = self._bindings.logprobs
-        told = asked.collect(self._looked, token_ids) if asked else None
-        return Sampled(token_ids, told, masked=self._bindings.masked)
+        source = self._logprob_source
+        logprobs = asked.collect(source, token_ids) if asked and source is not None else None
+        return Sampled(token_ids, logprobs, masked=self._bindings.masked)
 
 
 class Sampler:
@@ -115,7 +124,7 @@ class Sampler:
         vocab_size: int,
         max_logprobs: int,
         ops: Ops,
-        device: Any,
+        device: torch.device,
         *,
         logprobs_mode: str = "raw_logprobs",
         grammars: CompilePool | None = None,
@@ -123,7 +132,7 @@ class Sampler:
     ) -> None:
         """`grammars`: None where no output is constrained."""
         mode = LogprobsMode.of(logprobs_mode, ops.log_softmax, ties_by_id=batch_invariant)
-        self._logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, mode)
+        self.logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, mode)
         self.grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
         self._features: list[Component] = [
             AllowedTokenIds(vocab_size, device),
@@ -134,8 +143,7 @@ class Sampler:
             ThinkingBudget(num_slots, vocab_size, device),
             self.grammar_masks,  # last: what a grammar leaves may have to be allowed again
         ]
-        self.prompts = PromptLogprobs(vocab_size, self._logprobs, device)
-        self._parts: list[SlotState] = [self._logprobs, self.prompts, *self._features]
+        self._parts: list[SlotState] = [self.logprobs, *self._features]
         self._core = Core(num_slots, vocab_size, ops, device)
         self._bindings: _Bindings | None = None
 
@@ -151,7 +159,7 @@ class Sampler:
             raise
 
     def begin(self) -> None:
-        """Everybody who takes part in the step that comes has been admitted."""
+        """All sequences of the step that comes have been admitted."""
         self.grammar_masks.begin()
 
     def release(self, slot: int) -> None:
@@ -165,27 +173,27 @@ class Sampler:
         return ready.settle(ready.choose())
 
     def process(self, logits: Tensor, slots: Rows, positions: Positions) -> Ready:
-        """The rows with every feature applied, for whoever chooses; a slot may have several (see Positions)."""
+        """The rows with every feature applied, before their choice; a slot may have several (see Positions)."""
         bindings = self._bind(slots)
         if bindings.features or bindings.logprobs or not self._core.takes_16_bit:
             logits = logits.float()
         asked = bindings.logprobs
-        looked = None
+        source = None
         if asked and not asked.mode.is_processed:
-            looked = asked.mode.values(logits[asked.rows])
+            source = asked.mode.values(logits[asked.rows])
         if bindings.masks is not None and bindings.masks_alone and positions.drafts is None:
             bindings.masks.apply_alone(logits)
         else:
             for feature in bindings.features:
                 feature.apply(logits, positions)
         if asked and asked.mode.is_processed:
-            looked = asked.mode.values(bindings.core.filtered(logits, asked.rows))
-        if asked:
-            asked.look_at_beams(looked, logits)
-        return Ready(logits, positions, bindings, looked)
+            source = asked.mode.values(bindings.core.filtered(logits, asked.rows))
+        if asked and source is not None:
+            asked.put_beams(source, logits)
+        return Ready(logits, positions, bindings, source)
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         return self._core.device
 
     def bind_core(self, slots: Rows) -> BoundCore:
@@ -206,6 +214,6 @@ class Sampler:
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
             masks = features[-1] if features and isinstance(features[-1], BoundGrammarMasks) else None
-            last = _Bindings(slots, self._logprobs.bind(slots), features, masks, self._core.bind(slots))
+            last = _Bindings(slots, self.logprobs.bind(slots), features, masks, self._core.bind(slots))
             self._bindings = last
         return last

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Tensor
 from services.worker.step.slots import Rows
 from shared.columns import I32
 
@@ -31,7 +32,7 @@ class Joined:
 class SlotEntries:
     """Entries by slot, for slots that have any."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._entries: dict[int, tuple[I32, Values]] = {}
 

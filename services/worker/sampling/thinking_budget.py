@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor, check_token_ids, rows_by_slot
+from services.worker.sampling.component import Positions, check_token_ids, rows_by_slot
 from services.worker.sampling.output_tails import OutputTails, shifted
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
@@ -34,7 +35,7 @@ class Section:
 class ThinkingBudget:
     """Counts the tokens of open sections, on the device: [num_slots], OUTSIDE where none is open."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: Any) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._sections: dict[int, Section] = {}
@@ -67,7 +68,9 @@ class ThinkingBudget:
 class BoundThinkingBudget:
     """Patterns are right-aligned with the tails, [num_active, width], ANY in front."""
 
-    def __init__(self, owner: ThinkingBudget, rows: Rows, slots: Rows, sections: list[Section], device: Any) -> None:
+    def __init__(
+        self, owner: ThinkingBudget, rows: Rows, slots: Rows, sections: list[Section], device: torch.device
+    ) -> None:
         self._owner = owner
         width = owner.tails.width
         own_slots, own_rows = rows_by_slot(rows, slots[rows])

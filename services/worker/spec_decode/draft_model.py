@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
@@ -15,8 +16,8 @@ from services.worker.models import taped
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.registry import find_model
 from services.worker.models.taped import TapedModel
-from services.worker.runner.model_runner import Model, Outcome
-from services.worker.sampling.component import Tensor
+from services.worker.runner.model_runner import Model
+from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
@@ -93,7 +94,7 @@ class DraftModelProposer:
     def forget(self) -> None:
         """Nothing outlives a sequence."""
 
-    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
         """The history says all."""
 
     def propose(self, wanted: Wanted) -> Drafts | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions
 from services.worker.sampling.core import BoundCore
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode.config import SpeculativeConfig

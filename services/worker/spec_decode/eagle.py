@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
 from services.worker.device.staging import upload
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import BlockShape
-from services.worker.layers.placement import Tensor
-from services.worker.runner.model_runner import Outcome
+from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
@@ -86,10 +86,10 @@ class EagleProposer:
     def forget(self) -> None:
         """Nothing outlives a sequence."""
 
-    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
         """Pairs each feature with the token behind it, as far as there is one that stays."""
         history = self._worker.history
-        if outcome.features is None:
+        if output.features is None:
             return
         firsts, counts = inputs.query_start[:-1], np.diff(inputs.query_start)
         starts = inputs.positions[firsts]
@@ -98,7 +98,7 @@ class EagleProposer:
         if not len(kept):
             return
         slots, starts, counts = inputs.slots[kept], starts[kept], counts[kept].astype(np.int32)
-        features = outcome.features
+        features = output.features
         if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
             features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
         rows, positions = spread(starts, counts)

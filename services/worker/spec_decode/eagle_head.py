@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from services.worker.attention.port import AttentionBackend
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Alternative, Placement, Tensor
+from services.worker.layers.placement import Alternative, Placement
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM
@@ -79,7 +81,7 @@ class EagleHead:
     def finish(self) -> None:
         halves = [half.contiguous() for half in self._fc.chunk(2, dim=1)]
         self._of_token, self._of_feature = (self._ops.prepare_linear(half, None) for half in halves)
-        self._fc = None
+        del self._fc
         for part in self._parts:
             part.finish()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.worker.runner.model_runner import Outcome
+from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
@@ -72,8 +72,8 @@ class JumpForward:
     def end(self, slot: int) -> None:
         self._other.end(slot)
 
-    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
-        self._other.observe(inputs, outcome)
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        self._other.observe(inputs, output)
 
     def forget(self) -> None:
         self._other.forget()

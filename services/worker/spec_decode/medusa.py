@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.layers.placement import Alternative, Placement, Tensor
+from services.worker.layers.placement import Alternative, Placement
 from services.worker.models.config_file import ConfigFile
-from services.worker.runner.model_runner import Outcome
+from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Target, Worker
 from services.worker.spec_decode.drafts import Drafts
@@ -104,13 +105,13 @@ class MedusaProposer:
     def forget(self) -> None:
         """Nothing outlives a sequence."""
 
-    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
-        if outcome.features is None or not inputs.num_samples:
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        if output.features is None or not inputs.num_samples:
             return
         slots = inputs.sampled_slots
-        last = outcome.token_counts - 1
+        last = output.token_counts - 1
         rows = inputs.sampling_tokens[last + (inputs.drafts.firsts if inputs.drafts else np.arange(len(slots)))]
-        self._features[self._up(slots)] = outcome.features.index_select(0, self._up(rows))
+        self._features[self._up(slots)] = output.features.index_select(0, self._up(rows))
         self._length_at[slots] = self._worker.history.lengths[slots]
 
     def propose(self, wanted: Wanted) -> Drafts | None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from services.worker.attention.port import AttentionMetadata, Tensor
+from services.worker.attention.port import AttentionMetadata
 from services.worker.device.staging import upload
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
@@ -26,7 +28,7 @@ def spread(firsts: I32, counts: I32) -> tuple[Rows, I32]:
 class Passes:
     """Lays out tokens of slots for a forward pass; a drafter's KV lies where the model's does."""
 
-    def __init__(self, table: SlotTable, device: object) -> None:
+    def __init__(self, table: SlotTable, device: torch.device) -> None:
         self._table = table
         self._device = device
 
@@ -58,7 +60,7 @@ class Passes:
         attention = self._attention(slots, starts + counts, query_start, longest_query=1)
         at, to, lens = (self._up(array.astype(np.int32, copy=False)) for array in (positions, mapping, ends))
         for turn in range(num_turns):
-            yield ForwardBatch(None, at[turn], to[turn], replace(attention, seq_lens=lens[turn]), None)
+            yield ForwardBatch(at[turn], at[turn], to[turn], replace(attention, seq_lens=lens[turn]), None)
 
     def _attention(self, slots: Rows, seq_lens: I32, query_start: I32, *, longest_query: int) -> AttentionMetadata:
         longest = int(seq_lens.max())

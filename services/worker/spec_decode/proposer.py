@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from services.worker.runner.model_runner import Outcome
+from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.step.block_copies import BlockCopies
@@ -49,7 +49,7 @@ class Proposer(Protocol):
     def end(self, slot: int) -> None:
         """The slot is released; its tokens are still in the history."""
 
-    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
         """A step has run, and the history is past it."""
 
     def forget(self) -> None:
@@ -93,7 +93,7 @@ class HostProposer:
     def end(self, slot: int) -> None:
         """Nothing is kept by slot."""
 
-    def observe(self, inputs: StepInputs, outcome: Outcome) -> None:
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
         """Nothing is learned from steps."""
 
     def forget(self) -> None:

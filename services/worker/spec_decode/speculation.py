@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.worker.limits import Limits
-from services.worker.runner.model_runner import Outcome
+from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
@@ -113,19 +113,19 @@ class Speculation:
         since then."""
         return self._history.num_begun
 
-    def record(self, inputs: StepInputs, outcome: Outcome, num_begun: int) -> None:
+    def record(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
         """A step has run that was launched when so many had begun."""
         history = self._history
-        if outcome.drafted:
+        if output.drafted:
             self._num_unsettled -= 1
-            self._take_drafted(inputs, outcome, num_begun)
+            self._take_drafted(inputs, output, num_begun)
         else:
-            history.extend_each(inputs.sampled_slots, outcome.token_ids, num_begun)
-        if outcome.features is None or bool(history.still_has(inputs.slots, num_begun).all()):
-            self._proposer.observe(inputs, outcome)
+            history.extend_each(inputs.sampled_slots, output.token_ids, num_begun)
+        if output.features is None or bool(history.still_has(inputs.slots, num_begun).all()):
+            self._proposer.observe(inputs, output)
 
-    def _take_drafted(self, inputs: StepInputs, outcome: Outcome, num_begun: int) -> None:
-        slots, counts, token_ids = inputs.sampled_slots, outcome.token_counts, outcome.token_ids
+    def _take_drafted(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
+        slots, counts, token_ids = inputs.sampled_slots, output.token_counts, output.token_ids
         self.table.settle(slots, counts)
         if inputs.drafts is not None:
             self._agreement.learn(slots, inputs.drafts.counts, counts - 1)

@@ -9,13 +9,13 @@ from google.protobuf.message import DecodeError
 
 from shared import prompt_logprobs
 from shared.errors import InvalidArgument
-from shared.pb.common.v1 import sampling_pb2
+from shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the features of the sampler are told of a sequence. Columns as in worker.proto."""
+    """What heads are told of a sequence. Columns as in worker.proto."""
 
     token_ids: bytes = b""  # every known token: the prompt, then output so far
     num_prompt_tokens: int = 0
@@ -26,14 +26,21 @@ class Admission:
     bad_word_token_ids: Sequence[bytes] = ()
     think_start_token_ids: bytes = b""
     think_end_token_ids: bytes = b""
+    samples_nothing: bool = False
+    pooling: pooling_pb2.PoolingParams | None = None  # None: it is not pooled
 
     @classmethod
     def of(cls, wire: pb.Admission) -> Admission:
-        """Raises InvalidArgument for params that are none: nobody between frontend and worker has looked at them."""
+        """Raises InvalidArgument for params that are none (schedulers pass them on unread), and for those that name
+        another kind of ending than the scheduler counts on."""
         try:
             params = pb.SequenceParams.FromString(wire.params)
         except DecodeError:
             raise InvalidArgument("params: not a serialized SequenceParams", field="params") from None
+        pooled = params.HasField("pooling")
+        if pooled != wire.samples_nothing:
+            text = "a sequence that is pooled samples nothing" if pooled else "no head for one that samples nothing"
+            raise InvalidArgument(f"params: {text}", field="params")
         return cls(
             wire.token_ids,
             wire.num_prompt_tokens,
@@ -44,6 +51,8 @@ class Admission:
             params.bad_word_token_ids,
             params.think_start_token_ids,
             params.think_end_token_ids,
+            wire.samples_nothing,
+            params.pooling if pooled else None,
         )
 
 

@@ -69,6 +69,7 @@ class Step:
     counts: I32  # [num_rows] tokens of each, at least 1
     starts: I32  # [num_rows] position of the first of them
     samples: npt.NDArray[np.bool_]  # [num_rows] whether the slot samples
+    ended: Rows  # slots that sample nothing and whose tokens are now computed; ascending
     new_blocks: NewBlocks
 
     @property
@@ -92,6 +93,7 @@ class SlotTable:
         self.num_given_tokens = np.zeros(num_slots, dtype=np.int32)  # came with the admission; later ones are sampled
         self.num_blocks = np.zeros(num_slots, dtype=np.int32)
         self.block_table = np.zeros((num_slots, limits.max_blocks_per_seq), dtype=np.int32)
+        self.silent: set[int] = set()  # slots that sample nothing
         self.given_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
 
     @property
@@ -112,6 +114,7 @@ class SlotTable:
         """Forgets every slot."""
         self.live[:] = False
         self.num_blocks[:] = 0
+        self.silent.clear()
         self.given_tokens[:] = [NO_TOKENS] * len(self.given_tokens)
 
     def apply(self, plan: pb.StepPlan) -> Step:
@@ -158,9 +161,13 @@ class SlotTable:
         counts, starts = order.counts[slots], self.num_computed_tokens[slots]
         ends = starts + counts
         samples = ends == self.num_tokens[slots]
+        ended = NO_SLOTS
+        if self.silent:
+            silent = np.isin(slots, list(self.silent))
+            ended, samples = slots[samples & silent], samples & ~silent
         self.num_computed_tokens[slots] = ends
         self.num_tokens[slots] += samples
-        return Step(order.released, order.admitted, slots, counts, starts, samples, order.new_blocks)
+        return Step(order.released, order.admitted, slots, counts, starts, samples, ended, order.new_blocks)
 
     def _release(self, slots: U32) -> U32:
         if len(slots):
@@ -170,6 +177,7 @@ class SlotTable:
             self.num_blocks[slots] = 0
             for slot in slots.tolist():
                 self.given_tokens[slot] = NO_TOKENS
+                self.silent.discard(slot)
         return slots
 
     def _admit(self, admission: pb.Admission) -> None:
@@ -181,6 +189,8 @@ class SlotTable:
         cached = admission.num_cached_tokens
         require(cached <= len(tokens), lambda: f"admitted slot {slot}: {cached} of {len(tokens)} tokens are cached")
         self.live[slot] = True
+        if admission.samples_nothing:
+            self.silent.add(slot)
         self.num_tokens[slot] = self.num_given_tokens[slot] = len(tokens)
         self.num_cached_tokens[slot] = cached
         self.num_computed_tokens[slot] = min(cached, len(tokens) - 1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.worker.spec_decode.drafts import DraftRows, Drafts
-from services.worker.step.slots import Rows, SlotTable, Step
+from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from shared.columns import I32
 
 
@@ -29,6 +29,9 @@ class StepInputs:
     sample_positions: I32  # [num_samples] where the sampled tokens will stand
     rows_changed: bool  # slots have been released or admitted
     drafts: DraftRows | None = None  # what the samples beyond one for each slot are about
+    ended_slots: Rows = field(
+        default_factory=lambda: NO_SLOTS
+    )  # that sample nothing and whose tokens are now computed; ascending
 
     @property
     def longest_query(self) -> int:
@@ -89,6 +92,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         sample_positions=seq_lens[samples] if rows is None else positions[sampling_tokens] + 1,
         rows_changed=bool(len(step.released)) or bool(step.admitted),
         drafts=rows,
+        ended_slots=step.ended,
     )
 
 

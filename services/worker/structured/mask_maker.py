@@ -8,12 +8,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from services.worker.sampling.component import Tensor
 from services.worker.step.slots import Rows
 from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool
@@ -30,7 +29,7 @@ Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
 class MaskMaker:
     """Owns the thread, the masks by slot, and the library's own threads. One that hangs is left behind as a whole."""
 
-    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, device: Any) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, device: torch.device) -> None:
         for_cuda = torch.device(device).type == "cuda"
         self._grammars = grammars
         self._filler = FairFiller(grammars.backend.filler())

@@ -7,14 +7,14 @@ pass. That step's sampling waits for them: on CUDA its stream does, so that step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kernels import Ops
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
@@ -30,7 +30,9 @@ ANY_TOKEN = -1  # all bits of a word
 class GrammarMasks:
     """Sequences under a grammar, by slot."""
 
-    def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool | None, ops: Ops, device: Any) -> None:
+    def __init__(
+        self, num_slots: int, vocab_size: int, grammars: CompilePool | None, ops: Ops, device: torch.device
+    ) -> None:
         self._num_slots = num_slots
         self._grammars = grammars
         self.ops = ops

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shared.errors import Internal
 
-Tensor = Any
 AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
 FAR = 2**30
 

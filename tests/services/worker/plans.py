@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shared import columns
 from shared.block_hash import root_hash
-from shared.pb.common.v1 import sampling_pb2
+from shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.prompt_logprobs import first_position
 
@@ -24,6 +24,7 @@ class Row:
     blocks: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)  # blocks with cached content, still to be named
     copied: int = 0  # block whose content the one behind those takes over
+    samples: bool = True  # else it ends when its tokens are computed
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class New:
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar_id: bytes = b""
     thinking_marks: tuple[int, int] | None = None  # tokens that begin and end reasoning
+    pooling: pooling_pb2.PoolingParams | None = None  # it samples nothing
 
 
 class PaperScheduler:
@@ -97,6 +99,7 @@ class PaperScheduler:
         row = Row(list(sequence.tokens), sequence.num_prompt or count, min(cached, count - 1), count)
         row.shared = list(sequence.cached_blocks)
         row.copied = sequence.copied_block
+        row.samples = sequence.pooling is None
         self.rows[sequence.slot] = row
 
     def _implied(self, slot: int) -> int:
@@ -115,7 +118,7 @@ class PaperScheduler:
                     row.copied = 0
                 block_ids.append(row.blocks[-1])
             row.num_computed += count
-            if count and row.num_computed == row.num_tokens:
+            if count and row.num_computed == row.num_tokens and row.samples:
                 sampling.append(slot)
                 row.num_tokens += 1
         self.sampling.append(sampling)
@@ -138,6 +141,7 @@ def admission(new: New, block_size: int) -> pb.Admission:
         bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],
         think_start_token_ids=columns.i32_bytes(list(marks[:1])),
         think_end_token_ids=columns.i32_bytes(list(marks[1:])),
+        pooling=new.pooling,
     )
     return pb.Admission(
         slot=new.slot,
@@ -149,4 +153,5 @@ def admission(new: New, block_size: int) -> pb.Admission:
         prompt_logprobs_from=first_position(new.sampling),
         root_hash=root_hash(),
         grammar_id=new.grammar_id,
+        samples_nothing=new.pooling is not None,
     )

@@ -78,11 +78,11 @@ class Seen:
 class Once:
     """Runs what is recorded."""
 
-    def record(self, *steps: Callable[[Tensor], Tensor]) -> list[Any]:
-        results: list[Tensor] = [None]
-        for step in steps:
+    def record(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
+        results = [first()]
+        for step in others:
             results.append(step(results[-1]))
-        return results[1:]
+        return results
 
     def is_launch_bound(self, work: Callable[[], Tensor]) -> bool:
         work()

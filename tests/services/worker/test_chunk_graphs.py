@@ -11,7 +11,7 @@ import torch
 
 from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
 from services.worker.graphs.cuda_graph import Repeater, Work
-from services.worker.graphs.recorded_steps import Features, RecordedModel
+from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from services.worker.graphs.step_edges import PlainEdges
 from services.worker.limits import Limits
 from services.worker.replica import Replica
@@ -69,7 +69,7 @@ def use_chunk_graphs(
     memory = torch.full((shapes[-1].num_tokens, decoder.config.hidden_size), torch.nan)
     model = RecordedModel(
         logits=lambda batch: decoder.logits(forward(batch)),
-        features=Features(forward, decoder.logits, memory) if features else None,
+        hidden=KeptHidden(forward, decoder.logits, memory) if features else None,
         choice=PlainChoice(runner.sampler._core.ops, shapes[-1].num_rows, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,

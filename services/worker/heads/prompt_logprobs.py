@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from services.worker.device.staging import upload
-from services.worker.sampling.component import Tensor, check_token_ids
+from services.worker.device.staging import Array, upload
+from services.worker.sampling.component import check_token_ids
 from services.worker.sampling.logprobs import Logprobs, RowLogprobs, entries, named_or_best
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
-from shared.columns import F32, I32, U32
+from shared.columns import I32
 from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -35,7 +35,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Tokens of a step behind which a prompt position stands that somebody asked for."""
+    """Tokens of a step behind which a prompt position stands whose log-probabilities were asked for."""
 
     tokens: I32  # [num_rows] index in the step
     targets: I32  # [num_rows] the prompt's token at that position
@@ -46,30 +46,63 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldPrompts:
-    """What a step told of prompts."""
+class PromptColumns:
+    """The log-probabilities of a step's prompt positions, on the host."""
+
+    columns: pb.PromptLogprobColumns
+
+    def tell(self, result: pb.StepResult) -> None:
+        result.prompt_logprobs.CopyFrom(self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEntries:
+    """The same on the device."""
 
     rows: PromptRows
     entries: RowLogprobs
 
-    def to_proto(self, token_ids: I32, logprobs: F32, ranks: U32) -> pb.PromptLogprobColumns:
-        """The arguments are the tensors' values, on the host."""
-        return pb.PromptLogprobColumns(
-            slots=columns.u32_bytes(self.rows.slots),
-            position_counts=columns.u32_bytes(self.rows.positions),
-            entries=self.entries.to_proto(token_ids, logprobs, ranks),
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.entries.token_ids, self.entries.logprobs, self.entries.ranks]
+
+    def answer(self, arrays: list[Array]) -> PromptColumns:
+        return PromptColumns(
+            pb.PromptLogprobColumns(
+                slots=columns.u32_bytes(self.rows.slots),
+                position_counts=columns.u32_bytes(self.rows.positions),
+                entries=self.entries.to_proto(*arrays),
+            )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPrompts:
+    """A step's rows for this head."""
+
+    rows: PromptRows
+    _head: PromptLogprobs
+
+    @property
+    def tokens(self) -> I32:
+        return self.rows.tokens
+
+    def launch(self, hidden: Tensor) -> PromptEntries:
+        return self._head.collect(hidden, self.rows)
 
 
 class PromptLogprobs:
     """By slot, until its prompt is computed."""
 
-    def __init__(self, vocab_size: int, settings: Logprobs, device: Any) -> None:
+    def __init__(
+        self, vocab_size: int, settings: Logprobs, device: torch.device, logits_of: Callable[[Tensor], Tensor]
+    ) -> None:
         """`settings`: the limit, and what log-probabilities are. Nothing is ever done to a prompt's logits, so that
-        processed and raw ones are the same."""
+        processed and raw ones are the same. `logits_of`: the model's output head."""
         self._vocab_size = vocab_size
         self._settings = settings
         self._device = device
+        self._logits_of = logits_of
         self._asked: dict[int, Asked] = {}
 
     def admit(self, slot: int, admission: Admission) -> None:
@@ -92,10 +125,12 @@ class PromptLogprobs:
     def release(self, slot: int) -> None:
         self._asked.pop(slot, None)
 
-    def rows(self, inputs: StepInputs) -> PromptRows | None:
-        """Of a step; None if it computes nothing that somebody asked for."""
-        if not self._asked:
-            return None
+    def rows(self, inputs: StepInputs) -> BoundPrompts | None:
+        rows = self._rows(inputs) if self._asked else None
+        return None if rows is None else BoundPrompts(rows, self)
+
+    def _rows(self, inputs: StepInputs) -> PromptRows | None:
+        """None if the step computes nothing that was asked for."""
         parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self._asked]
         parts = [part for part in parts if len(part.tokens)]
         if not parts:
@@ -123,10 +158,10 @@ class PromptLogprobs:
         targets = asked.prompt[positions]
         return PromptRows(tokens.astype(np.int32), targets, counts.astype(np.int32), names, [slot], [len(tokens)])
 
-    def collect(self, hidden: Tensor, rows: PromptRows, logits_of: Callable[[Tensor], Tensor]) -> ToldPrompts:
+    def collect(self, hidden: Tensor, rows: PromptRows) -> PromptEntries:
         """`hidden` [num_rows, hidden_size] behind the rows' tokens."""
         pieces = [
-            self._collect(logits_of(hidden[at : at + PIECE]).float(), rows, slice(at, at + PIECE))
+            self._collect(self._logits_of(hidden[at : at + PIECE]).float(), rows, slice(at, at + PIECE))
             for at in range(0, len(rows.tokens), PIECE)
         ]
         entries = RowLogprobs(
@@ -135,7 +170,7 @@ class PromptLogprobs:
             torch.cat([piece.logprobs for piece in pieces]),
             torch.cat([piece.ranks for piece in pieces]),
         )
-        return ToldPrompts(rows, entries)
+        return PromptEntries(rows, entries)
 
     def _collect(self, logits: Tensor, rows: PromptRows, piece: slice) -> RowLogprobs:
         values = self._settings.mode.values(logits)

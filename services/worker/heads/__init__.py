@@ -1,0 +1,1 @@
+"""Heads: what a sequence's pass through the model ends in."""

@@ -1,0 +1,58 @@
+"""Features for a drafter: what the model's output head gets, of every token of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from services.worker.device.staging import Array
+from services.worker.step.admission import Admission
+from services.worker.step.step_inputs import StepInputs
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Of one step; they stay on the device."""
+
+    states: Tensor  # [num_tokens, hidden_size]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return []
+
+    def answer(self, arrays: list[Array]) -> Features:
+        return self
+
+    def tell(self, result: pb.StepResult) -> None:
+        """Only the worker's own drafter reads them."""
+
+
+class FeaturesHead:
+    """Not asked for by sequences: the drafter decides step by step."""
+
+    def __init__(self, wanted: Callable[[StepInputs], bool]) -> None:
+        self._wanted = wanted
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        """Nothing is kept by slot."""
+
+    def release(self, slot: int) -> None:
+        """Nothing is kept by slot."""
+
+    def rows(self, inputs: StepInputs) -> FeatureRows | None:
+        return ALL_TOKENS if self._wanted(inputs) else None
+
+
+class FeatureRows:
+    """All tokens of a step."""
+
+    tokens = None
+
+    def launch(self, hidden: Tensor) -> Features:
+        return Features(hidden.clone())  # the drafter reads them after later steps have been launched
+
+
+ALL_TOKENS = FeatureRows()

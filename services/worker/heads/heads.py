@@ -1,0 +1,89 @@
+"""Which heads a step ends in: the one place where that is decided, slot by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.device.staging import Staging
+from services.worker.heads.port import Ending, Head, HeadRows
+from services.worker.heads.sampling import SamplingHead
+from services.worker.sampling.sampler import Sampler
+from services.worker.step.admission import Admission
+from services.worker.step.step_inputs import StepInputs
+from shared.columns import I32
+from shared.errors import QuireError
+
+
+@dataclass(frozen=True, slots=True)
+class StepHeads:
+    """What a step ends in beside its samples; at least one head."""
+
+    rows: tuple[HeadRows, ...]
+
+    @property
+    def read_all(self) -> bool:
+        """Whether the hidden states of all tokens are needed."""
+        return any(rows.tokens is None for rows in self.rows)
+
+    def wanted(self, sampling_tokens: I32) -> I32:
+        """Tokens whose hidden states are needed, if not all are: the sampling ones, then each head's."""
+        return np.concatenate([sampling_tokens, *(rows.tokens for rows in self.rows if rows.tokens is not None)])
+
+    def launch(self, hidden: Tensor, num_samples: int, staging: Staging) -> list[Ending]:
+        """`hidden` [num_tokens, hidden_size] if all are read, else [num_wanted, hidden_size] of wanted()."""
+        if self.read_all:
+            return self.launch_all(hidden, staging)
+        ends = accumulate((len(rows.tokens) for rows in self.rows if rows.tokens is not None), initial=num_samples)
+        return [rows.launch(hidden[a:b]) for rows, (a, b) in zip(self.rows, pairwise(ends), strict=True)]
+
+    def launch_all(self, hidden: Tensor, staging: Staging) -> list[Ending]:
+        """`hidden` [num_tokens, hidden_size] of all tokens of the step."""
+        return [
+            rows.launch(hidden if rows.tokens is None else hidden.index_select(0, staging.upload([rows.tokens])[0]))
+            for rows in self.rows
+        ]
+
+
+class Heads:
+    """Owns all heads of a worker. Sampling is one with a way of its own: steps feed each other with what it chose, and
+    graphs end in it by themselves."""
+
+    def __init__(self, sampler: Sampler, others: Sequence[Head]) -> None:
+        self.sampling = SamplingHead(sampler)
+        self._sampler = sampler
+        self._others = list(others)
+
+    def add(self, head: Head) -> None:
+        """Before the first step."""
+        self._others.append(head)
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        """Takes note of what the sequence's passes end in. Raises InvalidArgument; the slot is then computed as if it
+        had asked for nothing special."""
+        try:
+            if not admission.samples_nothing:
+                self._sampler.admit(slot, admission)
+            for head in self._others:
+                head.admit(slot, admission)
+        except QuireError:
+            self.release(slot)
+            raise
+
+    def release(self, slot: int) -> None:
+        self._sampler.release(slot)
+        for head in self._others:
+            head.release(slot)
+
+    def begin(self) -> None:
+        """All sequences of the step that comes have been admitted."""
+        self._sampler.begin()
+
+    def of(self, inputs: StepInputs) -> StepHeads | None:
+        """Once for every step, in order; None if it ends in nothing but samples."""
+        rows = [found for head in self._others if (found := head.rows(inputs)) is not None]
+        return StepHeads(tuple(rows)) if rows else None

@@ -1,0 +1,52 @@
+"""The head that most sequences end in: logits, a choice, and the chosen token kept for the next step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from services.worker.device.staging import upload
+from services.worker.graphs.step_edges import SlotMemory
+from services.worker.sampling.accept import Choose, accept, choose_coupled
+from services.worker.sampling.component import Positions
+from services.worker.sampling.sampler import Plain, Sampled, Sampler
+from services.worker.spec_decode.drafts import NO_TOKEN, DraftRows
+from services.worker.step.slots import Rows
+from services.worker.step.step_inputs import StepInputs
+
+
+class SamplingHead:
+    """Launches a step's choices and leaves each slot's last token in the device's memory of slots."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.choose_draft: Choose = choose_coupled
+
+    def plain(self, slots: Rows) -> Plain | None:
+        """What `slots` [num_rows] ask for, if a graph can choose for them."""
+        return self.sampler.plain(slots)
+
+    def launch(
+        self, logits: Tensor, inputs: StepInputs, memory: SlotMemory, *, slots: Tensor, positions: Tensor
+    ) -> Sampled:
+        """`logits` [num_samples, vocab_size], may be overwritten; `slots` and `positions`, int32 [num_samples], are the
+        inputs' sampling_slots and sample_positions on the device.
+
+        Where nothing could be chosen, -1 is kept as the last token: what feeds it to a model makes it 0.
+        """
+        if inputs.drafts is not None:
+            return self._verify(logits, inputs, inputs.drafts, memory, positions)
+        sampled = self.sampler.sample(logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions))
+        memory.last_tokens.index_copy_(0, slots.long(), sampled.token_ids)
+        return sampled
+
+    def _verify(
+        self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, memory: SlotMemory, positions: Tensor
+    ) -> Sampled:
+        """As many tokens of each slot as its drafts are right, and one more; REFUSED behind them."""
+        ahead = upload(drafts.ahead, logits.device)
+        ready = self.sampler.process(
+            logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)
+        )
+        chosen = self.choose_draft(ready, drafts)
+        token_ids = accept(chosen, drafts, memory.last_tokens, memory.scratch_slot)
+        return ready.settle(token_ids.clamp(min=NO_TOKEN)).with_tokens(token_ids)

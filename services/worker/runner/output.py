@@ -1,0 +1,107 @@
+"""What a step gave, and the way there: a launched step that is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.device.staging import Array, Staging
+from services.worker.device.step_timer import StepTimer, Timings
+from services.worker.heads.features import Features
+from services.worker.heads.port import Answer, Ending
+from services.worker.sampling.sampler import Sampled
+from services.worker.spec_decode.drafts import REFUSED, DraftRows
+from services.worker.step.slots import Rows
+from shared.columns import I32
+from shared.errors import QuireError
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOutput:
+    """What a step gave, on the host."""
+
+    token_ids: I32  # those of each slot that sampled, slot after slot; -1 where nothing could be chosen
+    token_counts: I32  # [num_slots]
+    logprobs: pb.LogprobColumns | None
+    timings: Timings
+    faults: Mapping[int, QuireError] = field(default_factory=dict)  # sequences that cannot go on, by slot
+    refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
+    answers: tuple[Answer, ...] = ()  # of the heads beside sampling
+
+    @property
+    def drafted(self) -> bool:
+        return self.refused_tokens is not None
+
+    @property
+    def last_tokens(self) -> I32:
+        """[num_slots]"""
+        return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
+
+    @property
+    def features(self) -> Tensor | None:
+        """[num_tokens, hidden_size] on the device, where a drafter wanted them."""
+        return next((answer.states for answer in self.answers if isinstance(answer, Features)), None)
+
+
+class Launch:
+    """A step under way."""
+
+    def __init__(
+        self,
+        timer: StepTimer,
+        marks: list[Any] | None,
+        staging: Staging,
+        sampled: Sampled,
+        *,
+        drafts: DraftRows | None,
+        endings: list[Ending],
+    ) -> None:
+        """Begins the copies to the host and sets the step's last mark; `marks` are those before it (StepTimer)."""
+        self._timer = timer
+        self._sampled, self._drafts, self._endings = sampled, drafts, endings
+        own = sampled.tensors
+        others = [ending.tensors for ending in endings]
+        self._num_own, self._num_others = len(own), [len(tensors) for tensors in others]
+        self._downloads = staging.download([*own, *(tensor for tensors in others for tensor in tensors)])
+        self._marks = timer.end(marks)
+
+    def wait(self) -> RunnerOutput:
+        """Blocks until the step's results are on the host. Once, on any thread; raises what the device raises."""
+        sampled = self._sampled
+        faults = sampled.faults()  # first: the device may be waiting for masks that never come
+        timings = self._timer.wait(self._marks)
+        arrays = self._downloads.arrays()
+        token_ids = arrays[0]
+        output = RunnerOutput(
+            token_ids,
+            np.ones(len(token_ids), dtype=np.int32),
+            sampled.logprobs.to_proto(*arrays[1:4]) if sampled.logprobs else None,
+            timings,
+            faults=faults,
+            answers=self._answers(arrays) if self._endings else (),
+        )
+        return output if self._drafts is None else _verified(self._drafts, output)
+
+    def _answers(self, arrays: list[Array]) -> tuple[Answer, ...]:
+        bounds = np.cumsum([self._num_own, *self._num_others]).tolist()
+        return tuple(
+            ending.answer(arrays[begin:end])
+            for ending, (begin, end) in zip(self._endings, pairwise(bounds), strict=True)
+        )
+
+
+def _verified(drafts: DraftRows, output: RunnerOutput) -> RunnerOutput:
+    """With the tokens behind wrong drafts left out."""
+    kept = output.token_ids != REFUSED
+    return replace(
+        output,
+        token_ids=output.token_ids[kept],
+        token_counts=drafts.counted(output.token_ids),
+        refused_tokens=np.flatnonzero(~kept),
+    )
