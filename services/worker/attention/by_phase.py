@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
+
+if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

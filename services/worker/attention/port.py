@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
