@@ -53,7 +53,7 @@ class Experts:
 
     def finish(self) -> None:
         self.packed = self._ops.prepare_experts(self._gate_up, self._down, gate=self._gate)
-        self._gate_up = self._down = None
+        del self._gate_up, self._down
 
 
 class SparseMLP:
