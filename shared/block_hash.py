@@ -44,3 +44,8 @@ def chain(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:
 def split(column: bytes) -> list[bytes]:
     """Hashes that travel as one column of 32 bytes each."""
     return [column[i : i + HASH_BYTES] for i in range(0, len(column), HASH_BYTES)]
+
+
+def page_name(digest: bytes, group: int) -> bytes:
+    """Of what a block's tokens left in one KV group: the hash in the first, behind the group's number in others."""
+    return digest if group == 0 else bytes((group,)) + digest

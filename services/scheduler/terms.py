@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from shared import block_hash, model_identity, worker_limits
+from shared import block_hash, kv_wire, model_identity, worker_limits
 from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32
 from shared.errors import FailedPrecondition
+from shared.kv_specs import KVSpec
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2
 
@@ -32,6 +33,7 @@ class Terms:
     def __init__(self) -> None:
         self.model: model_pb2.ModelIdentity | None = None
         self.layout: model_pb2.BlockLayout | None = None
+        self.kv_specs: tuple[KVSpec, ...] | None = None
         self.logprobs_mode = ""
         self.batch_invariant: bool | None = None
         self._set_by = ""
@@ -65,6 +67,18 @@ class Terms:
                 field="layout.block_size",
             )
 
+    def agree_on_groups(self, hello: worker_pb2.WorkerHello) -> tuple[KVSpec, ...]:
+        """What a block stands for, and which prefixes can be had, must be the same wherever it is looked up."""
+        who = f"worker {hello.worker_id}"
+        specs = kv_wire.from_proto(hello.kv_groups, who)
+        _check_held_groups(hello, len(specs), who)
+        self.kv_specs = self.kv_specs or specs
+        if specs != self.kv_specs:
+            raise FailedPrecondition(
+                f"kv_groups: the cluster has {_list(self.kv_specs)}, {who} has {_list(specs)}", field="kv_groups"
+            )
+        return specs
+
     def agree_on_logprobs(self, hello: worker_pb2.WorkerHello) -> None:
         """A sequence that moves must not go on with numbers of another meaning."""
         mode = hello.logprobs_mode or RAW_LOGPROBS
@@ -85,6 +99,10 @@ class Terms:
                 f"{_on(hello.batch_invariant)}",
                 field="batch_invariant",
             )
+
+
+def _list(specs: tuple[KVSpec, ...]) -> str:
+    return f"[{', '.join(map(str, specs))}]"
 
 
 def _on(value: bool) -> str:
@@ -149,4 +167,17 @@ def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
         raise FailedPrecondition(
             f"held_block_ids: {who} has blocks 1 to {hello.num_blocks - 1}, and sent {held.min()} to {held.max()}",
             field="held_block_ids",
+        )
+
+
+def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, who: str) -> None:
+    num_held, num_bytes = len(hello.held_block_ids) // TOKEN_BYTES, len(hello.held_block_groups)
+    if num_bytes not in (0, TOKEN_BYTES * num_held):
+        raise FailedPrecondition(
+            f"held_block_groups: {who} sent {num_bytes} bytes for {num_held} blocks", field="held_block_groups"
+        )
+    groups = u32(hello.held_block_groups)
+    if len(groups) and int(groups.max()) >= num_groups:
+        raise FailedPrecondition(
+            f"held_block_groups: {who} has {num_groups} groups, and sent {groups.max()}", field="held_block_groups"
         )

@@ -14,13 +14,14 @@ from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.timing.depth import Depth
+from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.guard import Guard
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
 from services.scheduler.terms import check_sizes
-from shared import block_hash, lifecycle
+from shared import block_hash, kv_wire, lifecycle
 from shared.columns import u32
 from shared.errors import FailedPrecondition, QuireError, Unavailable, transport
 from shared.logs import logger
@@ -112,6 +113,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         check_sizes(hello)
         self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")
         self._cluster.terms.agree_on_layout(hello)
+        self._cluster.terms.agree_on_groups(hello)
         self._cluster.terms.agree_on_logprobs(hello)
         self._cluster.terms.agree_on_invariance(hello)
         return hello
@@ -179,14 +181,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     def _limits(self, hello: pb.WorkerHello) -> Limits:
         settings = self._settings
         usable = hello.num_blocks - 1
+        specs = kv_wire.from_proto(hello.kv_groups, f"worker {hello.worker_id}")
+        groups = Groups(specs, hello.layout.block_size, hello.max_num_batched_tokens)
         return Limits(
             num_blocks=hello.num_blocks,
             block_size=hello.layout.block_size,
+            kv_specs=specs,
             max_num_seqs=min(settings.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs),
             max_num_batched_tokens=min(
                 settings.max_num_batched_tokens or hello.max_num_batched_tokens, hello.max_num_batched_tokens
             ),
-            max_model_len=min(hello.max_model_len, usable * hello.layout.block_size),
+            max_model_len=groups.longest(usable, hello.max_model_len),
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
@@ -236,8 +241,9 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
         return
     ids = u32(hello.held_block_ids).tolist()
     hashes = block_hash.split(hello.held_block_hashes)
+    groups = u32(hello.held_block_groups).tolist() or [0] * len(ids)
     for start in range(0, len(ids), ADOPTED_AT_A_TIME):
         part = slice(start, start + ADOPTED_AT_A_TIME)
-        for block, held in zip(ids[part], hashes[part], strict=True):
-            core.kv.pool.adopt(block, held)
+        for block, held, group in zip(ids[part], hashes[part], groups[part], strict=True):
+            core.kv.pool.adopt(block, block_hash.page_name(held, group))
         await asyncio.sleep(0)

@@ -202,6 +202,7 @@ class Core:
     def _build(self, now: float) -> PlanBuilder:
         if self.kv.parts is not None:
             self.kv.parts.publish()
+        self.state.tables.slide()
         builder = PlanBuilder(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
         searches = self.state.searches
         for_beams = searches.num_tokens_wanted if searches else 0

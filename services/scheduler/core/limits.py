@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.scheduler.kv_cache.groups import Groups
+from shared.kv_specs import ONE_FULL, KVSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -26,6 +29,12 @@ class Limits:
     scheduling_policy: str = "fcfs"
     priority_aging_s: float = 0.0  # waited, as much as a level of priority under that policy; 0: they do not age
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # under the fair policy; 1 if not named
+    kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
+
+    @property
+    def groups(self) -> Groups:
+        """Made anew: for those who keep it."""
+        return Groups(self.kv_specs, self.block_size, self.max_num_batched_tokens)
 
     @property
     def usable_blocks(self) -> int:
@@ -40,6 +49,7 @@ class Limits:
                 f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens (at least 1) is "
                 f"longer than the maximum model length of {self.max_model_len}."
             )
-        if -(-num_tokens // self.block_size) > self.usable_blocks:
+        num_blocks = -(-num_tokens // self.block_size)
+        if num_blocks > self.usable_blocks or self.groups.least_cost(num_blocks) > self.usable_blocks:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
         return None

@@ -32,7 +32,7 @@ class BeamMove:
     slot: int
     parent: int
     token: int  # its next one
-    last_block: int  # in place of the parent's last block; 0: that
+    last_blocks: tuple[int, ...]  # of each KV group, in place of the parent's last one; 0: that
 
 
 @dataclass(frozen=True, slots=True)

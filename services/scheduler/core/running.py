@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from services.scheduler.core.plan import I32
 from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
+from services.scheduler.kv_cache.groups import Groups
 
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
@@ -22,9 +23,10 @@ class Running:
     """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done, and
     the drafts in them as right; `num_drafts_in_flight` of those tokens may turn out not to be there."""
 
-    def __init__(self, num_slots: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, groups: Groups) -> None:
         self.num_slots = num_slots
-        self.block_size = block_size
+        self.block_size = block_size = groups.block_size
+        self._groups = groups
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.most_blocks = 0  # that all of them can ever need, sharing left out
         self.prefilling: set[int] = set()  # slots with more than one token to compute
@@ -79,7 +81,7 @@ class Running:
         self.num_computed[slot] = num_computed
         self.num_drafts_in_flight[slot] = 0
         self.limit[slot] = sequence.max_total_tokens
-        self.most_blocks += sequence.max_total_tokens // self.block_size + 1
+        self.most_blocks += self.most_blocks_of(sequence)
         self.capacity[slot] = 0
         self.asks_logprobs[slot] = sequence.asks_logprobs
         self.num_constrained += bool(sequence.grammar_id)
@@ -94,6 +96,10 @@ class Running:
         if sequence.is_beam or num_computed < num_tokens - 1:
             self.prefilling.add(slot)
         return slot
+
+    def most_blocks_of(self, sequence: Sequence) -> int:
+        """That it can ever need, sharing left out."""
+        return self._groups.cost(sequence.max_total_tokens // self.block_size + 1)
 
     def fork(self, parent: int, slot: int) -> None:
         """`slot` is where `parent` is: a beam goes on from another, of the same search."""
@@ -128,7 +134,7 @@ class Running:
         sequence.tokens += self.tail_of(slot)
         sequence.row = None
         self.num_constrained -= bool(sequence.grammar_id)
-        self.most_blocks -= sequence.max_total_tokens // self.block_size + 1
+        self.most_blocks -= self.most_blocks_of(sequence)
         self.sequences[slot] = None
         self.num_watched -= sequence.repetition is not None
         self.num_beams -= sequence.is_beam

@@ -26,13 +26,14 @@ class Tables:
         self.limits = limits
         self.kv = KVCacheManager(
             limits.num_blocks,
-            limits.block_size,
+            limits.groups,
             limits.max_num_seqs,
             limits.enable_prefix_caching,
             observer=observer,
             prefix_grain=limits.prefix_grain,
         )
-        self.running = Running(limits.max_num_seqs, limits.block_size)
+        self.groups = self.kv.groups
+        self.running = Running(limits.max_num_seqs, self.groups)
         self._num_ordered: I32 = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions that ordered steps compute
 
     # Slots and blocks.
@@ -67,7 +68,7 @@ class Tables:
     def give_blocks(self, builder: PlanBuilder, slot: int, blocks: list[int], *, told: bool = True) -> None:
         """They are in the slot's table: it has room for more. `told`: the plan names them, and not something else."""
         if blocks:
-            self.running.capacity[slot] += len(blocks) * self.limits.block_size
+            self.running.capacity[slot] += len(blocks) // self.groups.num * self.limits.block_size
         if told:
             builder.gain(slot, blocks)
 
@@ -79,17 +80,24 @@ class Tables:
         return blocks
 
     def append(self, builder: PlanBuilder, slot: int, count: int = 1, *, told: bool = True) -> list[int]:
-        """`count` more blocks for `slot`; there are enough."""
+        """`count` more block positions for `slot`; there are enough blocks."""
         blocks = self.kv.append(slot, count)
         self.give_blocks(builder, slot, blocks, told=told)
         return blocks
 
     def append_each(self, builder: PlanBuilder, slots: Slots) -> None:
-        """One more block for each of `slots`; there are enough."""
+        """One more block position for each of `slots`; there are enough blocks."""
         listed = slots.tolist()
         self.running.capacity[slots] += self.limits.block_size
-        for slot, block in zip(listed, self.kv.append_each(listed), strict=True):
-            builder.gain(slot, [block])
+        for slot, blocks in zip(listed, self.kv.append_each(listed), strict=True):
+            builder.gain(slot, blocks)
+
+    def slide(self) -> None:
+        """Takes back what no step reads that is yet to be ordered."""
+        if self.groups.has_windows:
+            running = self.running
+            certain = np.minimum(running.num_computed - running.num_drafts_in_flight, running.capacity)
+            self.kv.slide(certain, running.live)
 
     # Tokens.
 

@@ -78,6 +78,11 @@ class BlockPool:
     def free_order(self) -> list[int]:
         return list(self._free)
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever something else can be found."""
+        return self.num_forgotten, len(self._block_of)
+
     def references(self, block: int) -> int:
         return self._references[block]
 

@@ -1,4 +1,7 @@
-"""Block tables of the running sequences: match a prefix, grow, release.
+"""Block tables of the running sequences: match a prefix, grow, slide, release.
+
+A table is a list of block positions, one after the other; of each it has as many blocks as there are KV groups, in
+their order (groups.py). The null block stands where a window has slid over: that block is somebody else's already.
 
 A slot's blocks are never handed to somebody else while a step under way still names the slot: releasing with a fence
 keeps them owned until that step has returned.
@@ -10,10 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from services.scheduler.kv_cache.block_pool import BlockPool, BlockUse, Observer
-from services.scheduler.kv_cache.match import Match
+from services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockUse, Observer
+from services.scheduler.kv_cache.groups import Counts, Groups
+from services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
 from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
+from shared.block_hash import page_name
 
 
 class KVCacheManager:
@@ -22,7 +28,7 @@ class KVCacheManager:
     def __init__(
         self,
         num_blocks: int,
-        block_size: int,
+        groups: Groups,
         num_slots: int,
         enable_caching: bool = True,
         *,
@@ -31,15 +37,18 @@ class KVCacheManager:
     ) -> None:
         """`prefix_grain`: least tokens that are worth a copy of the block that begins with them; 0, or no less than a
         block: only whole blocks are found again."""
-        self.block_size = block_size
+        self.groups, self.num_groups = groups, groups.num
+        self.block_size = block_size = groups.block_size
         self.enable_caching = enable_caching
-        self.parts = PartIndex(block_size, prefix_grain) if enable_caching and 0 < prefix_grain < block_size else None
+        has_parts = enable_caching and 0 < prefix_grain < block_size and groups.plain
+        self.parts = PartIndex(block_size, prefix_grain) if has_parts else None
         self.pool = BlockPool(num_blocks, observer, self.parts)
         self._pinned: list[int] = []
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
         self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks at the head of each table that are on record
-        self._fenced: deque[tuple[int, list[int]]] = deque()  # (step id, blocks), step ids ascending
+        self._fenced: deque[tuple[int, Sequence[int]]] = deque()  # (step id, blocks), step ids ascending
         self.num_fenced = 0
+        self._num_slid = {window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows}  # block positions
 
     @property
     def use(self) -> BlockUse:
@@ -48,12 +57,24 @@ class KVCacheManager:
     def table(self, slot: int) -> Sequence[int]:
         return self._tables[slot]
 
+    @property
+    def num_free(self) -> int:
+        """Block positions that can be given, cached ones included."""
+        return self.pool.num_free // self.num_groups
+
     def blocks_for(self, num_tokens: int) -> int:
+        """Block positions."""
         return -(-num_tokens // self.block_size)
 
     def match(self, block_hashes: Sequence[bytes]) -> Match:
         """Blocks that hold the longest known prefix of the chain. Changes nothing."""
-        return Match(self.pool, block_hashes if self.enable_caching else ())
+        hashes = block_hashes if self.enable_caching else ()
+        return PlainMatch(self.pool, hashes) if self.groups.plain else GroupMatch(self.pool, self.groups, hashes)
+
+    def still_has(self, slot: int, num_computed: int) -> bool:
+        """Whether the slot has every block that somebody reads who has computed its first so many tokens."""
+        slid = self._num_slid
+        return not slid or all(int(slid[window][slot]) <= window.first_kept(num_computed) for window in slid)
 
     def match_part(self, content: bytes) -> Part | None:
         """The block that begins with the most of `content`, which is not cached as a whole. Changes nothing."""
@@ -73,21 +94,30 @@ class KVCacheManager:
     def admit(self, slot: int, hits: list[int], num_whole: int | None = None) -> None:
         """Starts the table of a free slot with shared blocks; the first `num_whole` of them are full, or all are."""
         assert not self._tables[slot], f"slot {slot} still has blocks"
-        self.pool.share(hits)
-        self._tables[slot] = list(hits)
-        self.num_named[slot] = len(hits) if num_whole is None else num_whole
+        self.pool.share(self._real(hits))
+        self._begin(slot, hits, len(hits) // self.num_groups if num_whole is None else num_whole)
 
     def rebase(self, slot: int, blocks: list[int]) -> None:
         """Replaces the slot's table by shared blocks. No step under way may name the slot."""
-        self.pool.share(blocks)
+        self.pool.share(self._real(blocks))
         self.release(slot, None)
+        self._begin(slot, blocks, len(blocks) // self.num_groups)
+
+    def _begin(self, slot: int, blocks: list[int], num_named: int) -> None:
         self._tables[slot] = list(blocks)
-        self.num_named[slot] = len(blocks)
+        self.num_named[slot] = num_named
+        for window, (group, *_) in self.groups.windows.items():
+            of_group = blocks[group :: self.num_groups]
+            self._num_slid[window][slot] = next((i for i, block in enumerate(of_group) if block), len(of_group))
+
+    def _real(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Without the null block."""
+        return [block for block in blocks if block] if self.groups.has_windows else blocks
 
     def grow(self, slot: int, num_tokens: int) -> list[int] | None:
         """Blocks added so that `slot` has room for `num_tokens`; None, with nothing changed, if there are too few."""
         table = self._tables[slot]
-        missing = self.blocks_for(num_tokens) - len(table)
+        missing = self.blocks_for(num_tokens) * self.num_groups - len(table)
         if missing <= 0:
             return []
         if missing > self.pool.num_free:
@@ -97,25 +127,57 @@ class KVCacheManager:
         return blocks
 
     def append(self, slot: int, count: int) -> list[int]:
-        """`count` more blocks for `slot`; the caller has checked that there are enough."""
-        blocks = self.pool.allocate(count)
+        """`count` more block positions for `slot`; the caller has checked that there are enough blocks."""
+        blocks = self.pool.allocate(count * self.num_groups)
         self._tables[slot] += blocks
         return blocks
 
-    def append_each(self, slots: Sequence[int]) -> list[int]:
-        """One more block for each of `slots`; the caller has checked that there are enough."""
-        blocks = self.pool.allocate(len(slots))
-        for slot, block in zip(slots, blocks, strict=True):
-            self._tables[slot].append(block)
-        return blocks
+    def append_each(self, slots: Sequence[int]) -> list[list[int]]:
+        """One more block position for each of `slots`; the caller has checked that there are enough blocks."""
+        size = self.num_groups
+        blocks = self.pool.allocate(len(slots) * size)
+        gains = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        for slot, gain in zip(slots, gains, strict=True):
+            self._tables[slot] += gain
+        return gains
+
+    def slide(self, num_computed: Counts, live: npt.NDArray[np.bool_]) -> None:
+        """Frees the blocks that nobody reads any more once so many tokens of each slot are computed.
+
+        Steps under way still read them; what is ordered from here on comes behind these steps, so there is no fence.
+        """
+        for window, groups in self.groups.windows.items():
+            slid = self._num_slid[window]
+            first = np.maximum(num_computed - (window.length - 1), 0) // self.block_size
+            for slot in (live & (first > slid)).nonzero()[0].tolist():
+                begin, end = int(slid[slot]), min(int(first[slot]), len(self._tables[slot]) // self.num_groups)
+                self._slide(self._tables[slot], groups, begin, end)
+                slid[slot] = end
+
+    def _slide(self, table: list[int], groups: Sequence[int], begin: int, end: int) -> None:
+        size = self.num_groups
+        places = [block * size + group for block in range(begin, end) for group in groups]
+        self.pool.release([table[place] for place in places if table[place]])
+        for place in places:
+            table[place] = NULL_BLOCK
 
     def name(self, slot: int, block_hashes: Sequence[bytes]) -> None:
         """Records the content of the next blocks of the table, which computed steps have filled."""
         start = int(self.num_named[slot])
         table = self._tables[slot]
-        for offset, block_hash in enumerate(block_hashes, start):
-            self.pool.name(table[offset], block_hash)
+        if self.groups.plain:
+            for offset, block_hash in enumerate(block_hashes, start):
+                self.pool.name(table[offset], block_hash)
+        else:
+            self._name_groups(table[start * self.num_groups :], block_hashes)
         self.num_named[slot] = start + len(block_hashes)
+
+    def _name_groups(self, blocks: list[int], block_hashes: Sequence[bytes]) -> None:
+        size = self.num_groups
+        for offset, block_hash in enumerate(block_hashes):
+            for group, block in enumerate(blocks[offset * size : (offset + 1) * size]):
+                if block:  # else the window has slid over it
+                    self.pool.name(block, page_name(block_hash, group))
 
     def note_wholes(self, slot: int, contents: Sequence[bytes]) -> None:
         """What the last of the named blocks hold."""
@@ -135,7 +197,7 @@ class KVCacheManager:
 
     def release(self, slot: int, fence: int | None) -> None:
         """Gives up the slot's blocks, once the step `fence` has returned (None: at once)."""
-        blocks = self._tables[slot][::-1]
+        blocks = self._real(self._tables[slot][::-1])
         self._tables[slot] = []
         self.num_named[slot] = 0
         if fence is None:
@@ -153,7 +215,7 @@ class KVCacheManager:
 
     def num_unowned(self) -> int:
         """Blocks that are used though no table and no fence holds them: 0, or there is a leak. Walks everything."""
-        owned = {block for table in self._tables for block in table}
+        owned = {block for table in self._tables for block in table if block}
         owned.update(block for _, blocks in self._fenced for block in blocks)
         return self.use.used - len(owned)
 

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from services.scheduler.kv_cache.block_pool import BlockPool
+from services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from services.scheduler.kv_cache.groups import Groups
+from shared.block_hash import page_name
 
 FEW = 32  # blocks, for which vector operations do not pay
 NONE = np.zeros(0, dtype=np.intp)
 
 
-class Match:
-    """Whoever waits at the head of the queue is looked up in every step: update() costs what has changed since, and a
-    few vector operations, however long the prefix is."""
+class Match(Protocol):
+    """What a sequence may start with."""
+
+    blocks: list[int]  # as in a table
+    num_null: int  # of them: where nobody looks any more
+
+    def update(self) -> None:
+        """As if it were looked up anew."""
+
+    def shorten(self, num_blocks: int) -> None:
+        """No more than so many block positions are wanted, until the next update()."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks among them that nobody refers to."""
+
+
+class PlainMatch:
+    """Of one group that keeps everything. Whoever waits at the head of the queue is looked up in every step: update()
+    costs what has changed since, and a few vector operations, however long the prefix is."""
 
     def __init__(self, pool: BlockPool, hashes: Sequence[bytes]) -> None:
         """`hashes` may grow at its end meanwhile."""
@@ -22,6 +42,7 @@ class Match:
         self._hashes = hashes
         self._as_of = 0  # of the pool's count of forgotten blocks
         self._ids = NONE  # the blocks, as far as they were needed in this form
+        self.num_null = 0
         self.blocks: list[int] = []
         self.update()
 
@@ -60,3 +81,43 @@ class Match:
         if known < len(self.blocks):
             self._ids = np.concatenate([self._ids, np.array(self.blocks[known:], dtype=np.intp)])
         return self._ids
+
+
+class GroupMatch:
+    """Of any groups. Looked up anew whenever something in the cache has changed."""
+
+    def __init__(self, pool: BlockPool, groups: Groups, hashes: Sequence[bytes]) -> None:
+        """`hashes` may grow at its end meanwhile."""
+        self._pool, self._groups, self._hashes = pool, groups, hashes
+        self._as_of: tuple[int, int, int] | None = None
+        self.blocks: list[int] = []
+        self.num_null = 0
+        self.update()
+
+    def update(self) -> None:
+        now = *self._pool.version, len(self._hashes)
+        if self._as_of != now:
+            self._look_up(len(self._hashes))
+            self._as_of = now
+
+    def shorten(self, num_blocks: int) -> None:
+        if len(self.blocks) > num_blocks * self._groups.num:
+            self._look_up(num_blocks)
+            self._as_of = None
+
+    @property
+    def num_free(self) -> int:
+        return sum(self._pool.references(block) == 0 for block in self.blocks if block)
+
+    def _look_up(self, most: int) -> None:
+        groups, pool, hashes = self._groups, self._pool, self._hashes
+        end = groups.match(lambda group, block: pool.find(page_name(hashes[block], group)) is not None, most)
+        firsts = [kept.first_needed(end) for kept in groups.retentions]
+        pages = [
+            pool.find(page_name(hashes[block], group)) if block >= first else NULL_BLOCK
+            for block in range(end)
+            for group, first in enumerate(firsts)
+        ]
+        self.blocks = [page for page in pages if page is not None]
+        assert len(self.blocks) == len(pages), "all of them were found"
+        self.num_null = self.blocks.count(NULL_BLOCK)

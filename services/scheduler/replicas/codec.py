@@ -34,7 +34,7 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
         wire.beams.slots = u32_bytes([move.slot for move in plan.beam_moves])
         wire.beams.parents = u32_bytes([move.parent for move in plan.beam_moves])
         wire.beams.token_ids = i32_bytes([move.token for move in plan.beam_moves])
-        wire.beams.last_block_ids = u32_bytes([move.last_block for move in plan.beam_moves])
+        wire.beams.last_block_ids = u32_bytes([block for move in plan.beam_moves for block in move.last_blocks])
     for admission in plan.admitted:
         _encode_admission(wire.admitted.add(), admission)
     return message

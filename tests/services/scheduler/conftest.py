@@ -14,6 +14,7 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.timing.forecast import Forecast
+from services.scheduler.kv_cache.groups import Groups
 from shared import block_hash, columns
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
@@ -40,7 +41,7 @@ def make_sequence(
 class Optimist(Forecast):
     """Lets everybody in, so that blocks run out."""
 
-    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
+    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: Groups) -> bool:
         return True
 
 

@@ -1,7 +1,7 @@
 """A worker on paper: follows worker.proto's rules, and checks that every KV entry it reads is the one it should be.
 
 Its model is a function of the whole prefix, so that any wrong block, missing token or reordered step shows as another
-text. A KV entry is the digest of the prefix that it stands for.
+text. A KV entry is the digest of the prefix that it stands for, and the KV group that it was made for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
+from shared.kv_specs import Window
 
 VOCAB = 50
 EOS = 49
@@ -57,7 +58,7 @@ class Slot:
     num_prompt: int
     asks_from: int  # prompt position whose log-probabilities come first; 0: nobody asked
     num_candidates: int  # of a beam; 0: it is none
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)  # of each position one for each KV group
 
 
 class PaperWorker:
@@ -69,7 +70,9 @@ class PaperWorker:
         self.num_accepted = 0
         self._random = random.Random(seed)
         self.slots: dict[int, Slot] = {}
-        self.kv: dict[tuple[int, int], bytes] = {}
+        self.kv: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self._windows = [spec.length if isinstance(spec, Window) else 1 << 40 for spec in limits.kv_specs]
+        self._num_groups = len(limits.kv_specs)
         self.num_computed_tokens = 0
         self._last_step = 0
 
@@ -120,15 +123,16 @@ class PaperWorker:
             assert move.parent == move.slot or before[move.parent].blocks == self.slots[move.parent].blocks
             row.tokens = [*parent.tokens[:-1], move.token]
             row.blocks = list(parent.blocks)
-            if move.last_block:
-                assert copies.get(row.blocks[-1]) is not None, "a new last block is a copy"
-                row.blocks[-1] = move.last_block
+            for place, block in zip(range(-self._num_groups, 0), move.last_blocks, strict=True):
+                if block:
+                    assert copies.get(row.blocks[place]) is not None, "a new last block is a copy"
+                    row.blocks[place] = block
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         assert not {source for source, _ in copies} & {target for _, target in copies}
         for source, target in copies:
             for offset in range(self.limits.block_size):
-                self.kv[target, offset] = self.kv.get((source, offset), b"")
+                self.kv[target, offset] = self.kv.get((source, offset), (-1, b""))
 
     def _tell_prompts(self, counts: dict[int, int]) -> PromptLogprobs | None:
         """A position's only entry is its own token, its log-probability and rank the position itself."""
@@ -190,7 +194,7 @@ class PaperWorker:
 
     def _room(self, slot: int) -> int:
         row = self.slots[slot]
-        return len(row.blocks) * self.limits.block_size - row.num_computed
+        return len(row.blocks) // self._num_groups * self.limits.block_size - row.num_computed
 
     def _draft(self, slot: int, plan: StepPlan) -> list[int]:
         """Guesses of the next tokens."""
@@ -208,7 +212,7 @@ class PaperWorker:
         known = row.tokens + drafts
         for position in range(row.num_computed, row.num_computed + count + len(drafts)):
             if position >= row.num_cached:
-                self.kv[self._place(row, position)] = digest(known[: position + 1])
+                self._write(row, position, digest(known[: position + 1]))
 
     def _verify(self, row: Slot, count: int, drafts: list[int]) -> list[int]:
         sampled = [self._compute(row, count)]
@@ -223,7 +227,7 @@ class PaperWorker:
         """Blocks filled in an earlier life: one prefix for each position."""
         for i, prefix in enumerate(prefixes):
             place = blocks[i // self.limits.block_size], i % self.limits.block_size
-            self.kv[place] = digest(prefix)
+            self.kv[place] = 0, digest(prefix)
 
     def with_derived_tokens(self, plan: StepPlan) -> StepPlan:
         """`plan` as it came over the wire, which does not say how many tokens it computes."""
@@ -266,26 +270,36 @@ class PaperWorker:
         ids = iter(plan.new_block_ids)
         for slot, row in sorted(self.slots.items()):
             needed = -(-(row.num_computed + counts.get(slot, 0)) // self.limits.block_size)
-            row.blocks += [next(ids) for _ in range(needed - len(row.blocks))]
+            row.blocks += [next(ids) for _ in range(needed * self._num_groups - len(row.blocks))]
         assert next(ids, None) is None, "block ids left over"
 
     def _store(self, row: Slot, count: int) -> None:
         for position in range(row.num_computed, row.num_computed + count):
             if position >= row.num_cached:
-                self.kv[self._place(row, position)] = digest(row.tokens[: position + 1])
+                self._write(row, position, digest(row.tokens[: position + 1]))
 
     def _compute(self, row: Slot, count: int) -> int | None:
+        first = row.num_computed
         row.num_computed += count
         self.num_computed_tokens += count
-        for position in range(row.num_computed):
-            assert self.kv.get(self._place(row, position)) == digest(row.tokens[: position + 1]), "wrong KV"
+        for group, window in enumerate(self._windows):
+            for position in range(max(0, first - window + 1), row.num_computed):
+                right = group, digest(row.tokens[: position + 1])
+                assert self.kv.get(self._place(row, position, group)) == right, "wrong KV"
         if row.num_computed < len(row.tokens):
             return None
         row.tokens.append(next_token(row.tokens))
         return row.tokens[-1]
 
-    def _place(self, row: Slot, position: int) -> tuple[int, int]:
-        return row.blocks[position // self.limits.block_size], position % self.limits.block_size
+    def _write(self, row: Slot, position: int, content: bytes) -> None:
+        for group in range(self._num_groups):
+            block, offset = self._place(row, position, group)
+            assert block, "nothing is written into the null block"
+            self.kv[block, offset] = group, content
+
+    def _place(self, row: Slot, position: int, group: int) -> tuple[int, int]:
+        block, offset = divmod(position, self.limits.block_size)
+        return row.blocks[block * self._num_groups + group], offset
 
 
 def _num_candidates(sequence: Sequence) -> int:

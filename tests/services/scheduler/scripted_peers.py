@@ -133,7 +133,7 @@ def _plan(wire: worker_pb2.StepPlan, paper: PaperWorker) -> StepPlan:
             )
         ),
         beam_moves=[
-            BeamMove(*move)
+            BeamMove(*move[:3], last_blocks=move[3:])  # one KV group
             for move in zip(
                 columns.u32(wire.beams.slots).tolist(),
                 columns.u32(wire.beams.parents).tolist(),

@@ -69,7 +69,7 @@ class Beams:
         """Even if none of its beams finds another's blocks in the cache."""
         kv = self._state.kv
         lengths = [root.num_tokens + (0 if node is None else node.length) for node in search.live]
-        return sum(map(kv.blocks_for, lengths)) <= kv.pool.num_free
+        return sum(map(kv.blocks_for, lengths)) <= kv.num_free
 
     def _new_beam(self, root: Sequence, node: Node | None) -> Beam:
         """With what it has said so far."""
@@ -108,7 +108,7 @@ class Beams:
         assert group.decision is not None
         slots = [beam.slot for beam in group.beams]
         moves = self._mover.plan(slots, [child.parent for child in group.decision])
-        if moves.num_blocks > self._state.kv.pool.num_free:
+        if moves.num_blocks > self._state.kv.num_free:
             self._make_room(builder, group)
             return
         for slot in moves.ended:

@@ -19,7 +19,7 @@ class Moves:
     parents: list[int]  # slots
     targets: list[int | None]  # the parent's own slot, that of a beam that ended, or None: a new one
     ended: list[int]  # slots that nobody goes on in
-    num_blocks: int  # that it takes
+    num_blocks: int  # block positions that it takes
 
 
 class BeamMover:
@@ -66,30 +66,30 @@ class BeamMover:
         num_computed = int(self._tables.running.num_computed[parent])
         shared, last = self._split(parent)
         slot = self._tables.enter(builder, sequence, shared, num_computed, num_computed)
-        (block,) = self._tables.append(builder, slot)
+        blocks = self._tables.append(builder, slot)
         if not fresh:
-            builder.copy(last, block)
+            builder.copy(last, blocks)
         self._tables.book(builder, slot, 1)
 
     def _rebase(self, builder: PlanBuilder, parent: int, slot: int, token: int, fresh: bool) -> None:
         """In the slot of a beam that ended: its blocks go, its parent's come."""
         shared, last = self._split(parent)
         self._tables.rebase(builder, slot, parent, shared)
-        (block,) = self._tables.append(builder, slot, told=fresh)
+        blocks = self._tables.append(builder, slot, told=fresh)
         if not fresh:
-            builder.copy(last, block)
-        builder.move(BeamMove(slot, parent, token, 0 if fresh else block))
+            builder.copy(last, blocks)
+        builder.move(BeamMove(slot, parent, token, (0,) * len(blocks) if fresh else tuple(blocks)))
 
-    def _split(self, slot: int) -> tuple[list[int], int]:
-        """Its full blocks, and the one that it writes in, 0 if it has just filled one."""
-        table = self._tables.kv.table(slot)
-        num_full = int(self._tables.running.num_computed[slot]) // self._tables.running.block_size
-        return list(table[:num_full]), table[num_full] if num_full < len(table) else 0
+    def _split(self, slot: int) -> tuple[list[int], list[int]]:
+        """Its full blocks, and those that it writes in, if it has not just filled them."""
+        table, size = self._tables.kv.table(slot), self._tables.groups.num
+        end = int(self._tables.running.num_computed[slot]) // self._tables.running.block_size * size
+        return list(table[:end]), list(table[end : end + size])
 
     def _go_on(self, builder: PlanBuilder, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
         """It gets its next token, and computes it."""
         if stays:
-            builder.move(BeamMove(slot, slot, token, 0))
+            builder.move(BeamMove(slot, slot, token, (0,) * self._tables.groups.num))
             if fresh:
                 self._tables.append(builder, slot)
         self._tables.extend(np.array([slot]), np.array([token], dtype=np.int32))

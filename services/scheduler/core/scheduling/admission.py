@@ -70,9 +70,9 @@ class Admitter:
         state, limits = self._state, self._state.limits
         alone = len(state.running) == 0
         if alone or not self._entry.fits_now(sequence, start, limits.watermark_blocks):
-            return alone and self._entry.fits_now(sequence, start, 0)
+            return alone and self._entry.fits_alone(sequence, start)
         usable = limits.usable_blocks - limits.watermark_blocks + state.kv.pool.num_shared
-        most = state.running.most_blocks + sequence.max_total_tokens // limits.block_size + 1
+        most = state.running.most_blocks + state.running.most_blocks_of(sequence)
         if most <= usable:
             return True  # whatever comes: the usual case, and all it costs
         num_unowned = (0 if start.match is None else start.match.num_free) + (start.taken is not None)
@@ -80,7 +80,7 @@ class Admitter:
         if most <= usable:
             return True
         counted = state.waiting.counted(state.running, sequence)
-        return state.forecast.fits(state.running, counted, sequence, usable, limits.block_size)
+        return state.forecast.fits(state.running, counted, sequence, usable, state.kv.groups)
 
     def _too_late(self, sequence: Sequence, start: Start, now: float) -> bool:
         """Its deadline will have passed before it can have a single token."""

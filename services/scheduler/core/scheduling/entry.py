@@ -19,8 +19,9 @@ class Start(NamedTuple):
     whole: Blocks[int]
     num_cached: int  # tokens
     taken: int | None = None  # the block that holds the rest of them, which an ended sequence left: it goes on in that
-    copied: int | None = None  # the block that holds the rest of them, and of which it needs a copy
+    copied: Blocks[int] = ()  # those that hold the rest of them, of each group, and of which it needs copies
     match: Match | None = None  # that the whole ones are from; None: those of a sibling, which runs
+    num_null: int = 0  # of the whole ones: where nobody looks any more
 
     @property
     def shared(self) -> list[int]:
@@ -29,7 +30,7 @@ class Start(NamedTuple):
 
     @property
     def num_shared(self) -> int:
-        return len(self.whole) + (self.taken is not None)
+        return len(self.whole) - self.num_null + (self.taken is not None)
 
 
 class Entry:
@@ -47,13 +48,11 @@ class Entry:
         """From a sibling that has computed the prompt, else from the prefix cache. Changes nothing."""
         state, size = self._state, self._state.limits.block_size
         donor = state.siblings.donor(sequence)
-        if donor is not None:
-            table, num_whole = state.kv.table(donor), sequence.num_tokens // size
-            last = table[num_whole] if sequence.num_tokens % size else None
-            return Start(table[:num_whole], sequence.num_tokens, copied=last)
+        if donor is not None and state.kv.still_has(donor, sequence.num_tokens - 1):
+            return self._behind(donor, sequence.num_tokens)
         match = self._match(sequence)
         whole = match.blocks
-        start = Start(whole, len(whole) * size, match=match)
+        start = Start(whole, len(whole) // state.kv.num_groups * size, match=match, num_null=match.num_null)
         part = self._match_part(sequence, len(whole))
         if part is None:
             return start
@@ -62,8 +61,16 @@ class Entry:
         is_free = state.kv.pool.references(part.block) == 0
         if part.is_all and is_free:
             return Start(whole, num_cached, taken=part.block, match=match)  # nobody misses it: no copy
-        beside = Start(whole, num_cached, copied=part.block, match=match)
+        beside = Start(whole, num_cached, copied=(part.block,), match=match)
         return beside if not is_free or self.fits_now(sequence, beside, state.limits.watermark_blocks) else start
+
+    def _behind(self, donor: int, num_tokens: int) -> Start:
+        """All that a sibling has computed."""
+        kv, size = self._state.kv, self._state.kv.num_groups
+        table, end = kv.table(donor), num_tokens // kv.block_size * size
+        last = table[end : end + size] if num_tokens % kv.block_size else ()
+        whole = table[:end]
+        return Start(whole, num_tokens, copied=last, num_null=whole.count(0) if kv.groups.has_windows else 0)
 
     def _match_part(self, sequence: Sequence, num_whole: int) -> Part | None:
         """A block of the prefix cache that begins as the one behind the whole ones does. None for beams, which come in
@@ -94,7 +101,18 @@ class Entry:
     def fits_now(self, sequence: Sequence, start: Start, num_left: int) -> bool:
         """Whether all known tokens have room beside what it finds, with so many blocks left over."""
         kv = self._state.kv
-        missing = kv.blocks_for(sequence.num_tokens) - start.num_shared + num_left
+        num_shared = len(start.whole) // kv.num_groups + (start.taken is not None)
+        missing = kv.groups.cost(kv.blocks_for(sequence.num_tokens) - num_shared) + num_left
+        return self._has_room(start, missing)
+
+    def fits_alone(self, sequence: Sequence, start: Start) -> bool:
+        """Whether there is room if it is computed in chunks as small as need be."""
+        kv = self._state.kv
+        num_shared = len(start.whole) // kv.num_groups + (start.taken is not None)
+        return self._has_room(start, kv.groups.least_cost(kv.blocks_for(sequence.num_tokens) - num_shared))
+
+    def _has_room(self, start: Start, missing: int) -> bool:
+        kv = self._state.kv
         if missing > kv.pool.num_free:
             return False
         if missing + start.num_shared < kv.pool.num_free:
@@ -103,9 +121,9 @@ class Entry:
 
     def _num_unowned(self, start: Start) -> int:
         """Blocks that it finds and nobody refers to: once it shares them nobody else can take them."""
-        beside = start.taken if start.taken is not None else start.copied
+        beside = start.copied if start.taken is None else (start.taken,)
         num_unowned = 0 if start.match is None else start.match.num_free
-        return num_unowned + (beside is not None and self._state.kv.pool.references(beside) == 0)
+        return num_unowned + sum(self._state.kv.pool.references(block) == 0 for block in beside)
 
     def occupy(self, builder: PlanBuilder, beam: Sequence) -> None:
         """A slot for a beam of a search that fits."""
@@ -120,15 +138,23 @@ class Entry:
         slot = tables.enter(builder, sequence, start.shared, start.num_cached, num_computed)
         if sequence.suspect:
             state.suspects.add(slot)
-        if start.copied is not None:
-            state.kv.pin(start.copied)
-        chunk = state.chunk_size(builder, num_tokens - num_computed)
+        for block in start.copied:
+            state.kv.pin(block)
+        chunk = state.chunk_size(builder, self._within_room(slot, num_computed, num_tokens))
         blocks = tables.grow(builder, slot, num_computed + chunk)
-        if start.copied is not None:
-            builder.copy(start.copied, blocks[0])
+        if start.copied:
+            builder.copy(start.copied, blocks[: state.kv.num_groups])
         tables.book(builder, slot, chunk)
         if state.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks
             tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // state.limits.block_size)
+
+    def _within_room(self, slot: int, num_computed: int, num_tokens: int) -> int:
+        """Tokens to be computed, as far as there are blocks: a window gives some back before the next chunk."""
+        kv, missing = self._state.kv, num_tokens - num_computed
+        if not kv.groups.has_windows:
+            return missing
+        capacity = int(self._state.running.capacity[slot])
+        return min(missing, capacity + kv.num_free * kv.block_size - num_computed)
 
     def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
         """It has a slot."""

@@ -61,7 +61,7 @@ class Grower:
     def _advance_prefill(self, builder: PlanBuilder, slot: int) -> None:
         running = self._running
         computed = int(running.num_computed[slot])
-        room = int(running.capacity[slot]) + self._kv.pool.num_free * running.block_size - computed
+        room = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
         if room <= 0:
             self._state.make_room(builder)
             return
@@ -77,7 +77,7 @@ class Grower:
         needy = slots[running.num_computed[slots] >= running.capacity[slots]]
         if len(needy) == 0:
             return slots
-        if len(needy) <= self._kv.pool.num_free:
+        if len(needy) <= self._kv.num_free:
             self._tables.append_each(builder, needy)
             return slots
         return self._grow_scarce(builder, slots, needy)
@@ -90,7 +90,7 @@ class Grower:
         lacking = np.minimum(assumed, running.limit[slots] - 1) - running.capacity[slots]
         missing = -(-lacking // running.block_size)
         needy = np.flatnonzero(missing > 0)
-        if int(missing[needy].sum()) > self._kv.pool.num_free:
+        if int(missing[needy].sum()) > self._kv.num_free:
             least = running.num_computed[slots] - running.num_drafts_in_flight[slots]
             return self._grow_scarce(builder, slots, slots[least >= running.capacity[slots]])
         for slot, count in zip(slots[needy].tolist(), missing[needy].tolist(), strict=True):
@@ -103,9 +103,9 @@ class Grower:
         for slot in sorted(needy.tolist(), key=lambda s: int(running.order[s])):
             if not running.live[slot]:
                 continue  # preempted for an older one
-            if self._kv.pool.num_free == 0:
+            if self._kv.num_free == 0:
                 self._state.make_room(builder)
-            if running.live[slot] and self._kv.pool.num_free:
+            if running.live[slot] and self._kv.num_free:
                 self._tables.append(builder, slot)
             elif running.live[slot]:
                 waits.add(slot)

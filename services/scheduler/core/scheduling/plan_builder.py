@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -96,9 +97,9 @@ class PlanBuilder:
         self._counted.pop(slot, None)
         self._gains = [gain for gain in self._gains if gain[0] != slot]
 
-    def copy(self, block: int, to: int) -> None:
-        """`to` takes over the content of `block` before the step."""
-        self._copies.append((block, to))
+    def copy(self, blocks: Sequence[int], to: Sequence[int]) -> None:
+        """Each of `to` takes over the content of one of `blocks` before the step."""
+        self._copies += zip(blocks, to, strict=True)
 
     def move(self, move: BeamMove) -> None:
         self._moves[move.slot] = move

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from services.scheduler.core.running import Mask, Running
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.kv_cache.groups import Groups
 
 REMEMBERED_ANSWERS = 256
 # Of the mean: at 1.0 nothing is computed twice, but the batch is up to a tenth smaller than it could be; at 0.6 traces
@@ -37,13 +38,13 @@ class Forecast:
         self._lengths.append(num_output_tokens)
         self._curve = None
 
-    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, block_size: int) -> bool:
+    def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: Groups) -> bool:
         """Whether `num_blocks` will do for the `counted` ones of those that run and `newcomer`, until they end."""
         lengths = np.append(running.num_tokens[counted], newcomer.num_tokens).astype(np.int64)
         limits = np.append(running.limit[counted], newcomer.max_total_tokens)
         prompts = np.append(running.num_prompt_tokens[counted], newcomer.num_prompt_tokens)
         rest = self._rest(lengths - prompts, limits - prompts)
-        return peak_blocks(lengths, rest, block_size) <= num_blocks
+        return peak_blocks(lengths, rest, groups) <= num_blocks
 
     def _rest(self, produced: Lengths, most: Lengths) -> Lengths:
         """Output tokens still expected of each, at least 1."""
@@ -67,7 +68,7 @@ class Forecast:
         return expected
 
 
-def peak_blocks(lengths: Lengths, rest: Lengths, block_size: int) -> int:
+def peak_blocks(lengths: Lengths, rest: Lengths, groups: Groups) -> int:
     """Most blocks in use at any time, when sequence i has lengths[i] tokens now and ends after rest[i] more.
 
     The peak is at one of the ends: just before the k-th longest runner ends, it and all that last longer are there.
@@ -76,4 +77,5 @@ def peak_blocks(lengths: Lengths, rest: Lengths, block_size: int) -> int:
     remaining = rest[order]
     there = np.arange(1, len(order) + 1)
     tokens = np.cumsum(lengths[order]) + there * remaining
-    return int((tokens / block_size + there).max())  # each may leave most of a block unused
+    positions = tokens / groups.block_size + there  # each may leave most of a block unused
+    return int(groups.peak(positions, there).max())

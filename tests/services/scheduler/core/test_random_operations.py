@@ -3,6 +3,7 @@ and every sequence says what an oracle without blocks says."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Sequence
+from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.test_beams import exhaustive, search
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
@@ -140,8 +142,11 @@ class Cluster:
     def check(self) -> None:
         core, use = self.core, self.core.use
         assert use.free + use.cached + use.used == use.total == self.limits.num_blocks - 1
-        owners = Counter(block for slot in range(self.limits.max_num_seqs) for block in core.kv.table(slot))
-        assert 0 not in owners, "the null block is nobody's"
+        tables = [core.kv.table(slot) for slot in range(self.limits.max_num_seqs)]
+        owners = Counter(block for table in tables for block in table)
+        self._check_windows(tables)
+        assert (0 not in owners) or core.kv.groups.has_windows, "the null block is nobody's"
+        del owners[0]
         assert all(core.kv.pool.references(block) >= count for block, count in owners.items())
         assert not set(core.kv.pool.free_order) & set(owners), "free and owned are disjoint"
         for block, count in owners.items():
@@ -159,6 +164,18 @@ class Cluster:
         assert not waiting & running
         alive = {key: client for key, client in self.clients.items() if client.end is None}
         assert waiting | running == {key if c.root is None else c.root.key for key, c in alive.items()}
+
+    def _check_windows(self, tables: list[list[int]]) -> None:
+        """Blocks are missing at the beginning only, and no more than what somebody who computes from here on reads."""
+        running, size = self.core.running, self.limits.block_size
+        for window, groups in self.core.kv.groups.windows.items():
+            for slot, group in itertools.product(np.flatnonzero(running.live).tolist(), groups):
+                table = tables[slot][group :: self.core.kv.num_groups]
+                held = len(table) - table.count(0)
+                assert 0 not in table[table.count(0) :]
+                ahead = self.limits.max_steps_in_flight * (1 + self.limits.num_speculative_tokens)
+                most = -(-(window.length + self.limits.max_num_batched_tokens + ahead) // size) + 2
+                assert held <= most, "as many as the window and what steps under way add"
 
     def drain(self) -> None:
         for _ in range(100_000):
@@ -210,6 +227,15 @@ CASES = [
 ]
 
 
+GROUPS: list[tuple[KVSpec, ...]] = [
+    (Window(9),),
+    (Window(1),),
+    (FULL, Window(12)),
+    (Window(40), Window(3)),
+    (FULL, Latent(8, 4), Window(20), Window(20)),
+]
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
@@ -233,9 +259,33 @@ def test_random_operations_with_drafts_match_the_oracle(case: int, in_flight: in
     assert cluster.core.running.num_drafts_in_flight.sum() == 0 or not cluster.core.running.live.any()
 
 
-def operate_at_random(case: int, in_flight: int, caching: bool, policy: str, drafts: int) -> Cluster:
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("specs", range(len(GROUPS)))
+@pytest.mark.parametrize("case", [0, 1, 3, 4])
+def test_random_operations_over_several_groups_match_the_oracle(
+    case: int, specs: int, in_flight: int, caching: bool
+) -> None:
+    operate_at_random(case, in_flight, caching, "fcfs", drafts=0, specs=GROUPS[specs])
+
+
+@pytest.mark.parametrize("drafts", [1, 5])
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("specs", range(len(GROUPS)))
+@pytest.mark.parametrize("case", [1, 3])
+def test_random_operations_with_drafts_over_several_groups_match_the_oracle(
+    case: int, specs: int, in_flight: int, drafts: int
+) -> None:
+    operate_at_random(case, in_flight, True, "fair", drafts, specs=GROUPS[specs])
+
+
+def operate_at_random(
+    case: int, in_flight: int, caching: bool, policy: str, drafts: int, specs: tuple[KVSpec, ...] = ONE_FULL
+) -> Cluster:
+    sizes = CASES[case] | {"num_blocks": CASES[case]["num_blocks"] * len(specs)}
     limits = make_limits(
-        **CASES[case],
+        **sizes,
+        kv_specs=specs,
         max_model_len=120,
         max_steps_in_flight=in_flight,
         enable_prefix_caching=caching,

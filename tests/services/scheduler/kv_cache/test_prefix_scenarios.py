@@ -6,8 +6,10 @@ import pytest
 
 from services.scheduler.kv_cache.block_pool import BlockPool
 from services.scheduler.kv_cache.free_list import FreeList
+from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from shared import block_hash, columns
+from shared.kv_specs import ONE_FULL
 
 COMMON = list(range(48))
 
@@ -16,7 +18,7 @@ class Sequences:
     """Sequences as the core treats them: match, admit, grow, name."""
 
     def __init__(self, num_blocks: int, block_size: int = 16, caching: bool = True) -> None:
-        self.kv = KVCacheManager(num_blocks, block_size, num_slots=8, enable_caching=caching)
+        self.kv = KVCacheManager(num_blocks, Groups(ONE_FULL, block_size, 8192), num_slots=8, enable_caching=caching)
         self.size = block_size
         self.hashes: dict[int, list[bytes]] = {}
 

@@ -1,0 +1,162 @@
+"""The KV groups of a worker: what each needs of the tokens before, and what that costs in pages.
+
+A block position is given to a sequence in all groups at once, a page for each; so all groups have room for as many
+tokens. They differ in what they give back: whoever looks through a window needs the last pages only. One small class
+for each kind of spec says which pages that are, and everything else (matching, sliding, cost) follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.kv_specs import ONE_FULL, KVSpec, Window
+
+Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
+Found = Callable[[int], bool]  # whether the page of a block position is cached
+
+
+class Retention(Protocol):
+    """What a group keeps of a sequence."""
+
+    def match(self, found: Found, num_blocks: int) -> int:
+        """The most of `num_blocks` leading block positions that a sequence can start behind."""
+
+    def first_needed(self, num_blocks: int) -> int:
+        """The first block position that somebody reads who starts behind so many whole blocks, of which the last token
+        may have to be computed again."""
+
+    def first_kept(self, num_computed: int) -> int:
+        """The first block position that somebody who has computed so many tokens still reads."""
+
+    def cost(self, num_blocks: int, chunk: int) -> int:
+        """Most pages held at a time on the way to `num_blocks` positions, in steps of at most `chunk` positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsAll:
+    """Full and latent attention."""
+
+    def match(self, found: Found, num_blocks: int) -> int:
+        return next((block for block in range(num_blocks) if not found(block)), num_blocks)
+
+    def first_needed(self, num_blocks: int) -> int:
+        return 0
+
+    def first_kept(self, num_computed: int) -> int:
+        return 0
+
+    def cost(self, num_blocks: int, chunk: int) -> int:
+        return num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsWindow:
+    """The next token, at position num_computed, sees `length` positions, its own included."""
+
+    length: int
+    block_size: int
+
+    def match(self, found: Found, num_blocks: int) -> int:
+        """A run of cached pages that ends at the start is enough: looked for from the right."""
+        end = block = num_blocks
+        while end and block > self.first_needed(end):
+            block -= 1
+            if not found(block):
+                end = block
+        return end
+
+    def first_needed(self, num_blocks: int) -> int:
+        return self.first_kept(num_blocks * self.block_size - 1)
+
+    def first_kept(self, num_computed: int) -> int:
+        return max(0, num_computed - self.length + 1) // self.block_size
+
+    def cost(self, num_blocks: int, chunk: int) -> int:
+        return min(num_blocks, -(-self.length // self.block_size) + chunk + 2)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All groups of a worker, and how a step may be cut."""
+
+    specs: tuple[KVSpec, ...]
+    block_size: int
+    max_num_batched_tokens: int
+
+    @cached_property
+    def num(self) -> int:
+        return len(self.specs)
+
+    @cached_property
+    def plain(self) -> bool:
+        """One group that keeps everything: the usual case."""
+        return self.specs == ONE_FULL or (self.num == 1 and not self.has_windows)
+
+    @cached_property
+    def has_windows(self) -> bool:
+        return bool(self.windows)
+
+    @cached_property
+    def retentions(self) -> tuple[KeepsAll | KeepsWindow, ...]:
+        return tuple(
+            KeepsWindow(spec.length, self.block_size) if isinstance(spec, Window) else KeepsAll() for spec in self.specs
+        )
+
+    @cached_property
+    def windows(self) -> dict[KeepsWindow, tuple[int, ...]]:
+        """Which groups have each."""
+        found: dict[KeepsWindow, tuple[int, ...]] = {}
+        for group, kept in enumerate(self.retentions):
+            if isinstance(kept, KeepsWindow):
+                found[kept] = (*found.get(kept, ()), group)
+        return found
+
+    @cached_property
+    def _chunk(self) -> int:
+        """Block positions that the largest chunk touches."""
+        return -(-self.max_num_batched_tokens // self.block_size) + 1
+
+    def cost(self, num_blocks: int) -> int:
+        """Pages for so many block positions, computed in chunks as large as a step."""
+        return num_blocks if self.plain else sum(kept.cost(num_blocks, self._chunk) for kept in self.retentions)
+
+    def least_cost(self, num_blocks: int) -> int:
+        """Pages without which so many positions cannot be computed, however small the chunks are."""
+        return num_blocks if self.plain else sum(kept.cost(num_blocks, 1) for kept in self.retentions)
+
+    def longest(self, num_pages: int, max_model_len: int) -> int:
+        """Tokens that a sequence can have with so many pages, at most `max_model_len`."""
+        most = -(-max_model_len // self.block_size)
+        if self.least_cost(most) <= num_pages:
+            return max_model_len
+        low, high = 0, most
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.least_cost(middle) <= num_pages else (low, middle)
+        return low * self.block_size
+
+    def peak(self, num_blocks: Counts, num_sequences: Counts) -> Counts:
+        """Pages for `num_blocks` positions of `num_sequences` together, at most; element by element."""
+        if self.plain:
+            return num_blocks
+        pages: Counts = np.zeros_like(num_blocks)
+        for kept in self.retentions:
+            most = num_sequences * kept.cost(1 << 40, self._chunk) if isinstance(kept, KeepsWindow) else num_blocks
+            pages = pages + np.minimum(num_blocks, most)
+        return pages
+
+    def match(self, found: Callable[[int, int], bool], num_blocks: int) -> int:
+        """Leading block positions that a sequence can start behind in every group. `found`: of group and position."""
+        of_group: Sequence[Found] = [lambda block, group=group: found(group, block) for group in range(self.num)]  # type: ignore[misc]
+        most, before = num_blocks, -1
+        while most != before:
+            before = most
+            for kept, known in zip(self.retentions, of_group, strict=True):
+                most = kept.match(known, most)
+        return most

@@ -1,0 +1,85 @@
+"""What a layer keeps of the tokens before: its KV spec. Workers say it in their hello, schedulers plan by it.
+
+Layers of one spec form groups of as many layers each; a page holds one block of tokens for all layers of a group, so
+that all pages of a worker have one size, and a sequence has a block table for each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Keys and values of every token."""
+
+    def __str__(self) -> str:
+        return "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Keys and values of the last `length` tokens, the present one included: what lies before is never read again."""
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"window({self.length})"
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """One compressed vector of every token, and the part of its key that is rotated."""
+
+    rank: int
+    rope: int
+
+    def __str__(self) -> str:
+        return f"latent({self.rank}, {self.rope})"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of fixed size that every token changes."""
+
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"state({self.num_bytes})"
+
+
+KVSpec = Full | Window | Latent | State
+FULL = Full()
+ONE_FULL: tuple[KVSpec, ...] = (FULL,)  # specs of the groups of most models
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share their block tables, in ascending order."""
+
+    spec: KVSpec
+    layers: tuple[int, ...]
+
+
+def form_groups(specs: Sequence[KVSpec]) -> tuple[KVGroup, ...]:
+    """Layers of one spec together, cut so that all groups have room for as many layers; full ones first.
+
+    Few groups make few block tables, small ones waste few places in their pages: of all sizes that leave at most an
+    eighth of the places empty the largest is taken, which is the exact one where the numbers of layers divide.
+    """
+    kinds: dict[KVSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        kinds.setdefault(spec, []).append(layer)
+    size = next(size for size in range(len(specs), 0, -1) if _waste(kinds.values(), size) * 8 <= len(specs))
+    ordered = sorted(kinds, key=lambda spec: isinstance(spec, Window))
+    return tuple(
+        KVGroup(spec, tuple(kinds[spec][start : start + size]))
+        for spec in ordered
+        for start in range(0, len(kinds[spec]), size)
+    )
+
+
+def _waste(kinds: Iterable[Sequence[int]], size: int) -> int:
+    """Places of layers that stay empty in pages for `size` of them."""
+    return sum(-len(layers) % size for layers in kinds)

@@ -1,0 +1,125 @@
+"""KV groups: what each keeps, which prefixes they can serve together, and what that costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.scheduler.kv_cache.groups import Groups
+from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from shared import block_hash, columns, kv_specs, kv_wire
+from shared.errors import FailedPrecondition
+from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+SIZE = 4
+HASHES = block_hash.chain(block_hash.root_hash(), columns.i32_bytes(range(80)), SIZE)
+
+
+def manager(*specs: KVSpec, num_blocks: int = 200) -> KVCacheManager:
+    return KVCacheManager(num_blocks, Groups(specs, SIZE, 64), num_slots=4)
+
+
+def fill(kv: KVCacheManager, slot: int, num_tokens: int) -> list[int]:
+    kv.admit(slot, [])
+    kv.grow(slot, num_tokens)
+    kv.name(slot, HASHES[: num_tokens // SIZE])
+    return list(kv.table(slot))
+
+
+def test_a_prefix_is_as_long_as_every_group_can_serve() -> None:
+    kv = manager(FULL, Window(6))
+    table = fill(kv, 0, 40)
+    kv.release(0, None)
+    assert kv.match(HASHES).num_null == 8
+    # Of ten positions the window needs the last two: 39 and the five before it.
+    assert kv.match(HASHES).blocks == [*(b for i in range(8) for b in (table[2 * i], 0)), *table[16:20]]
+    forget(kv, table[2 * 8 + 1])  # the window's block of position 8
+    assert len(kv.match(HASHES).blocks) == 2 * 8, "it ends before the hole"
+    forget(kv, table[2 * 5])  # the full group's block of position 5
+    assert len(kv.match(HASHES).blocks) == 2 * 5, "and before a hole of the other group's"
+
+
+def forget(kv: KVCacheManager, block: int) -> None:
+    """As if it had been taken for something else, and given back."""
+    kv.pool._free.remove(block)
+    kv.pool._free.prepend(block)
+    kv.pool.release(kv.pool.allocate(1))
+
+
+def test_blocks_of_different_groups_are_not_taken_for_each_other() -> None:
+    kv = manager(FULL, Window(8))
+    kv.admit(0, [])
+    kv.grow(0, 16)
+    kv.name(0, HASHES[:4])
+    first, second = kv.table(0)[::2], kv.table(0)[1::2]
+    kv.release(0, None)
+    found = kv.match(HASHES).blocks
+    assert found[::2] == first
+    assert found[1::2] == [0, 0, *second[2:]], "the last token is computed again: it sees positions 8 to 15"
+
+
+def test_what_slid_out_is_free_at_once_and_can_still_be_found() -> None:
+    kv = manager(Window(6), num_blocks=20)
+    fill(kv, 0, 40)
+    table = list(kv.table(0))
+    live = kv.num_named > 0
+    kv.slide(kv.num_named * SIZE, live)
+    assert kv.table(0) == [*[0] * 8, *table[8:]], "position 40 sees 35 and up"
+    assert kv.use.used == 2
+    assert kv.match(HASHES[:5]).blocks == [0, 0, 0, *table[3:5]], "nobody has taken them"
+    kv.grow(1, 60)
+    assert kv.match(HASHES[:5]).blocks == [], "now somebody has"
+
+
+@pytest.mark.parametrize("computed", range(1, 60))
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 100])
+def test_a_window_keeps_what_its_next_token_sees_and_nothing_before(length: int, computed: int) -> None:
+    (kept,) = Groups((Window(length),), SIZE, 64).retentions
+    first_seen = max(0, computed - length + 1)
+    assert kept.first_kept(computed) == first_seen // SIZE
+
+
+def test_the_cost_of_a_window_is_bounded_and_that_of_the_rest_is_not() -> None:
+    groups = Groups((FULL, Window(16), Window(16)), SIZE, 8)
+    assert groups.cost(5) == 15
+    bound = 4 + 3 + 2  # the window, a chunk that begins and ends within blocks, and what the window lies across
+    assert groups.cost(1000) == 1000 + 2 * bound
+    assert Groups(ONE_FULL, SIZE, 8).cost(1000) == 1000
+    assert Groups((Window(16),), SIZE, 8).longest(7, 10**6) == 10**6, "as long as you like"
+    assert Groups((Window(16),), SIZE, 8).longest(3, 10**6) == 12
+    assert groups.longest(100, 10**6) == (100 - 2 * 7) * SIZE
+
+
+def test_layers_of_one_spec_form_groups_of_one_size_full_ones_first() -> None:
+    gemma2 = kv_specs.form_groups([Window(8), FULL] * 3)
+    assert [(g.spec, g.layers) for g in gemma2] == [(FULL, (1, 3, 5)), (Window(8), (0, 2, 4))]
+    gemma3 = kv_specs.form_groups([FULL if i % 6 == 5 else Window(512) for i in range(26)])
+    assert [(g.spec, len(g.layers)) for g in gemma3] == [(FULL, 4), *[(Window(512), 4)] * 5, (Window(512), 2)]
+    assert [g.layers for g in kv_specs.form_groups([FULL] * 3)] == [(0, 1, 2)]
+    assert len(kv_specs.form_groups([FULL] * 27 + [Window(4)])) == 10
+
+
+def test_groups_travel_and_one_that_keeps_all_takes_no_bytes() -> None:
+    specs: list[KVSpec] = [FULL, Window(7), Latent(512, 64)]
+    wire = kv_wire.to_proto(kv_specs.form_groups(specs))
+    assert set(kv_wire.from_proto(wire, "w")) == set(specs)
+    assert kv_wire.to_proto(kv_specs.form_groups([FULL] * 4)) == []
+    assert kv_wire.from_proto([], "w") == ONE_FULL
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (pb.KVGroup(window=pb.KVWindow(length=0)), r"kv_groups\[0\].window.length: w has 0"),
+        (pb.KVGroup(state=pb.KVState(num_bytes=9)), r"kv_groups\[0\]: w has state, which cannot be planned"),
+        (pb.KVGroup(), r"kv_groups\[0\]: w has no spec that this scheduler knows"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(group: pb.KVGroup, said: str) -> None:
+    with pytest.raises(FailedPrecondition, match=said):
+        kv_wire.from_proto([group], "w")
+
+
+def test_a_state_is_expressible() -> None:
+    (wire,) = kv_wire.to_proto(kv_specs.form_groups([State(1024)]))
+    assert wire.state.num_bytes == 1024
