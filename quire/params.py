@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
@@ -74,8 +74,22 @@ class BeamSearch:
         return pb.BeamSearch(**asdict(self))
 
 
+LAST_NAMED = 32  # field of sampling.proto that SamplingParams spells out; later ones are taken by their names there
+
+if TYPE_CHECKING:  # for type checkers alone; any of them is taken without
+
+    @dataclass(frozen=True)
+    class _Unnamed:
+        top_n_sigma: float | None = field(default=None, kw_only=True)
+else:
+    _LATER = [one.name for one in pb.SamplingParams.DESCRIPTOR.fields if one.number > LAST_NAMED]
+    _Unnamed = make_dataclass(
+        "_Unnamed", [(name, Any, field(default=None, kw_only=True)) for name in _LATER], frozen=True, slots=True
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(_Unnamed):
     """Every field may be left out. The cluster checks them: a value out of range raises `shared.errors.InvalidArgument`
     with the field's name. Meanings and ranges: protos/quire/common/v1/sampling.proto.
     """

@@ -93,8 +93,6 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
@@ -113,6 +111,7 @@ class Sampling:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
+    plain: Mapping[str, float] = field(default_factory=dict)  # what the frontend only checks (plain_parameters.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,9 @@ FORMS = ("json_schema", "regex", "choice", "structural_tag")
 REQUESTS: dict[str, Feature] = {
     "greedy": Feature({"temperature": 0.0, "seed": None}, not_with={"n": "n"}),
     "filters": Feature({"top_p": 0.95, "top_k": checks.TOP_K, "min_p": 0.02}, checks.is_likely),
-    "penalties": Feature({"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5}, moves=True),
+    "penalties": Feature(
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.5, "top_n_sigma": 3.0}, moves=True
+    ),
     "bans": Feature({"bad_words": checks.BANNED}, checks.holds_no_bad_word),
     "min_tokens": Feature({"min_tokens": checks.LEAST}, checks.is_long),
     "ignore_eos": Feature({"ignore_eos": True}, checks.does_not_end),

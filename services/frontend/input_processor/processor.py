@@ -214,7 +214,7 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {sampling.min_tokens}.",
             field="min_tokens",
         )
-    return sampling_pb2.SamplingParams(
+    message = sampling_pb2.SamplingParams(
         n=1,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -225,8 +225,6 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids or (),
@@ -240,6 +238,9 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         thinking_token_budget=sampling.thinking_token_budget,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
     )
+    for name, value in sampling.plain.items():
+        setattr(message, name, value)
+    return message
 
 
 def _grammar(sampling: Sampling) -> bytes:

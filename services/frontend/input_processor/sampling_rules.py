@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from services.frontend.input_processor import beam_rules
+from services.frontend.input_processor import beam_rules, plain_parameters
 from services.frontend.input_processor.rule import Rule
 from services.frontend.request import RepetitionDetection, Sampling
 from services.frontend.tokenizer.generation_config import GenerationDefaults
@@ -40,16 +40,7 @@ def is_greedy(sampling: Sampling) -> bool:
 RULES = (
     Rule("n", lambda s: s.n >= 1, "n must be at least 1, got {s.n}."),
     Rule("n", lambda s: s.n <= MAX_SAMPLES, f"n must be at most {MAX_SAMPLES}, got {{s.n}}."),
-    Rule(
-        "presence_penalty",
-        lambda s: -2 <= s.presence_penalty <= 2,
-        "presence_penalty must be in [-2, 2], got {s.presence_penalty}.",
-    ),
-    Rule(
-        "frequency_penalty",
-        lambda s: -2 <= s.frequency_penalty <= 2,
-        "frequency_penalty must be in [-2, 2], got {s.frequency_penalty}.",
-    ),
+    *plain_parameters.RULES,
     Rule(
         "repetition_penalty",
         lambda s: math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0,
@@ -178,7 +169,9 @@ def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
     if given.get("beam_search") is not None:
         recommended["repetition_penalty"] = None  # meant for sampling
     named = {**recommended, **{name: value for name, value in given.items() if value is not None}}
-    return Sampling(**{name: value for name, value in named.items() if value is not None})
+    values = {name: value for name, value in named.items() if value is not None}
+    plain = {name: values.pop(name) for name in plain_parameters.NAMES & values.keys()}
+    return Sampling(**values, plain=plain)
 
 
 def check(sampling: Sampling) -> None:

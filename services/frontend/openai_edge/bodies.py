@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from services.frontend.http.plain_fields import PlainFields
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
 from services.frontend.openai_edge.output_forms import ResponseFormat, StructuredOutputsBody
 from shared.errors import InvalidArgument
@@ -78,7 +79,7 @@ class RepetitionDetectionBody(BaseModel):
     min_count: int = 0
 
 
-class GenerationBody(Body):
+class GenerationBody(Body, PlainFields):
     """What completions and chat completions share; sampling fields are named as in sampling.proto."""
 
     n: int | None = None
@@ -93,8 +94,6 @@ class GenerationBody(Body):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None

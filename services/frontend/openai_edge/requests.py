@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.frontend import reasoning
+from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import sampling_rules
 from services.frontend.openai_edge import tools
@@ -42,8 +43,6 @@ SAMPLING_FIELDS = (
     "stop_token_ids",
     "ignore_eos",
     "include_stop_str_in_output",
-    "presence_penalty",
-    "frequency_penalty",
     "repetition_penalty",
     "allowed_token_ids",
     "bad_words",
@@ -158,7 +157,7 @@ def _echoed_logprobs(body: CompletionBody) -> dict[str, Any]:
 def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     if body.logprob_token_ids and logprobs is None:
         raise InvalidArgument("when using `logprob_token_ids`, `logprobs` must be set.", field="logprob_token_ids")
-    given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS} | plain_fields.given(body)
     _check_prompt_logprobs(body)
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop

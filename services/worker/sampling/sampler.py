@@ -19,6 +19,7 @@ from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.min_tokens import MinTokens
 from services.worker.sampling.penalties import Penalties
 from services.worker.sampling.thinking_budget import ThinkingBudget
+from services.worker.sampling.top_n_sigma import TopNSigma
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
@@ -56,7 +57,7 @@ class _Bindings:
     slots: Rows
     logprobs: BoundLogprobs | None
     features: list[Bound]
-    masks: BoundGrammarMasks | None  # the last of the features
+    masks: BoundGrammarMasks | None  # one of the features
     core: BoundCore
 
     @property
@@ -141,7 +142,8 @@ class Sampler:
             LogitBias(vocab_size, device),
             Penalties(vocab_size, device),
             ThinkingBudget(num_slots, vocab_size, device),
-            self.grammar_masks,  # last: what a grammar leaves may have to be allowed again
+            self.grammar_masks,  # what a grammar leaves may have to be allowed again
+            TopNSigma(device),  # of what can be chosen at all
         ]
         self._parts: list[SlotState] = [self.logprobs, *self._features]
         self._core = Core(num_slots, vocab_size, ops, device)
@@ -213,7 +215,7 @@ class Sampler:
         if last is None or not (slots is last.slots or np.array_equal(slots, last.slots)):
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
-            masks = features[-1] if features and isinstance(features[-1], BoundGrammarMasks) else None
+            masks = next((feature for feature in features if isinstance(feature, BoundGrammarMasks)), None)
             last = _Bindings(slots, self.logprobs.bind(slots), features, masks, self._core.bind(slots))
             self._bindings = last
         return last

@@ -130,6 +130,7 @@ async def test_every_sampling_field_reaches_the_scheduler(frontend: Running, scr
         "presence_penalty": 1.5,
         "frequency_penalty": -0.5,
         "repetition_penalty": 1.25,
+        "top_n_sigma": 1.5,
         "logprobs": 1,
     }
     lists = {"stop_token_ids": [5, 6], "allowed_token_ids": [7, 8]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,14 @@ def test_a_model_that_recommends_nonsense_is_a_start_up_error(tmp_path: Path) ->
     tokenizer = Tokenizer(write_folder(tmp_path, generation_config={"top_p": 7.0}), threads=1)
     with pytest.raises(InvalidArgument, match=r"generation_config.json: top_p must be in \(0, 1\], got 7.0."):
         InputProcessor(tokenizer, vocab_size=1000, max_samples=10)
+
+
+def test_a_plain_parameter_is_refused_by_name_and_beside_beams() -> None:
+    for value in (-1.0, math.inf, math.nan):
+        with pytest.raises(InvalidArgument, match="top_n_sigma must be 0") as refused:
+            sampling_rules.check(sampling_rules.build({"top_n_sigma": value}, GenerationDefaults()))
+        assert refused.value.field == "top_n_sigma"
+    beams = {"beam_search": BeamSearch(2), "n": 2}
+    sampling_rules.check(sampling_rules.build({**beams, "top_n_sigma": 0.0}, GenerationDefaults()))
+    with pytest.raises(InvalidArgument, match="top_n_sigma is not offered together with beam search"):
+        sampling_rules.check(sampling_rules.build({**beams, "top_n_sigma": 1.0}, GenerationDefaults()))

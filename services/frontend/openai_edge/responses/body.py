@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.frontend.http.plain_fields import PlainFields
 from services.frontend.openai_edge.bodies import ReasoningEffort
 from shared.errors import InvalidArgument, Unimplemented
 
@@ -40,7 +41,7 @@ class TextBody(BaseModel):
     verbosity: str | None = None
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(PlainFields):
     """POST /v1/responses"""
 
     model_config = ConfigDict(extra="allow")

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.frontend import reasoning
+from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.openai_edge.output_forms import JsonSchemaFormat, ResponseFormat, constraint
@@ -59,6 +60,7 @@ def _given(body: ResponsesBody) -> dict[str, Any]:
         "top_k": body.top_k,
         "min_p": body.min_p,
         "seed": body.seed,
+        **plain_fields.given(body),
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         "structured_output": constraint(_form(body), None),

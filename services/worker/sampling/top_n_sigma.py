@@ -1,0 +1,51 @@
+"""top_n_sigma: only tokens whose logit is at most so many standard deviations below the largest.
+
+As in Tang et al., "Top-nσ: Not All Logits Are You Need" (2024), and llama.cpp: the deviation of those logits that are
+not banned. The same tokens at any temperature.
+"""
+
+from __future__ import annotations
+
+from services.worker.device.staging import upload
+from services.worker.sampling.component import Positions, Tensor
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
+
+
+class TopNSigma:
+    """Standard deviations by slot, for slots that ask for it."""
+
+    def __init__(self, device: object) -> None:
+        self._device = device
+        self._slots: dict[int, float] = {}
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        if admission.sampling.top_n_sigma > 0:
+            self._slots[slot] = admission.sampling.top_n_sigma
+
+    def release(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def bind(self, slots: Rows) -> BoundTopNSigma | None:
+        active = {row: self._slots[slot] for row, slot in enumerate(slots.tolist()) if slot in self._slots}
+        return BoundTopNSigma(active, self._device) if active else None
+
+
+class BoundTopNSigma:
+    """The rows that ask for it."""
+
+    def __init__(self, active: dict[int, float], device: object) -> None:
+        self._rows = upload(list(active), device)
+        self._sigmas = upload(list(active.values()), device, "float32")[:, None]
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        kept = logits[self._rows]  # [num_active, vocab_size]
+        possible = kept > float("-inf")
+        count = possible.sum(dim=1, keepdim=True).clamp(min=1)
+        mean = kept.masked_fill(~possible, 0).sum(dim=1, keepdim=True) / count
+        deviation = (kept - mean).masked_fill(~possible, 0).square().sum(dim=1, keepdim=True).div(count).sqrt()
+        least = kept.amax(dim=1, keepdim=True) - self._sigmas * deviation
+        logits[self._rows] = kept.masked_fill(kept < least, float("-inf"))
+
+    def sampled(self, token_ids: Tensor) -> None:
+        """It depends on no token."""
