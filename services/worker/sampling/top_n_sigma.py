@@ -7,7 +7,7 @@ not banned. The same tokens at any temperature.
 from __future__ import annotations
 
 from services.worker.device.staging import upload
-from services.worker.sampling.component import Positions, Tensor
+from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
 
