@@ -6,6 +6,9 @@ not banned. The same tokens at any temperature.
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission
@@ -15,7 +18,7 @@ from services.worker.step.slots import Rows
 class TopNSigma:
     """Standard deviations by slot, for slots that ask for it."""
 
-    def __init__(self, device: object) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._slots: dict[int, float] = {}
 
@@ -34,7 +37,7 @@ class TopNSigma:
 class BoundTopNSigma:
     """The rows that ask for it."""
 
-    def __init__(self, active: dict[int, float], device: object) -> None:
+    def __init__(self, active: dict[int, float], device: torch.device) -> None:
         self._rows = upload(list(active), device)
         self._sigmas = upload(list(active.values()), device, "float32")[:, None]
 
