@@ -19,6 +19,10 @@ class Offer:
     shown: Sequence[Mapping[str, Any]] = ()
     use: ToolUse | None = None
 
+    @property
+    def must_call(self) -> bool:
+        return self.use is not None and self.use.choice != AUTO
+
 
 def offer(
     tools: Sequence[Tool], mode: str, name: str, *, parallel: bool, shown: Sequence[Mapping[str, Any]] | None = None

@@ -13,7 +13,8 @@ IGNORED = frozenset({
     "anthropic_beta", "betas", "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
     "user_profile_id", "workspace_id",
 })  # fmt: skip
-NOT_OFFERED = frozenset({"container", "context_management", "mcp_servers"})
+NOT_OFFERED = frozenset({"compaction", "container", "context_management", "fallbacks", "mcp_servers", "thread"})
+THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
 
 
 class MessageBody(BaseModel):
@@ -62,7 +63,8 @@ class CountBody(BaseModel):
         """A misspelled field would otherwise be a silent default."""
         for name, value in (self.model_extra or {}).items():
             if name in NOT_OFFERED and value not in (None, [], {}):
-                raise Unimplemented(f"{name} is not offered by this server", field=name)
+                reason = THREAD if name == "thread" else ""
+                raise Unimplemented(f"{name} is not offered by this server", field=name, reason=reason)
             if name not in IGNORED | NOT_OFFERED:
                 raise InvalidArgument(f"{name}: unknown field", field=name)
 

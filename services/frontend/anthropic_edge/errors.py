@@ -36,8 +36,10 @@ TYPES = {
 FAULT = "api_error"
 
 
-def error_object(message: str, status: int) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": TYPES.get(status, FAULT), "message": message}}
+def error_object(message: str, status: int, reason: str = "") -> dict[str, Any]:
+    """`reason`: a word that clients look for."""
+    details = {"details": {"error_code": reason}} if reason else {}
+    return {"type": "error", "error": {"type": TYPES.get(status, FAULT), "message": message, **details}}
 
 
 def status_of(error: QuireError) -> int:
@@ -45,16 +47,16 @@ def status_of(error: QuireError) -> int:
 
 
 def as_object(error: QuireError) -> dict[str, Any]:
-    return error_object(error.message, status_of(error))
+    return error_object(error.message, status_of(error), error.reason)
 
 
 def as_response(error: QuireError) -> Response:
     headers = {"retry-after": str(math.ceil(error.retry_after_ms / 1000))} if error.retry_after_ms else {}
-    return plain_response(status_of(error), error.message, headers)
+    return Response(orjson.dumps(as_object(error)), status_of(error), headers, media_type="application/json")
 
 
-def plain_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(error_object(message, status)), status, headers, media_type="application/json")
+def plain_response(status: int, message: str) -> Response:
+    return Response(orjson.dumps(error_object(message, status)), status, media_type="application/json")
 
 
 def _of_validation(error: RequestValidationError) -> Response:

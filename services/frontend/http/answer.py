@@ -14,7 +14,7 @@ from services.frontend.generation import Generation
 from services.frontend.generator import Generator
 from services.frontend.http.as_sent import as_sent
 from services.frontend.http.disconnect import while_connected
-from services.frontend.http.headers import CALL, request_id_header
+from services.frontend.http.headers import CALL
 from services.frontend.request import Request
 from shared.errors import Internal, QuireError
 from shared.logs import logger
@@ -49,9 +49,7 @@ class Answer(Response):
 
     def __init__(self, generator: Generator, request: Request, format: Format, *, stream: bool) -> None:
         kind = "text/event-stream" if stream else "application/json"
-        super().__init__(
-            media_type=kind, headers={"cache-control": "no-cache", **request_id_header(request.request_id)}
-        )
+        super().__init__(media_type=kind, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._generator = generator
         self._request = request
@@ -78,9 +76,7 @@ class Answer(Response):
         if self._is_open:
             await send({"type": "http.response.body", "body": self._format.error_events(error)})
             return
-        response = self._format.refusal(error)
-        response.headers.update(request_id_header(self._request.request_id))
-        await response(scope, receive, send)
+        await self._format.refusal(error)(scope, receive, send)
 
     async def _whole(self, generation: Generation, send: Send) -> None:
         deltas = await generation.collect()

@@ -8,17 +8,20 @@ from collections.abc import Mapping
 
 from shared.errors import QuireError
 
+RESPONSES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "structured_output": "text.format",
+}
+
 # Path -> inner name -> the API's.
 NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/chat/completions": {"prompt": "messages"},
     "/v1/chat/completions/batch": {"prompt": "messages"},
-    "/v1/responses": {
-        "prompt": "input",
-        "messages": "input",
-        "max_tokens": "max_output_tokens",
-        "logprobs": "top_logprobs",
-        "structured_output": "text.format",
-    },
+    "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": RESPONSES,
     "/v1/messages": {"prompt": "messages", "stop": "stop_sequences", "structured_output": "output_config.format"},
     "/v1/messages/count_tokens": {"prompt": "messages"},
 }

@@ -1,4 +1,4 @@
-"""Around every HTTP call: it is counted, timed and logged, and a fault of ours is answered and told with its id."""
+"""Around every HTTP call: it is counted, timed and logged, its answer has its id, and a fault of ours is answered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.calls import Call, Calls
-from services.frontend.http.headers import CALL, HANDLER, sent_id
+from services.frontend.http.headers import CALL, HANDLER, request_id_headers, sent_id
 from shared.errors import Internal, QuireError
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
@@ -43,6 +43,8 @@ class CallScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                known = request_id_headers(call.id or sent_id(scope["headers"]))
+                message = {**message, "headers": [*message.get("headers", ()), *known]}
             await send(message)
 
         with self._calls.begin() as call:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.admission import Admission
 from services.frontend.calls import Call, Calls
-from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_header, sent_id
+from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
 from services.frontend.http.protocol import whole
 from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics
@@ -20,6 +20,7 @@ WORK = (
     "/v1/chat/completions",
     "/v1/chat/completions/batch",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/invocations",
@@ -51,7 +52,8 @@ class Door:
         try:
             self._admission.check_open(self._num_arriving)
         except QuireError as error:
-            response = self._refused(path, error, headers)
+            response = self._wording(path, error)
+            response.raw_headers += request_id_headers(sent_id(headers))
             self._metrics.http_requests.labels(path, "POST", f"{response.status_code // 100}xx").inc()
             self._calls.refused(f"POST {path}", str(response.status_code))
             return whole(response)
@@ -69,14 +71,9 @@ class Door:
             await call.enter()
         except QuireError as error:
             call.error = error
-            await self._refused(scope["path"], error, scope["headers"])(scope, receive, send)
+            await self._wording(scope["path"], error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-    def _refused(self, path: str, error: QuireError, headers: Headers) -> Response:
-        response = self._wording(path, error)
-        response.headers.update(request_id_header(sent_id(headers)))
-        return response
 
     def _arrives(self) -> None:
         if not self._num_arriving:

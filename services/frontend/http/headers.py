@@ -13,6 +13,7 @@ CALL = "quire.call"  # the key of a scope under which its Call is
 HANDLER = "quire.handler"  # where a path stands that is known before it is routed
 REQUEST_ID = "x-request-id"
 REQUEST_ID_BYTES = REQUEST_ID.encode()
+ANTHROPICS = b"request-id"
 TENANT = "x-tenant"
 TIMEOUT = "x-request-timeout"  # seconds
 LONGEST_TIMEOUT_S = 1e9
@@ -63,6 +64,10 @@ def _timeout_s(written: str | None) -> float | None:
     return timeout_s
 
 
-def request_id_header(request_id: str | None) -> dict[str, str]:
-    """For the answer; empty for an id that could not be a header."""
-    return {REQUEST_ID: request_id} if request_id and request_id.isascii() and request_id.isprintable() else {}
+def request_id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
+    """For the answer, under the names where OpenAI's clients and Anthropic's look; empty for an id that could not be a
+    header."""
+    if not (request_id and request_id.isascii() and request_id.isprintable()):
+        return []
+    written = request_id.encode()
+    return [(REQUEST_ID_BYTES, written), (ANTHROPICS, written)]

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.http.as_sent import as_sent
-from services.frontend.http.headers import CALL, REQUEST_ID, request_id_header
+from services.frontend.http.headers import CALL
 from shared.errors import QuireError, Unimplemented, transport
 
 NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere
@@ -48,9 +48,7 @@ def _json(body: dict[str, Any], status: int, headers: dict[str, str]) -> Respons
 async def _on_quire_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
     request.scope[CALL].error = error
-    response = as_response(as_sent(request.url.path, error))
-    response.headers.update(request_id_header(request.headers.get(REQUEST_ID)))
-    return response
+    return as_response(as_sent(request.url.path, error))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

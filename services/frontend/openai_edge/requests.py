@@ -116,6 +116,8 @@ def _chat_request(
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
     }
+    if body.response_format is not None and offer.must_call:
+        given["structured_output"] = None  # it is about content, and there will be none
     request = _request(body, prompts, given, defaults, headers=headers, default_max_tokens=None)
     return replace(request, take_apart=True, tool_use=offer.use, include_reasoning=body.include_reasoning)
 

@@ -32,6 +32,7 @@ PATHS = [
     ("POST", "/v1/chat/completions/batch"),
     ("POST", "/invocations"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
     ("GET", "/v1/responses/resp_1"),
     ("POST", "/v1/messages"),
     ("POST", "/tokenize"),

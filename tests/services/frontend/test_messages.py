@@ -254,3 +254,44 @@ async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
         with pytest.raises(anthropic.APIStatusError) as broken:
             await read()
         assert broken.value.body["error"]["type"] in ("overloaded_error", "api_error", "invalid_request_error")
+
+
+async def test_a_tool_runner_goes_on_without_a_thread(talking_model: Path) -> None:
+    """Anthropic's runner lets the server keep the conversation, unless that says in so many words that it cannot."""
+    called: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """Tell the weather."""
+        called.append(city)
+        return "Rain."
+
+    def said(prompt: str) -> str:
+        return "It rains." if "Rain." in prompt else CALL
+
+    async with serving(talking_model, said) as (_, client, _):
+        runner = client.beta.messages.tool_runner(**asked(tools=[get_weather], max_iterations=4))
+        replies = [reply async for reply in runner]
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.beta.messages.create(**asked(thread={"type": "create"}))
+        await client.beta.messages.create(**asked(thread=None))
+    assert called == ["Malmö 🙂"]
+    assert [reply.stop_reason for reply in replies] == ["tool_use", "end_turn"]
+    assert replies[-1].content[0].text == "It rains."
+    body: Any = refused.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
+async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(talking_model: Path) -> None:
+    async with serving(talking_model, "Yes.") as (_, client, _):
+        mine = {"x-request-id": "mine"}
+        reply = await client.messages.create(**asked(), extra_headers=mine)
+        async with client.messages.stream(**asked(), extra_headers=mine) as stream:
+            assert stream.request_id == "mine"
+        drawn = await client.messages.create(**asked())
+        for wrong in ({"max_tokens": 0}, {"messages": "x"}, {"model": "nobody"}):
+            with pytest.raises(anthropic.APIStatusError) as refused:
+                await client.messages.create(**asked(**wrong), extra_headers=mine)
+            assert refused.value.request_id == "mine", wrong
+    assert reply._request_id == "mine"
+    assert drawn._request_id

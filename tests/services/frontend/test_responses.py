@@ -242,3 +242,32 @@ async def test_a_stream_that_breaks_off_says_so(talking_model: Path) -> None:
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == "server_error"
     assert "\nevent: error\n" in text
+
+
+async def test_input_tokens_are_counted_as_a_response_would(talking_model: Path) -> None:
+    more: Any = {"instructions": "Be brief.", "tools": TOOLS}
+    async with talking(talking_model, "Yes.") as (frontend, client, script):
+        counted = await client.responses.input_tokens.count(**asked(**more))
+        reply = await client.responses.create(**asked(**more))
+        then = {"input": "And now?", "previous_response_id": reply.id}
+        later = await client.responses.input_tokens.count(**asked(**then))
+        assert (await client.responses.create(**asked(**then))).usage.input_tokens == later.input_tokens
+        assert len(script.submissions) == 2
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.input_tokens.count(**asked(model="nobody"))
+        wrong = await frontend.http.post("/v1/responses/input_tokens", json={"input": [{"type": "x"}]})
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", reply.usage.input_tokens)
+    assert later.input_tokens > 0
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(talking_model: Path) -> None:
+    """OpenAI takes both; helpers send both."""
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}}
+    async with talking(talking_model, CALL) as (_, client, script):
+        reply = await client.responses.create(**asked(tools=TOOLS, tool_choice="required", text=form))
+        plain = await client.responses.create(**asked(tools=TOOLS, tool_choice="required"))
+        with_form, without = (submission.sampling.structured_output for submission in script.submissions)
+    assert [item.type for item in reply.output] == [item.type for item in plain.output] == ["function_call"]
+    assert with_form == without
+    assert reply.text.format.type == "json_schema"

@@ -68,11 +68,19 @@ async def test_reasoning_stays_free(tools_folder: Path, variables: dict[str, Any
         assert constraint(script).startswith('{"type": "sequence", "elements": [' + begins)
 
 
+async def test_a_form_of_the_content_says_nothing_about_calls_that_are_required(tools_folder: Path) -> None:
+    async with talking(tools_folder, CALL) as (_, client, script):
+        reply = await client.chat.completions.create(**asked(response_format=AS_JSON, tool_choice="required"))
+        assert json.dumps(SCHEMA) not in constraint(script)
+    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
+
+
 async def test_a_form_of_the_output_leaves_calls_to_the_model(tools_folder: Path) -> None:
     async with talking(tools_folder, '{"ok": true}') as (_, client, script):
         reply = await client.chat.completions.create(**asked(response_format=AS_JSON))
         with pytest.raises(openai.BadRequestError, match="exclude each other"):
-            await client.chat.completions.create(**asked(response_format=AS_JSON, tool_choice="required"))
+            form = {"structured_outputs": {"json": SCHEMA}}
+            await client.chat.completions.create(**asked(tool_choice="required", extra_body=form))
     assert reply.choices[0].message.content == '{"ok": true}'
     assert json.dumps(SCHEMA) in constraint(script)
     assert "get_weather" in constraint(script)

@@ -35,7 +35,7 @@ def responses_request(
         request_id=body.request_id or headers.request_id or uuid.uuid4().hex,
         model=body.model,
         prompts=(prompt,),
-        sampling=sampling_rules.build(_given(body), tokenizer.defaults),
+        sampling=sampling_rules.build(_given(body, has_content=not offer.must_call), tokenizer.defaults),
         arrival_s=headers.arrival_s,
         deadline_s=headers.deadline_s,
         priority=body.priority or 0,
@@ -53,7 +53,9 @@ def _variables(body: ResponsesBody) -> Mapping[str, Any]:
     return reasoning.variables(body.reasoning.effort if body.reasoning is not None else None)
 
 
-def _given(body: ResponsesBody) -> dict[str, Any]:
+def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
+    """`has_content`: the answer may be text, which alone a form is about."""
+    form = constraint(_form(body), None)
     return {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -63,7 +65,7 @@ def _given(body: ResponsesBody) -> dict[str, Any]:
         **plain_fields.given(body),
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        "structured_output": constraint(_form(body), None),
+        "structured_output": form if has_content else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what is stored of them under /v1/responses/{id}."""
+"""POST /v1/responses, how many tokens one would have, and what is stored of them under /v1/responses/{id}."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
 from services.frontend.openai_edge.responses.format import ResponseFormat
@@ -31,12 +32,14 @@ class ResponseRoutes:
     def __init__(
         self,
         generator: Generator,
+        processor: InputProcessor,
         tokenizer: Tokenizer,
         catalogue: Catalogue,
         bounds: BodyBounds,
         store: ResponseStore,
     ) -> None:
         self._generator = generator
+        self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._store = store
@@ -44,6 +47,9 @@ class ResponseRoutes:
         new = APIRouter(route_class=bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.include_router(new)
+        counted = APIRouter(route_class=bounds.route(at_once=False))
+        counted.add_api_route(f"{PREFIX}/input_tokens", self.count, methods=["POST"])
+        self.router.include_router(counted)
         one = f"{PREFIX}/{{response_id}}"
         self.router.add_api_route(one, self.get, methods=["GET"])
         self.router.add_api_route(one, self.delete, methods=["DELETE"])
@@ -68,6 +74,15 @@ class ResponseRoutes:
             tenant=_tenant(body, http),
         )
         return Answer(self._generator, request, answer, stream=bool(body.stream))
+
+    async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
+        """How many tokens the same call without /input_tokens would read."""
+        body.refuse_unknown()
+        entry = self._catalogue.entry(body.model)
+        conversation = [*self._before(body, http), *as_items(body.input)]
+        (prompt,) = responses_request(body, conversation, headers.read(http), self._tokenizer).prompts
+        token_ids = await self._processor.tokenize(prompt, entry.max_model_len)
+        return {"object": "response.input_tokens", "input_tokens": len(token_ids)}
 
     def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
         """The conversation that this goes on."""
