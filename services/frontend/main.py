@@ -195,7 +195,7 @@ class Frontend:
         routes = (
             GenerationRoutes(*parts),
             MessageRoutes(*parts),
-            ResponseRoutes(*parts, ResponseStore(self._settings.response_store_mb * 2**20)),
+            ResponseRoutes(*parts, store=ResponseStore(self._settings.response_store_mb * 2**20)),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, lambda: self._liveness.is_alive, self._admission, self.metrics),

@@ -78,8 +78,8 @@ async def test_a_form_of_the_content_says_nothing_about_calls_that_are_required(
 async def test_a_form_of_the_output_leaves_calls_to_the_model(tools_folder: Path) -> None:
     async with talking(tools_folder, '{"ok": true}') as (_, client, script):
         reply = await client.chat.completions.create(**asked(response_format=AS_JSON))
+        form = {"structured_outputs": {"json": SCHEMA}}
         with pytest.raises(openai.BadRequestError, match="exclude each other"):
-            form = {"structured_outputs": {"json": SCHEMA}}
             await client.chat.completions.create(**asked(tool_choice="required", extra_body=form))
     assert reply.choices[0].message.content == '{"ok": true}'
     assert json.dumps(SCHEMA) in constraint(script)

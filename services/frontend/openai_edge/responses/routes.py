@@ -36,6 +36,7 @@ class ResponseRoutes:
         tokenizer: Tokenizer,
         catalogue: Catalogue,
         bounds: BodyBounds,
+        *,
         store: ResponseStore,
     ) -> None:
         self._generator = generator
