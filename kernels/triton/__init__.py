@@ -6,9 +6,11 @@ import torch
 
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention_inputs import qk_norm_rope_store
+from kernels.triton.expert_layers import experts, prepare_experts
 from kernels.triton.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
+from kernels.triton.routing import route
 from kernels.triton.sampling import sample
 from kernels.triton.token_mask import mask_logits
 
@@ -26,12 +28,15 @@ def unavailable() -> str | None:
 
 __all__ = [
     "add_rms_norm",
+    "experts",
     "fp8_linear",
     "mask_logits",
     "paged_attention",
+    "prepare_experts",
     "prepare_fp8_linear",
     "qk_norm_rope_store",
     "rms_norm",
+    "route",
     "sample",
     "silu_mul",
     "unavailable",

@@ -1,0 +1,27 @@
+"""Experts whose products are cut up in one way, however many rows there are.
+
+Pairs come to an expert in any order, tiles are full or not: a row's sums have the same order in the same instructions,
+as in linear.py.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
+from kernels.triton.grouped_linear import WIDE_TILE, Tile
+
+TILE = Tile(rows=64, columns=64, depth=64, stages=3, warps=4)
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: StackedExperts,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    load: torch.Tensor | None = None,
+) -> torch.Tensor:
+    tile = WIDE_TILE if x.element_size() == 4 else TILE
+    return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile, enable_fp_fusion=False)

@@ -1,0 +1,158 @@
+"""Which experts a token takes: scores in registers, the best of them found one after the other."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.routing import Routing
+
+ROWS = 4  # a program
+LEAST = -1.0e30  # what NaN counts as, so that a row of nothing else still names experts
+
+
+@triton.jit
+def scores_of(logits, inside, SIGMOID: tl.constexpr):
+    """float32 [rows, WIDTH], of which the experts are `inside`."""
+    if SIGMOID:
+        scores = tl.sigmoid(logits)
+    else:
+        logits = tl.where(inside, logits, float("-inf"))
+        scores = tl.exp(logits - tl.max(logits, 1)[:, None])
+        scores = scores / tl.sum(scores, 1)[:, None]
+    return scores
+
+
+@triton.jit
+def _merits(choice, group, GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, GROUP_WIDTH: tl.constexpr):
+    """float32 [rows, GROUP_WIDTH]: what each group's best experts have together."""
+    at = tl.arange(0, GROUP_WIDTH)[None, :]
+    place = tl.arange(0, choice.shape[1])[None, :]
+    merits = tl.full([choice.shape[0], GROUP_WIDTH], float("-inf"), tl.float32)
+    for g in tl.static_range(GROUPS):
+        left = tl.where(group == g, choice, float("-inf"))
+        merit = tl.zeros([choice.shape[0]], tl.float32)
+        for _ in tl.static_range(GROUP_TOP):
+            best = tl.argmax(left, 1, tie_break_left=True)
+            merit += tl.max(left, 1)
+            left = tl.where(place == best[:, None], float("-inf"), left)
+        merits = tl.where(at == g, merit[:, None], merits)
+    return merits
+
+
+@triton.jit
+def choice_of(
+    scores,
+    bias_ptr,
+    at,
+    EXPERTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """What the best are found by: -inf for what is no expert, or not in one of the best groups."""
+    inside = (at < EXPERTS)[None, :]
+    choice = scores
+    if bias_ptr is not None:
+        choice += tl.load(bias_ptr + at, mask=at < EXPERTS, other=0.0)[None, :]
+    choice = tl.where(choice >= LEAST, choice, LEAST)
+    choice = tl.where(inside, choice, float("-inf"))
+    if GROUPS > 1:
+        group = (at // (EXPERTS // GROUPS))[None, :]
+        merits = _merits(choice, group, GROUPS, GROUP_TOP, GROUP_WIDTH)
+        allowed = tl.zeros(choice.shape, tl.int1)
+        groups_at = tl.arange(0, GROUP_WIDTH)[None, :]
+        for _ in tl.static_range(TOP_GROUPS):
+            best = tl.argmax(merits, 1, tie_break_left=True)
+            merits = tl.where(groups_at == best[:, None], float("-inf"), merits)
+            allowed = allowed | (group == best[:, None])
+        choice = tl.where(allowed, choice, float("-inf"))
+    return choice
+
+
+@triton.jit
+def take_best(choice, scores, at):
+    """The best experts of the rows, their scores, and the choice without them."""
+    best = tl.argmax(choice, 1, tie_break_left=True)
+    is_best = at[None, :] == best[:, None]
+    return best, tl.sum(tl.where(is_best, scores, 0.0), 1), tl.where(is_best, float("-inf"), choice)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _route(
+    logits_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    num_rows,
+    scale,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_WIDTH: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at, place = tl.arange(0, WIDTH), tl.arange(0, TOP_WIDTH)
+    has_row, inside = (row < num_rows)[:, None], (at < EXPERTS)[None, :]
+    source = logits_ptr + row.to(tl.int64)[:, None] * EXPERTS + at[None, :]
+    logits = tl.load(source, mask=has_row & inside, other=0.0).to(tl.float32)
+    scores = scores_of(logits, inside, SIGMOID)
+    choice = choice_of(scores, bias_ptr, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
+    ids = tl.zeros([ROWS, TOP_WIDTH], tl.int32)
+    weights = tl.zeros([ROWS, TOP_WIDTH], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for k in tl.static_range(TOP_K):
+        best, score, choice = take_best(choice, scores, at)
+        ids = tl.where((place == k)[None, :], best[:, None], ids)
+        weights = tl.where((place == k)[None, :], score[:, None], weights)
+        total += score
+    if RENORMALIZE:
+        weights = weights / total[:, None]
+    to = row.to(tl.int64)[:, None] * TOP_K + place[None, :]
+    kept = has_row & (place < TOP_K)[None, :]
+    tl.store(ids_ptr + to, ids, mask=kept)
+    tl.store(weights_ptr + to, weights * scale, mask=kept)
+
+
+def route(
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_rows = logits.size(0)
+    logits = logits.contiguous()
+    ids = torch.empty((num_rows, routing.top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((num_rows, routing.top_k), dtype=torch.float32, device=logits.device)
+    if num_rows:
+        _route[(triton.cdiv(num_rows, ROWS),)](
+            logits, bias, ids, weights, num_rows, routing.scale, **constants(routing, logits.size(1)), ROWS=ROWS,
+            num_warps=1,
+        )  # fmt: skip
+    return ids, weights
+
+
+def constants(routing: Routing, num_experts: int) -> dict[str, object]:
+    """What a kernel that routes is compiled for."""
+    assert routing.top_k <= num_experts
+    return {
+        "EXPERTS": num_experts,
+        "WIDTH": triton.next_power_of_2(num_experts),
+        "TOP_K": routing.top_k,
+        "TOP_WIDTH": triton.next_power_of_2(routing.top_k),
+        "SIGMOID": routing.scoring == "sigmoid",
+        "RENORMALIZE": routing.renormalize,
+        "GROUPS": routing.num_groups,
+        "TOP_GROUPS": routing.top_groups,
+        "GROUP_TOP": routing.group_top,
+        "GROUP_WIDTH": triton.next_power_of_2(routing.num_groups),
+        "LEAST": LEAST,
+    }
