@@ -19,6 +19,7 @@ from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
+from services.frontend.grpc_edge import connections as grpc_connections
 from services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http import app
@@ -90,6 +91,7 @@ class Frontend:
         self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
         self._redis_keys: RedisKeys | None = None
         self._access = self._new_access()
+        self._connections = Connections(settings.connection_limits, descriptors(), self.metrics)
         self._grpc = Server(
             settings.host,
             settings.grpc_port,
@@ -99,6 +101,12 @@ class Frontend:
             interceptors=[Guard(self._access.check), BoundedMessages(settings.request_limits)],
             tls=settings.client_tls,
             tls_setting="client_tls",
+            more_options=grpc_connections.options(self._connections),
+        )
+        self._grpc_watch = grpc_connections.AddressWatch(
+            self._grpc.port,
+            self._connections.most_of_one_over_grpc,
+            self.metrics.closed_connections["too_many"].inc,
         )
         self.grpc_address = settings.reachable(self._grpc.port)
         hello = scheduler_pb2.FrontendHello(
@@ -219,7 +227,7 @@ class Frontend:
             share_port=settings.share_ports,
             drain_timeout_s=LAST_WRITES_S,
             tls=settings.client_tls,
-            connections=Connections(settings.connection_limits, descriptors(), self.metrics),
+            connections=self._connections,
         )
 
     def is_serving(self) -> bool:
@@ -243,6 +251,7 @@ class Frontend:
             restarted("liveness", lambda: self._liveness.run(self._tell_alive)),
             vital("the sessions with schedulers", self._client.run()),
             restarted("health", self._report_health),
+            restarted("gRPC connections", self._grpc_watch.run, is_needed=False),
             restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
         ]
         if self._directory is not None:

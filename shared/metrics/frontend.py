@@ -147,7 +147,7 @@ class FrontendMetrics:
         rejections = self._counter("vllm:admission_rejections", "Requests refused as too many", "model_name", "reason")
         self.rejections = {r: rejections.labels(self._model_name, r) for r in REJECTION_REASONS}
         self.connections = Gauge("quire_frontend_connections", "HTTP connections", registry=self.registry)
-        closed = self._counter("quire_frontend_closed_connections", "HTTP connections that were closed", "reason")
+        closed = self._counter("quire_frontend_closed_connections", "connections that this side closed", "reason")
         self.closed_connections = {r: closed.labels(r) for r in CLOSED_REASONS}
         refusals = self._counter("quire_frontend_access_refusals", "Calls without a good API key", "reason")
         self.access_refusals = {r: refusals.labels(r) for r in ACCESS_REFUSAL_REASONS}

@@ -43,6 +43,7 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         port_setting: str = "grpc_port",
         tls_setting: str = "tls",
+        more_options: Iterable[tuple[str, int]] = (),
     ) -> None:
         """`max_receive_bytes`: a longer message ends its call with RESOURCE_EXHAUSTED before it is read.
 
@@ -52,6 +53,7 @@ class Server:
             *SERVER_OPTIONS,
             (RECEIVE_OPTION, max_receive_bytes),
             ("grpc.so_reuseport", int(share_port)),
+            *more_options,
         ]
         self.grpc = grpc.aio.server(options=options, interceptors=interceptors)
         self._services = ("", *services)

@@ -1,4 +1,4 @@
-"""How many HTTP connections a frontend keeps, and for how long it waits for whoever is slow."""
+"""How many connections a frontend keeps, and for how long it waits for whoever is slow."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Defaults serve a proxy in front, which has one address for everybody, as well as clients of their own."""
+    """Of HTTP where not said otherwise. Defaults serve a proxy in front, which has one address for everybody, as well
+    as clients of their own."""
 
-    header_s: int = 10  # from a connection, or the first byte of a call, until its headers are complete
+    header_s: int = 10  # from a connection, or the first byte of a call, until its headers are complete; of gRPC, too
     header_bytes: int = 65_536  # of a call, its target included
     body_s: int = 60  # until its body is complete
     write_s: int = 60  # for a client that does not read to take something again
     idle_s: int = 5  # between calls
-    per_address: int = 4096  # connections of one address, at most half of all
+    per_address: int = 4096  # connections of one address, at most half of all; of gRPC as many again
+    grpc: int = 16_384  # gRPC connections of all addresses, at most a third of the process's descriptors
+    grpc_idle_s: int = 300  # of a gRPC connection without a call; clients open it again by themselves
     reserved: int = 256  # of the process's descriptors, for everything else
 
     @classmethod

@@ -50,7 +50,7 @@ class FrontendSettings(Settings):
     )
     connections: dict[str, PositiveInt] = Field(
         default_factory=dict,
-        description="bounds on HTTP connections other than the defaults, NAME=VALUE,...: "
+        description="bounds on connections other than the defaults, NAME=VALUE,...: "
         + ", ".join(ConnectionLimits.names()),
     )
     retry_after_ms: int = Field(1000, ge=1, description="retry hint given with a refusal, milliseconds")

@@ -32,12 +32,18 @@ class Connections:
 
     def __init__(self, limits: ConnectionLimits, num_descriptors: int, metrics: FrontendMetrics) -> None:
         self.limits = limits
-        self._most = max(LEAST, num_descriptors - limits.reserved)
+        free = max(LEAST, num_descriptors - limits.reserved)
+        self.most_of_grpc = min(limits.grpc, free // 3)
+        self._most = free - self.most_of_grpc
         self._most_of_one = min(limits.per_address, max(1, self._most // 2))
         self._metrics = metrics
         self._num = 0
         self._of: Counter[str] = Counter()  # by address
         metrics.connections.set_function(lambda: self._num)
+
+    @property
+    def most_of_one_over_grpc(self) -> int:
+        return min(self.limits.per_address, max(1, self.most_of_grpc // 2))
 
     def enter(self, address: str) -> bool:
         """Whether there is room for one more; if so, leave() has to follow."""

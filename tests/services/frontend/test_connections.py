@@ -10,6 +10,8 @@ import pytest
 
 from services.frontend.http.connections import Connections
 from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1.sampling_pb2 import SamplingParams
+from shared.pb.inference.v1 import inference_pb2
 from shared.settings.connection_limits import ConnectionLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
@@ -141,7 +143,95 @@ def test_descriptors_are_left_for_everything_else() -> None:
     connections = Connections(ConnectionLimits(reserved=100), 1100, FrontendMetrics("m", 100))
     first = sum(connections.enter("a") for _ in range(2000))
     second = sum(connections.enter("b") for _ in range(2000))
-    assert (first, second) == (500, 500)
+    assert connections.most_of_grpc == 333
+    assert (first, second) == (333, 333)
+    assert connections.enter("c")
     assert not connections.enter("c")
     connections.leave("a")
     assert connections.enter("c")
+
+
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # and empty settings
+
+
+class Grpc:
+    """Connections to the gRPC port, each with the greeting of HTTP/2, or without."""
+
+    def __init__(self, frontend: Running) -> None:
+        self._host, _, self._port = frontend.frontend.grpc_address.rpartition(":")
+        self._opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def open(self, count: int, *, greeting: bytes = GREETING) -> None:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection(self._host, int(self._port))
+            writer.write(greeting)
+            self._opened.append((reader, writer))
+
+    async def until_open(self, count: int) -> None:
+        """So many are left, and stay."""
+        async with asyncio.timeout(60):
+            while [await self._has_ended(reader) for reader, _ in self._opened].count(False) != count:
+                await asyncio.sleep(0.1)
+
+    async def _has_ended(self, reader: asyncio.StreamReader) -> bool:
+        try:
+            async with asyncio.timeout(0.01):
+                while await reader.read(1 << 16):
+                    pass
+            return True
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        for _, writer in self._opened:
+            writer.close()
+
+
+async def test_grpc_connections_of_one_address_have_a_bound_and_those_that_are_there_stay(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, connections={"per_address": 20}) as frontend:
+        await talk(frontend)
+        clients = Grpc(frontend)
+        try:
+            await clients.open(50)
+            await clients.until_open(19)  # and the one that talks
+            assert (await frontend.metrics())["quire_frontend_closed_connections_total{reason=too_many}"] == 31
+            await talk(frontend)
+        finally:
+            clients.close()
+
+
+async def test_grpc_connections_of_all_have_a_bound(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, connections={"grpc": 20}) as frontend:
+        await talk(frontend)
+        clients = Grpc(frontend)
+        try:
+            await clients.open(50)
+            await clients.until_open(19)
+            await talk(frontend)
+        finally:
+            clients.close()
+
+
+async def test_grpc_connections_that_say_nothing_or_ask_nothing_are_closed(folder: Path) -> None:
+    script = ScriptedScheduler(count_up)
+    limits = {"header_s": 1, "grpc_idle_s": 2}
+    async with scheduler(script), running(folder, script.address, connections=limits) as frontend:
+        clients = Grpc(frontend)
+        try:
+            await clients.open(5, greeting=b"")
+            await clients.open(5)
+            await clients.until_open(0)
+            await talk(frontend)
+        finally:
+            clients.close()
+
+
+async def talk(frontend: Running) -> None:
+    """Over the channel that the test has anyway, which opens its connection again when it has been closed."""
+    message = inference_pb2.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3))
+    deltas = [delta async for delta in frontend.inference.Generate(message, timeout=20, wait_for_ready=True)]
+    assert deltas[-1].finish_reason

@@ -25,7 +25,7 @@ from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(7200 if os.environ.get("QUIRE_FAULTS") == "all" else 600),
     # A fault between a coroutine and the task that it is for.
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
