@@ -28,13 +28,13 @@ class Tile:
 
 
 # By how many rows an expert has on average, at most (chosen by reasoning for an H200, not measured yet: `python -m
-# kernels.bench.gpu experts expert_tiles` says which are best). Few rows: bytes of weights in flight are all that
-# counts, two programs of about 100 KB on each multiprocessor; an expert's rows fit in one tile as a rule, so that its
-# weights are read once. Many rows: tiles of 128, whose products fill the tensor cores.
+# kernels.bench.gpu expert_tiles` says which are best). Few rows: bytes of weights in flight are all that counts, two or
+# three programs of 75 to 85 KB on each multiprocessor; an expert's rows fit in one tile as a rule, so that its weights
+# are read once. Many rows: tiles of 128, whose products fill the tensor cores.
 TILES = {
     8: Tile(16, 64, 128, 3, 4),
     20: Tile(32, 64, 128, 3, 4),
-    96: Tile(64, 64, 128, 3, 4),
+    96: Tile(64, 64, 64, 3, 4),
     1 << 30: Tile(128, 128, 64, 3, 8),
 }
 WIDE_TILE = Tile(32, 32, 32, 2, 4)  # float32, whose products no tensor core computes

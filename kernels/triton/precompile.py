@@ -16,9 +16,24 @@ from pathlib import Path
 import torch
 import triton
 
+from kernels.routing import Gate, Routing
+
 SOURCES = Path(__file__).parent
 MOST_PROCESSES = 12
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """What the kernels of a mixture of experts depend on."""
+
+    num_experts: int
+    intermediate_size: int
+    routing: Routing
+    gate: Gate
+    shared_is_there: bool
+    shared_is_gated: bool
+    single_row: bool  # their part of the fused chain is used
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,7 @@ class ModelShape:
     kv_dtype: str
     single_row: bool  # the fused chain is used
     batch_invariant: bool = False  # the kernels of batch_invariant are used
+    experts: ExpertsShape | None = None
 
 
 @dataclass(frozen=True)

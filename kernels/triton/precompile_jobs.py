@@ -13,8 +13,10 @@ from kernels.triton.activation import silu_mul
 from kernels.triton.attention_inputs import qk_norm_rope_store
 from kernels.triton.batch_invariant import attention as invariant_attention
 from kernels.triton.chunk_attention import chunk_attention
+from kernels.triton.combine import WIDTHS, combine
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.precompile import ModelShape
+from kernels.triton.precompile_experts import expert_jobs
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.row_attention import row_attention
 from kernels.triton.row_linear import Norm, row_linear
@@ -59,6 +61,12 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             scale,
             ints(rows),
         )
+
+    def combines() -> None:
+        """How many parts there are to join depends on the number of heads."""
+        for width in WIDTHS:
+            parts, logs = (torch.empty(heads, width, *size) for size in ((head_dim,), ()))
+            combine(parts, logs, of(heads, head_dim))
 
     def chunk() -> None:
         chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0)
@@ -126,6 +134,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         batch_invariant.sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])
         batch_invariant.log_softmax(torch.empty(2, shape.vocab_size))
 
+    if shape.experts is not None:
+        yield from expert_jobs(shape, shape.experts, capability_has_pdl)
     if shape.batch_invariant:
         yield invariant_choice
         yield invariant_chunk
@@ -143,6 +153,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     yield lambda: shared(many)
     if shape.single_row:
         yield attend_row
+    yield combines
     yield chunk
     yield lambda: decode(many, ordered=True)
     yield lambda: decode(8, ordered=True)

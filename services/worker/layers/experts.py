@@ -111,4 +111,6 @@ class SparseMLP:
         return self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, self.load)
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
-        raise AssertionError("not offered")
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        logits = kernels.linear(residual, self.router.packed, norm=norm)
+        kernels.experts(residual, norm, logits, routing=self._routing, packed=self.experts.packed, load=self.load)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.layers.experts import SparseMLP
+from services.worker.models import single_row
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.llama import LlamaForCausalLM, LlamaLayer
@@ -43,7 +44,8 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: Placement) -> str | None:
-        return "there are no fused kernels for the experts of one row"
+        assert config.experts is not None
+        return single_row.reject_reason(config, place) or single_row.experts_reject_reason(config.experts)
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:

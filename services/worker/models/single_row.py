@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.experts_config import ExpertsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from kernels.routing import Routing
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement
     from services.worker.layers.rms_norm import RMSNorm
@@ -42,15 +44,26 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     return f"rows of {uneven[0]} elements are not whole chunks" if uneven else None
 
 
+def experts_reject_reason(experts: ExpertsConfig) -> str | None:
+    """The same for a choice of experts in place of the feed-forward layer."""
+    from kernels.triton.row_experts import row_experts_takes
+
+    if experts.shared_intermediate_size:
+        return "a shared expert has no place in the chain"
+    return None if row_experts_takes(experts.routing) else f"{experts.routing.top_k} experts of a token are too many"
+
+
 class RowKernels:
     """What layers can ask for, on one row each."""
 
     def __init__(self, cos_sin: Tensor, *, pdl: bool) -> None:
         """`pdl`: the device has programmatic dependent launch."""
         from kernels.triton.row_attention import row_attention
+        from kernels.triton.row_experts import row_experts
         from kernels.triton.row_linear import Norm, row_linear
 
         self._attention: Callable[..., Tensor] = row_attention
+        self._experts: Callable[..., None] = row_experts
         self._linear: Callable[..., Tensor] = row_linear
         self._norm: Any = Norm
         self._cos_sin = cos_sin
@@ -69,6 +82,13 @@ class RowKernels:
         the result is added to it, in place."""
         normed = self._norm(norm.weight, norm.eps) if norm is not None else None
         return self._linear(x, packed, norm=normed, gated=gated, residual=residual, pdl=self._pdl)
+
+    def experts(
+        self, residual: Tensor, norm: RMSNorm, logits: Tensor, *, routing: Routing, packed: Any, load: Tensor
+    ) -> None:
+        """What the experts that `logits` choose make of the normalised residual is added to it, in place."""
+        normed = self._norm(norm.weight, norm.eps)
+        self._experts(residual, normed, logits, routing, packed, load, pdl=self._pdl)
 
     def attention(
         self,

@@ -17,7 +17,8 @@ from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from kernels.triton.precompile import Missing, ModelShape
+    from kernels.triton.precompile import ExpertsShape, Missing, ModelShape
+    from services.worker.models.experts_config import ExpertsConfig
 
 log = logger("worker.kernels")
 
@@ -65,6 +66,8 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     dtype = choose_dtype(settings.dtype, config.dtype, cuda)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, cuda)
     sizes = (config.hidden_size, config.num_q_heads * config.head_dim, config.intermediate_size)
+    experts = None if config.experts is None else experts_shape(config.experts)
+    fused = row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
     return precompile.ModelShape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -78,5 +81,21 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         dtype=str(dtype).removeprefix("torch."),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         batch_invariant=settings.batch_invariant,
-        single_row=row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes)),
+        single_row=fused and (experts is None or experts.single_row),
+        experts=experts,
+    )
+
+
+def experts_shape(config: ExpertsConfig) -> ExpertsShape:
+    from kernels.triton import precompile
+    from services.worker.models.single_row import experts_reject_reason
+
+    return precompile.ExpertsShape(
+        num_experts=config.num_experts,
+        intermediate_size=config.intermediate_size,
+        routing=config.routing,
+        gate=config.activation,
+        shared_is_there=config.shared_intermediate_size > 0,
+        shared_is_gated=config.shared_is_gated,
+        single_row=experts_reject_reason(config) is None,
     )

@@ -38,8 +38,7 @@ from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Placement, Tensor
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.llama import LlamaForCausalLM
-from services.worker.models.registry import read_model_config
+from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.single_row import SingleRowProgram
 from services.worker.sampling.core import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
@@ -108,7 +107,7 @@ def record_all(settings: WorkerSettings) -> None:
     place = Placement(kernels.load("cuda"), torch.bfloat16, META)
     backend, spec = TritonAttention(), replace(attention_spec(config, fitting.block_size, place), device="cuda")
     assert backend.reject_reason(spec) is None
-    model = LlamaForCausalLM(config, backend, place, fitting.max_model_len)
+    model = find_model(read_config(Path(settings.model)))(config, backend, place, fitting.max_model_len)
     model.finish()
     shape = BlockShape(config.num_layers, fitting.block_size, config.num_kv_heads, config.head_dim, place.dtype)
     caches = kv_cache.allocate(shape, NUM_BLOCKS, META)
