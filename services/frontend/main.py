@@ -20,7 +20,8 @@ from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge import connections as grpc_connections
-from services.frontend.grpc_edge.bounded_messages import BoundedMessages
+from services.frontend.grpc_edge.bounded_messages import REQUESTS, BoundedMessages
+from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http import app
 from services.frontend.http.body import BodyBounds
@@ -92,13 +93,20 @@ class Frontend:
         self._redis_keys: RedisKeys | None = None
         self._access = self._new_access()
         self._connections = Connections(settings.connection_limits, descriptors(), self.metrics)
+        self._admission = Admission(
+            settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
+        )
+        self._calls = Calls(self._admission, self._access)
         self._grpc = Server(
             settings.host,
             settings.grpc_port,
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
-            interceptors=[Guard(self._access.check), BoundedMessages(settings.request_limits)],
+            interceptors=[
+                Guard(self._access.check, Refusals(self.metrics, self._calls, REQUESTS)),
+                BoundedMessages(settings.request_limits, self._calls, self.metrics),
+            ],
             tls=settings.client_tls,
             tls_setting="client_tls",
             more_options=grpc_connections.options(self._connections),
@@ -123,10 +131,6 @@ class Frontend:
         )
         self._admins = SchedulerAdmins(self._client.roster, dialler)
         self._catalogue = Catalogue(identity, lambda: self._client.limits)
-        self._admission = Admission(
-            settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
-        )
-        self._calls = Calls(self._admission, self._access)
         self._processor = InputProcessor(
             self._tokenizer, identity.vocab_size, settings.max_prompts_per_request, settings.request_limits
         )

@@ -13,13 +13,16 @@ from shared.errors import QuireError, transport
 HEALTH = "/grpc.health.v1."
 
 Check = Callable[[dict[str, str | bytes]], QuireError | None]
+Refused = Callable[[str, QuireError], None]  # method's path, why
 
 
 class Guard(grpc.aio.ServerInterceptor):
     """`check` gets a call's metadata and returns why it may not pass. Health checks always pass."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, refused: Refused = lambda _method, _error: None) -> None:
+        """`refused` hears of calls that may not."""
         self._check = check
+        self._refused = refused
 
     async def intercept_service(
         self,
@@ -29,7 +32,10 @@ class Guard(grpc.aio.ServerInterceptor):
         if handler_call_details.method.startswith(HEALTH):
             return await continuation(handler_call_details)
         error = self._check(dict(handler_call_details.invocation_metadata or ()))
-        return await continuation(handler_call_details) if error is None else _refusing(error)
+        if error is None:
+            return await continuation(handler_call_details)
+        self._refused(handler_call_details.method, error)
+        return _refusing(error)
 
 
 def _refusing(error: QuireError) -> grpc.RpcMethodHandler[Any, Any]:

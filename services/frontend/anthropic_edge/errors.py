@@ -59,11 +59,6 @@ def plain_response(status: int, message: str) -> Response:
     return Response(orjson.dumps(error_object(message, status)), status, media_type="application/json")
 
 
-def _of_validation(error: RequestValidationError) -> Response:
-    first = error.errors()[0]
-    return plain_response(400, worded(first)[1])
-
-
 def anthropic_route(bounds: BodyBounds) -> type[APIRoute]:
     """The kind of route that answers with these errors."""
 
@@ -80,7 +75,8 @@ def anthropic_route(bounds: BodyBounds) -> type[APIRoute]:
                     request.scope[CALL].error = error
                     return as_response(as_sent(request.url.path, error))
                 except RequestValidationError as error:
-                    return _of_validation(error)
+                    request.scope[CALL].error = wrong = worded(error)
+                    return as_response(wrong)
                 except HTTPException as error:
                     return plain_response(error.status_code, str(error.detail))
 

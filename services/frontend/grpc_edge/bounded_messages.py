@@ -12,8 +12,10 @@ from google.protobuf.message import Message
 
 from services.frontend.bounds import counts, wire_scan
 from services.frontend.bounds.heavy import HeavyWork, in_steps
-from services.frontend.grpc_edge.errors import Context, abort
+from services.frontend.calls import Calls
+from services.frontend.grpc_edge.errors import Context, answering
 from shared.errors import InvalidArgument, QuireError
+from shared.metrics.frontend import FrontendMetrics
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
 
@@ -30,8 +32,10 @@ IDS = ("ids", "token_ids", "allowed_token_ids", "prompt_logprob_token_ids")
 class BoundedMessages(grpc.aio.ServerInterceptor):
     """For the methods of InferenceService."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, calls: Calls, metrics: FrontendMetrics) -> None:
         self._limits = limits
+        self._calls = calls
+        self._metrics = metrics
         self._heavy = HeavyWork()
 
     async def intercept_service(
@@ -43,15 +47,17 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
             return handler
         changed: dict[str, Any] = {"request_deserializer": None}
         name = "unary_stream" if handler.response_streaming else "unary_unary"
-        changed[name] = self._bounded(getattr(handler, name), kind)
+        method = handler_call_details.method.rpartition("/")[2]
+        changed[name] = self._bounded(method, getattr(handler, name), kind)
         return handler._replace(**changed)
 
-    def _bounded(self, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
+    def _bounded(self, method: str, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
         async def parsed(data: bytes, context: Context) -> Any:
             try:
                 message = await self._parse(data, kind)
             except QuireError as error:
-                await abort(context, error)
+                async with answering(method, context, self._metrics, self._calls):
+                    raise error from None
             return await behaviour(message, context)
 
         return parsed

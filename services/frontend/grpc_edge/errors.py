@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from shared.metrics.frontend import FrontendMetrics
 log = logger("grpc_edge")
 
 ADMIN = frozenset({"GetStatus", "Drain", "ResetPrefixCache"})  # which has a port and a key of its own
+UNKNOWN = "none"  # a method nobody serves
 UNLOGGED = frozenset({"GetStatus"})  # operators watch with it
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,6 +38,22 @@ def _details(error: QuireError) -> list[any_pb2.Any]:
     for box, message in zip(packed, messages, strict=True):
         box.Pack(message)
     return packed
+
+
+class Refusals:
+    """Calls that end before anybody answers them are counted and logged like others."""
+
+    def __init__(self, metrics: FrontendMetrics, calls: Calls, known: Container[str]) -> None:
+        """`known`: paths of methods; others must not become labels."""
+        self._metrics = metrics
+        self._calls = calls
+        self._known = known
+
+    def __call__(self, path: str, error: QuireError) -> None:
+        method = path.rpartition("/")[2] if path in self._known else UNKNOWN
+        code = transport(error).grpc_code.name
+        self._metrics.grpc_requests.labels(method, code).inc()
+        self._calls.refused(method, code)
 
 
 async def abort(context: Context, error: QuireError) -> NoReturn:

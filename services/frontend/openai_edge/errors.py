@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from services.frontend.http.as_sent import as_sent
 from services.frontend.http.headers import CALL
-from shared.errors import QuireError, Unimplemented, transport
+from shared.errors import InvalidArgument, QuireError, Unimplemented, transport
 
 NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere
 
@@ -53,17 +53,17 @@ async def _on_quire_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field, message = worded(first)
-    return _json(error_object(message, "BadRequestError", 400, field or None), 400, {})
+    request.scope[CALL].error = wrong = worded(error)
+    return as_response(wrong)
 
 
-def worded(found: dict[str, Any]) -> tuple[str, str]:
-    """The field of one of pydantic's errors, and what is wrong with it."""
+def worded(error: RequestValidationError) -> InvalidArgument:
+    """The first of pydantic's errors: the field, and what is wrong with it."""
+    found = error.errors()[0]
     if found["type"] == "json_invalid":
-        return "", f"the body is not JSON: {found['ctx']['error']} at character {found['loc'][-1]}"
+        return InvalidArgument(f"the body is not JSON: {found['ctx']['error']} at character {found['loc'][-1]}")
     field = ".".join(str(part) for part in found["loc"] if part != "body")
-    return field, f"{field}: {found['msg']}" if field else found["msg"]
+    return InvalidArgument(f"{field}: {found['msg']}" if field else found["msg"], field=field)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

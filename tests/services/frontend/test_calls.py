@@ -123,6 +123,9 @@ async def test_what_is_wrong_is_named_by_its_field(folder: Path, lines: Lines) -
         bad = {"prompt": SECRET, "temperature": -1, "request_id": "bad"}
         assert (await frontend.http.post("/v1/completions", json=bad)).status_code == 400
         assert (await frontend.http.post("/v1/completions", content=b"{")).status_code == 400
+        wrong = {**BODIES["/v1/messages"], "max_tokens": "x"}
+        assert (await frontend.http.post("/v1/messages", json=wrong)).status_code == 400
+        assert (await frontend.http.post("/v1/chat/completions", json={})).status_code == 400
         assert (await frontend.http.get("/v1/nothing")).status_code == 404
         for path in ("/health", "/metrics", "/load"):
             assert (await frontend.http.get(path)).status_code == 200
@@ -131,10 +134,37 @@ async def test_what_is_wrong_is_named_by_its_field(folder: Path, lines: Lines) -
     told = [(line["route"], line["status"], line.get("error"), line.get("field")) for line in lines]
     assert told == [
         ("POST /v1/completions", "400", "InvalidArgument", "temperature"),
-        ("POST /v1/completions", "400", None, None),
+        ("POST /v1/completions", "400", "InvalidArgument", None),
+        ("POST /v1/messages", "400", "InvalidArgument", "max_tokens"),
+        ("POST /v1/chat/completions", "400", "InvalidArgument", "messages"),
         ("GET none", "404", None, None),
         ("Generate", "INVALID_ARGUMENT", "InvalidArgument", "prompt"),
     ]
+
+
+async def test_calls_that_do_not_get_past_the_interceptors_have_their_line_too(folder: Path, lines: Lines) -> None:
+    script = ScriptedScheduler()
+    settings: Any = {"api_key": "secret", "limits": {"max_tools": 2}}
+    key = [("authorization", "Bearer secret")]
+    many = pb.ChatRequest(tools=[pb.Tool(name="f")] * 3)
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        garbage = frontend.channel.unary_stream("/quire.inference.v1.InferenceService/Generate")
+        for method, sent, metadata in (
+            (frontend.inference.Chat, many, key),
+            (garbage, b"\xff", key),
+            (frontend.inference.Chat, many, []),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(aiter(method(sent, metadata=metadata)))
+        counted = (await frontend.http.get("/metrics", headers={"authorization": "Bearer secret"})).text
+    told = [(line["route"], line["status"], line.get("error"), line.get("field")) for line in lines]
+    assert told == [
+        ("Chat", "INVALID_ARGUMENT", "InvalidArgument", "tools"),
+        ("Generate", "INVALID_ARGUMENT", "InvalidArgument", "message"),
+        ("Chat", "UNAUTHENTICATED", None, None),
+    ]
+    for method, code in (("Chat", "INVALID_ARGUMENT"), ("Generate", "INVALID_ARGUMENT"), ("Chat", "UNAUTHENTICATED")):
+        assert f'quire_frontend_grpc_requests_total{{code="{code}",method="{method}"}} 1.0' in counted
 
 
 @pytest.mark.parametrize("path", BODIES)
