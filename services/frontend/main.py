@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.frontend.access.access import Access
+from services.frontend.access.shared_use import SharedUse
 from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
 from services.frontend.admission import Admission
 from services.frontend.anthropic_edge.routes import MessageRoutes
@@ -92,6 +93,7 @@ class Frontend:
         self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
         self._redis_keys: RedisKeys | None = None
         self._access = self._new_access()
+        self._shared_use = None if settings.redis == "none" or self._access.is_open else self._new_shared_use()
         self._connections = Connections(settings.connection_limits, descriptors(), self.metrics)
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
@@ -166,6 +168,10 @@ class Frontend:
         elif settings.api_keys:
             sources.append(KeyFile(settings.api_keys, self.metrics.access_errors.inc))
         return Access(sources, self.metrics, time.monotonic)
+
+    def _new_shared_use(self) -> SharedUse:
+        namespace, accounts = self._settings.redis_namespace, self._access.accounts
+        return SharedUse(self._connect_redis(), namespace, accounts, self.metrics.access_errors.inc)
 
     def _connect_redis(self) -> Any:
         settings = self._settings
@@ -262,6 +268,8 @@ class Frontend:
             background.append(restarted("directory", self._directory.run, is_needed=False))
         if self._redis_keys is not None:
             background.append(restarted("API keys", self._redis_keys.run, is_needed=False))
+        if self._shared_use is not None:
+            background.append(restarted("use of keys", self._shared_use.run, is_needed=False))
         await first(http, *background, self._drain_when_asked(http))
 
     async def _tell_alive(self, is_alive: bool) -> None:
@@ -296,5 +304,7 @@ class Frontend:
             await self._directory.close()
         if self._redis_keys is not None:
             await self._redis_keys.close()
+        if self._shared_use is not None:
+            await self._shared_use.close()
         self._processor.close()
         self._tokenizer.close()

@@ -51,7 +51,7 @@ class Access:
         self._sources = tuple(sources)
         self._metrics = metrics
         self._clock = clock
-        self._accounts: dict[str, Account] = {}  # by the key's name: a new key of the same name goes on with it
+        self.accounts: dict[str, Account] = {}  # by the key's name: a new key of the same name goes on with it
 
     @property
     def is_open(self) -> bool:
@@ -70,9 +70,9 @@ class Access:
         if key is None:
             self._metrics.access_refusals["unknown"].inc()
             raise Unauthenticated("this API key is not known here")
-        if key.name not in self._accounts:
-            self._accounts[key.name] = Account(key, self._clock, time.time)
-        return Caller(key, self._accounts[key.name])
+        if key.name not in self.accounts:
+            self.accounts[key.name] = Account(key, self._clock, time.time)
+        return Caller(key, self.accounts[key.name])
 
     def of_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
         """Of an HTTP call, names in lower case. Who sends one of them twice shows neither."""

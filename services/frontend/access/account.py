@@ -10,6 +10,25 @@ from shared.errors import ResourceExhausted
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
+ACTIVE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What other frontends have not been told of."""
+
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Of all frontends together: what is left in the buckets, and what the day has cost."""
+
+    requests: float
+    tokens: float
+    day: int
+    day_tokens: int
 
 
 @dataclass(slots=True)
@@ -31,7 +50,8 @@ class Bucket:
 
 
 class Account:
-    """Of one key, at one frontend. `clock`: seconds that only grow; `wall`: of the epoch, for days."""
+    """Of one key, at one frontend and, as far as it has heard, at others. `clock`: seconds that only grow; `wall`: of
+    the epoch, for days."""
 
     def __init__(self, key: Key, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock, self._wall = clock, wall
@@ -39,10 +59,21 @@ class Account:
         self._requests = Bucket(float(key.requests_per_minute), now)
         self._tokens = Bucket(float(key.tokens_per_minute), now)
         self._day, self._day_tokens = int(wall() // DAY_S), 0
+        self.key = key
+        self._touched_s = now
+        self._untold = Use(0, 0)
+
+    @property
+    def is_active(self) -> bool:
+        """It has limits, and its key has been used a short while ago."""
+        key = self.key
+        is_limited = key.requests_per_minute or key.tokens_per_minute or key.tokens_per_day
+        return bool(is_limited) and self._clock() - self._touched_s < ACTIVE_S
 
     def enter(self, key: Key) -> None:
         """One more request, by what `key` allows now; ResourceExhausted that names the limit and when to come back."""
-        now = self._clock()
+        now = self._touched_s = self._clock()
+        self.key = key
         self._requests.fill(key.requests_per_minute, now)
         self._tokens.fill(key.tokens_per_minute, now)
         if key.requests_per_minute and (wait_s := self._requests.wait_s(1.0, key.requests_per_minute)):
@@ -52,11 +83,31 @@ class Account:
         if key.tokens_per_day and self._today() >= key.tokens_per_day:
             raise _over(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
         self._requests.level -= 1.0
+        self._untold = Use(self._untold.requests + 1, self._untold.tokens)
 
     def charge(self, num_tokens: int) -> None:
         """What a request has used, prompt and output."""
+        self._touched_s = self._clock()
         self._tokens.level -= num_tokens
         self._day_tokens = self._today() + num_tokens
+        self._untold = Use(self._untold.requests, self._untold.tokens + num_tokens)
+
+    def take_untold(self) -> Use:
+        """For the others; put_back() if they could not be told."""
+        told, self._untold = self._untold, Use(0, 0)
+        return told
+
+    def put_back(self, untold: Use) -> None:
+        self._untold = Use(self._untold.requests + untold.requests, self._untold.tokens + untold.tokens)
+
+    def learn(self, level: Level) -> None:
+        """What all have used, this frontend up to the last take_untold()."""
+        now = self._clock()
+        self._requests = Bucket(level.requests - self._untold.requests, now)
+        self._tokens = Bucket(level.tokens - self._untold.tokens, now)
+        self._today()
+        if level.day == self._day:
+            self._day_tokens = level.day_tokens + self._untold.tokens
 
     def _today(self) -> int:
         day = int(self._wall() // DAY_S)

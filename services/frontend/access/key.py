@@ -25,8 +25,8 @@ class Key(BaseModel):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="for logs, metrics and refusals")
     tenant: str = Field("", max_length=256, description="whom its work is done for; the key's name if empty")
     models: tuple[str, ...] = Field((), description="names that it may ask for; empty: all")
-    requests_per_minute: int = Field(0, ge=0, description="at each frontend")
-    tokens_per_minute: int = Field(0, ge=0, description="prompts and outputs, at each frontend, counted at the end")
+    requests_per_minute: int = Field(0, ge=0, description="at all frontends together, with Redis; else at each")
+    tokens_per_minute: int = Field(0, ge=0, description="the same for prompts and outputs, counted at the end")
     tokens_per_day: int = Field(0, ge=0, description="the same for a day of UTC")
 
     @model_validator(mode="before")

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from shared.pb.common.v1.pooling_pb2 import POOLER_CLS, POOLER_LAST, POOLER_MEAN, PoolingParams
 
 from services.worker.step.plan_violation import PlanViolation
 from shared import columns
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
+from shared.pb.common.v1.pooling_pb2 import POOLER_CLS, POOLER_LAST, POOLER_MEAN, PoolingParams
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
