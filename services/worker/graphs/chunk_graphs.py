@@ -118,6 +118,7 @@ class ChunkGraphs:
 
     @property
     def keeps_hidden(self) -> bool:
+        """Whether its steps can end in other heads than sampling, which read hidden states."""
         return self._model.hidden is not None
 
     @property

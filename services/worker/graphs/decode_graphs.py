@@ -47,9 +47,7 @@ def _fitting(sizes: list[int], num_rows: int) -> int:
 
 
 class DecodeGraphs:
-    """Owns the static inputs and the recordings."""
-
-    keeps_hidden = False
+    """Owns the static inputs and the recordings. Their steps end in samples alone."""
 
     def __init__(
         self,

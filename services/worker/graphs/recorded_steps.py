@@ -71,10 +71,6 @@ class ReadyStep:
 class StepGraphs(Protocol):
     """Recordings of one kind of step."""
 
-    @property
-    def keeps_hidden(self) -> bool:
-        """Whether its steps can end in other heads than sampling, which read hidden states."""
-
     def takes(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
         """Whether one of the recordings has room for this step."""
 

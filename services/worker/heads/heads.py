@@ -85,5 +85,9 @@ class Heads:
 
     def of(self, inputs: StepInputs) -> StepHeads | None:
         """Once for every step, in order; None if it ends in nothing but samples."""
-        rows = [found for head in self._others if (found := head.rows(inputs)) is not None]
-        return StepHeads(tuple(rows)) if rows else None
+        rows: tuple[HeadRows, ...] = ()
+        for head in self._others:
+            found = head.rows(inputs)
+            if found is not None:
+                rows += (found,)
+        return StepHeads(rows) if rows else None

@@ -142,11 +142,14 @@ class ModelRunner:
 
     def _graphs_for(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> StepGraphs | None:
         """Recordings that have room for the step and can end in its heads; None if there are none."""
-        if self._graphs is not None and inputs.rows_changed:
-            self._graphs.forget_rows()
-        for graphs in (self._graphs, self._chunk_graphs):
-            if graphs is not None and (others is None or graphs.keeps_hidden) and graphs.takes(inputs, new_blocks):
-                return graphs
+        if self._graphs is not None:
+            if inputs.rows_changed:
+                self._graphs.forget_rows()
+            if others is None and self._graphs.takes(inputs, new_blocks):
+                return self._graphs
+        chunks = self._chunk_graphs
+        if chunks is not None and (others is None or chunks.keeps_hidden) and chunks.takes(inputs, new_blocks):
+            return chunks
         return None
 
     def _launch_kernels(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> Launch:

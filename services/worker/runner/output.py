@@ -65,10 +65,12 @@ class Launch:
         """Begins the copies to the host and sets the step's last mark; `marks` are those before it (StepTimer)."""
         self._timer = timer
         self._sampled, self._drafts, self._endings = sampled, drafts, endings
-        own = sampled.tensors
-        others = [ending.tensors for ending in endings]
-        self._num_own, self._num_others = len(own), [len(tensors) for tensors in others]
-        self._downloads = staging.download([*own, *(tensor for tensors in others for tensor in tensors)])
+        tensors = sampled.tensors
+        self._bounds = [len(tensors)]  # of each ending's among all of them
+        for ending in endings:
+            tensors += ending.tensors
+            self._bounds.append(len(tensors))
+        self._downloads = staging.download(tensors)
         self._marks = timer.end(marks)
 
     def wait(self) -> RunnerOutput:
@@ -89,10 +91,9 @@ class Launch:
         return output if self._drafts is None else _verified(self._drafts, output)
 
     def _answers(self, arrays: list[Array]) -> tuple[Answer, ...]:
-        bounds = np.cumsum([self._num_own, *self._num_others]).tolist()
         return tuple(
             ending.answer(arrays[begin:end])
-            for ending, (begin, end) in zip(self._endings, pairwise(bounds), strict=True)
+            for ending, (begin, end) in zip(self._endings, pairwise(self._bounds), strict=True)
         )
 
 
