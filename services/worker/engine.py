@@ -13,16 +13,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from google.protobuf.message import DecodeError
 
 from services.worker.device.device import is_broken
+from services.worker.device_work import (
+    Command,
+    DeviceWork,
+    Execute,
+    FinishedStep,
+    ForgetCache,
+    LaunchedStep,
+    Receiver,
+    ReleaseGrammar,
+    Rest,
+)
 from services.worker.kv.held_blocks import HeldReport
-from services.worker.replica import Flight, Occupancy, Replica
-from services.worker.step.plan_violation import PlanViolation
+from services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from services.worker.replica import Occupancy, Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument, to_proto
 from shared.logs import logger
@@ -35,17 +45,6 @@ IDLE_AFTER_S = 0.05
 PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not after every step
 
 
-class Receiver(Protocol):
-    """Whoever the results of an attachment go to, on the event loop."""
-
-    def deliver(self, result: pb.StepResult) -> None: ...
-
-    def break_off(self, reason: str) -> None:
-        """No result will come any more: the attachment cannot go on."""
-
-    def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
-
-
 class StepObserver(Protocol):
     """Is told of every step, on the event loop."""
 
@@ -54,75 +53,37 @@ class StepObserver(Protocol):
     def grammar_prepared(self, prepared: Prepared) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Execute:
-    receiver: Receiver
-    plan: pb.StepPlan
-    arrived_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    reply: asyncio.Future[HeldReport]
-
-
-@dataclass(frozen=True, slots=True)
-class _ForgetCache:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _ReleaseGrammar:
-    grammar_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Airborne:
-    """A launched step, with what its result needs."""
-
-    receiver: Receiver
-    flight: Flight
-    wait_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Landed:
-    """The device is done with a step; `outcome` is None if it failed."""
-
-    airborne: _Airborne
-    outcome: Any
-
-
 class Engine:
     """Built and used on the event loop; everything with `_on_device` in its name runs on the device's thread."""
 
     def __init__(
-        self, build: Callable[[], Replica], observer: StepObserver, *, grammars: CompilePool, synchronous: bool
+        self,
+        build: Callable[[], Replica],
+        observer: StepObserver,
+        *,
+        grammars: CompilePool,
+        synchronous: bool,
+        ranks: RankGroup | None = None,
     ) -> None:
-        """`build` makes the replica, on the device's thread; `synchronous`: its launches return when they are done."""
+        """`build` makes rank 0's part of the replica, on the device's thread; `synchronous`: its launches return when
+        they are done; `ranks`: None for a replica of one."""
         self._grammars = grammars
         self._build = build
         self._observer = observer
         self._synchronous = synchronous
+        self._ranks: RankGroup = ranks or OneRank()
         self._loop = asyncio.get_running_loop()
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._landing: queue.SimpleQueue[_Airborne | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: stop
+        self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # None: stop
         self._receiver: Receiver | None = None
         self._broken: Receiver | None = None  # its later plans are skipped
-        self._num_airborne = 0
+        self._work: DeviceWork | None = None  # once the replica is built
         self._num_begun = self._num_obeyed = 0  # commands
-        self._rest: _Rest | None = None
-        self._deferred: deque[_Execute | _ReleaseGrammar] = deque()  # wait until what is airborne has been recorded
         self._dirty = True
         self._published_s = 0.0
         self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
         if not synchronous:
-            self._threads.append(threading.Thread(target=self._run_landing, name="landing", daemon=True))
+            self._threads.append(threading.Thread(target=self._run_waiting, name="waiting", daemon=True))
         # The replica, for its facts: only the device's thread may call its methods.
         self.started: asyncio.Future[Replica] = self._loop.create_future()
         self.died: asyncio.Future[None] = self._loop.create_future()
@@ -142,7 +103,8 @@ class Engine:
 
     def progress(self) -> dict[str, object]:
         """What the device's thread has got done, if it has something to do."""
-        has_work = self._num_begun > self._num_obeyed or self._num_airborne or not self._inbox.empty()
+        in_flight = self._work is not None and self._work.num_in_flight > 0
+        has_work = self._num_begun > self._num_obeyed or in_flight or not self._inbox.empty()
         return {"device": self._num_obeyed} if has_work else {}
 
     async def rest(self, receiver: Receiver) -> HeldReport:
@@ -150,15 +112,15 @@ class Engine:
         self._receiver = receiver
         self._pending_s.clear()
         reply: asyncio.Future[HeldReport] = self._loop.create_future()
-        self._inbox.put(_Rest(reply))
+        self._inbox.put(Rest(reply))
         return await reply
 
     def submit(self, receiver: Receiver, plan: pb.StepPlan) -> None:
         self._pending_s.append(time.monotonic())
-        self._inbox.put(_Execute(receiver, plan, time.perf_counter_ns()))
+        self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
     def forget_cache(self) -> None:
-        self._inbox.put(_ForgetCache())
+        self._inbox.put(ForgetCache())
 
     def prepare_grammar(self, receiver: Receiver, order: pb.PrepareGrammar) -> None:
         """At once, beside the steps."""
@@ -176,15 +138,23 @@ class Engine:
 
     def release_grammar(self, grammar_id: bytes) -> None:
         """After the plans that are here, which may name it."""
-        self._inbox.put(_ReleaseGrammar(grammar_id))
+        self._inbox.put(ReleaseGrammar(grammar_id))
+
+    def check_ranks(self) -> None:
+        """Ends the engine if a rank of the replica is gone. Waits for nothing."""
+        try:
+            self._ranks.check()
+        except RankFailure as failure:
+            _set_exception(self.died, failure)
 
     async def stop(self, timeout_s: float) -> bool:
         """Lets the threads finish what they are at; whether they did in time."""
-        self._inbox.put(_Stop())
-        self._landing.put(None)
+        self._inbox.put(None)
+        self._launched.put(None)
         deadline = self._loop.time() + timeout_s
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
+        await asyncio.to_thread(self._ranks.stop, max(0.0, deadline - self._loop.time()))
         return not any(thread.is_alive() for thread in self._threads)
 
     # On the device's thread
@@ -193,20 +163,23 @@ class Engine:
         with torch.inference_mode():
             try:
                 replica = self._build()
+                self._ranks.start()
             except Exception as error:
                 self._post(_set_exception, self.started, error)
                 return
+            self._work = DeviceWork(replica, self._ranks, self._grammars, self)
             self._post(_set_result, self.started, replica)
             try:
-                while not isinstance(command := self._next_on_device(replica), _Stop):
+                while (command := self._next_on_device(replica)) is not None:
                     self._num_begun += 1
-                    self._obey_on_device(replica, command)
+                    self._dirty = True
+                    self._work.obey(command)
                     self._num_obeyed += 1
             except Exception as error:
                 log.exception("the engine failed")
                 self._post(_set_exception, self.died, error)
 
-    def _next_on_device(self, replica: Replica) -> Any:
+    def _next_on_device(self, replica: Replica) -> Command | None:
         if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
             self._publish_on_device(replica)
         if self._dirty:
@@ -221,92 +194,55 @@ class Engine:
         self._published_s = time.monotonic()
         self._dirty = False
 
-    def _obey_on_device(self, replica: Replica, command: Any) -> None:
-        self._dirty = True
-        match command:
-            case _Execute() | _ReleaseGrammar():
-                self._deferred.append(command)
-            case _Landed():
-                self._record_on_device(replica, command)
-            case _Rest():
-                self._rest = command
-            case _ForgetCache():
-                replica.forget_cache()
-        self._execute_deferred_on_device(replica)
-        if self._rest and not self._num_airborne:
-            self._grammars.release_all()
-            self._post(_set_result, self._rest.reply, replica.rest())
-            self._rest = None
+    # Outlet of DeviceWork, on the device's thread
 
-    def _execute_deferred_on_device(self, replica: Replica) -> None:
-        """In order, as far as they need not wait for steps that are airborne."""
-        while self._deferred:
-            command = self._deferred[0]
-            if isinstance(command, _ReleaseGrammar):
-                self._grammars.release(command.grammar_id)
-            elif self._num_airborne and replica.waits_before(command.plan):
-                return
-            else:
-                self._execute_on_device(replica, command)
-            self._deferred.popleft()
+    def takes(self, receiver: Receiver) -> bool:
+        return receiver is self._receiver and receiver is not self._broken
 
-    def _execute_on_device(self, replica: Replica, command: _Execute) -> None:
-        receiver, plan = command.receiver, command.plan
-        if receiver is not self._receiver or receiver is self._broken:
-            return
-        began_ns = time.perf_counter_ns()
-        try:
-            flight = replica.launch(plan)
-        except PlanViolation as violation:
-            self._break(receiver, f"step {plan.step_id} breaks the session: {violation}")
-            return
-        except Exception as error:
-            self._fail(receiver, plan.step_id, error)
-            return
-        self._num_airborne += 1
-        airborne = _Airborne(receiver, flight, (began_ns - command.arrived_ns) // 1000)
+    def launched(self, step: LaunchedStep) -> FinishedStep | None:
         if self._synchronous:
-            self._record_on_device(replica, self._land(airborne))
-        else:
-            self._landing.put(airborne)
+            return self._finish(step)
+        self._launched.put(step)
+        return None
 
-    def _record_on_device(self, replica: Replica, landed: _Landed) -> None:
-        self._num_airborne -= 1
-        if landed.outcome is not None:
-            replica.record(landed.airborne.flight, landed.outcome)
+    def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
+        self._post(_set_result, reply, report)
 
-    # On the landing thread (on the device's, if that is synchronous)
+    # On the waiting thread (on the device's, if that is synchronous)
 
-    def _run_landing(self) -> None:
+    def _run_waiting(self) -> None:
         try:
-            while (airborne := self._landing.get()) is not None:
-                self._inbox.put(self._land(airborne))
+            while (step := self._launched.get()) is not None:
+                self._inbox.put(self._finish(step))
         except Exception as error:
-            log.exception("the landing thread failed")
+            log.exception("the thread that waits for steps failed")
             self._post(_set_exception, self.died, error)
 
-    def _land(self, airborne: _Airborne) -> _Landed:
-        flight = airborne.flight
+    def _finish(self, step: LaunchedStep) -> FinishedStep:
+        flight = step.flight
         try:
-            outcome = flight.launch.wait()
-            result = flight.result(outcome, airborne.wait_us)
+            output = flight.launch.wait()
+            self._ranks.collect(step.ticket, flight.inputs)
+            result = flight.result(output, step.wait_us)
         except Exception as error:
-            self._fail(airborne.receiver, flight.step_id, error)
-            return _Landed(airborne, None)
-        self._post(self._deliver, airborne.receiver, result, flight.inputs.num_tokens)
-        return _Landed(airborne, outcome)
+            self.failed(step.receiver, flight.step_id, error)
+            return FinishedStep(step, None)
+        self._post(self._deliver, step.receiver, result, flight.inputs.num_tokens)
+        return FinishedStep(step, output)
 
-    # On either, to the loop
+    # On either thread, to the loop
 
-    def _break(self, receiver: Receiver, reason: str) -> None:
+    def broke(self, receiver: Receiver, reason: str) -> None:
         self._broken = receiver
         self._post(receiver.break_off, reason)
 
-    def _fail(self, receiver: Receiver, step_id: int, error: Exception) -> None:
+    def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
         log.exception("step failed", step=step_id)
-        self._break(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
+        self.broke(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
         if is_broken(error):
             self._post(_set_exception, self.died, Internal(f"the device is broken: {error}"))
+        elif isinstance(error, RankFailure):
+            self._post(_set_exception, self.died, error)
 
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():

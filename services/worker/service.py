@@ -118,7 +118,7 @@ class Worker:
         await lifecycle.first(
             attached,
             engine.died,
-            restarted("health", self._report_health),
+            restarted("health", lambda: self._report_health(engine)),
             restarted("liveness", lambda: liveness.run(self._server.set_alive)),
         )
 
@@ -143,10 +143,11 @@ class Worker:
         if broken:
             self._metrics.broken.inc()
 
-    async def _report_health(self) -> None:
+    async def _report_health(self, engine: Engine) -> None:
         """Healthy means attached, and steps advance while there is work."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
+            engine.check_ranks()
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
 
 

@@ -65,7 +65,7 @@ class DecodeGraphs:
         self._shared_sizes = shared_sizes(sizes[-1]) if model.rows_per_prefix_tile else []
         self._graphs: dict[tuple[int, bool], RecordedStep] = {}  # by number of rows, and whether prefixes are shared
         device = memory.last_tokens.device
-        self._filled: tuple[RecordedStep, StepInputs] | None = None  # what the columns hold
+        self._filled: tuple[RecordedStep, int] | None = None  # and the number of the step that the columns hold
         self._flat = torch.zeros(NUM_COLUMNS * aligned(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
@@ -101,7 +101,7 @@ class DecodeGraphs:
             self._fill(graph.columns, inputs, new_blocks, facts)
         if facts.prefixes is not None:
             self._prefixes.fill(facts.prefixes, shared_size, self._staging)
-        self._filled = graph, inputs
+        self._filled = graph, inputs.number
         return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True)
 
     def _follows(self, graph: RecordedStep, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
@@ -110,7 +110,7 @@ class DecodeGraphs:
         if self._filled is None or len(new_blocks.ids):
             return False
         last_graph, last = self._filled
-        return graph is last_graph and inputs.positions is last.seq_lens  # see steady.py
+        return graph is last_graph and inputs.follows == last > 0
 
     def _size(self, num_rows: int) -> int:
         return _fitting(self._sizes, num_rows)

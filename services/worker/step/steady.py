@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.worker.step.slots import NO_BLOCKS, NewBlocks, Rows, SlotTable
-from services.worker.step.step_inputs import StepInputs
+from services.worker.step.step_inputs import NUMBERS, StepInputs
 from shared import columns
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -82,5 +82,7 @@ class Steady:
             sampling_tokens=last.sampling_tokens,
             sample_positions=seq_lens,
             rows_changed=False,
+            number=next(NUMBERS),
+            follows=last.number,
         )
         return self._last, new_blocks

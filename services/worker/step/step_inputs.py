@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from services.worker.spec_decode.drafts import DraftRows, Drafts
 from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from shared.columns import I32
+
+NUMBERS = itertools.count(1)  # of steps, in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,11 @@ class StepInputs:
     sample_positions: I32  # [num_samples] where the sampled tokens will stand
     rows_changed: bool  # slots have been released or admitted
     drafts: DraftRows | None = None  # what the samples beyond one for each slot are about
-    ended_slots: Rows = field(
-        default_factory=lambda: NO_SLOTS
-    )  # that sample nothing and whose tokens are now computed; ascending
+    number: int = field(default=0, compare=False)  # of the step, never used twice in a process; 0: it has none
+    # Number of the step whose rows these are again, each one position on; 0: they are laid out anew.
+    follows: int = field(default=0, compare=False)
+    # [num_ended] slots that sample nothing and whose tokens are now computed, ascending
+    ended_slots: Rows = field(default_factory=lambda: NO_SLOTS)
 
     @property
     def longest_query(self) -> int:
@@ -57,7 +62,12 @@ class StepInputs:
 
 
 def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> StepInputs:
-    """`table` is already past the step; `step` counts the drafts."""
+    """Lays out a step's rows one after the other, in slot order, as the flat arrays that a forward pass reads.
+
+    `table` is already past the step, its block table holds all blocks that the step writes to; `step.counts` include
+    the drafts, of which `drafts` says the tokens, the last ones of their rows. Costs a few array operations for any
+    number of rows, and a loop over those whose tokens came with their admission.
+    """
     query_start = np.zeros(len(step.slots) + 1, dtype=np.int32)
     np.cumsum(step.counts, out=query_start[1:])
     positions, token_slots = _positions(step, query_start)
@@ -92,6 +102,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         sample_positions=seq_lens[samples] if rows is None else positions[sampling_tokens] + 1,
         rows_changed=bool(len(step.released)) or bool(step.admitted),
         drafts=rows,
+        number=next(NUMBERS),
         ended_slots=step.ended,
     )
 

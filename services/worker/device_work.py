@@ -1,0 +1,167 @@
+"""What the device's thread does: commands in their order, as far as they need not wait for steps in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.worker.kv.held_blocks import HeldReport
+from services.worker.ranks.group import RankGroup
+from services.worker.replica import Flight, Replica
+from services.worker.runner.output import RunnerOutput
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.structured.compile_pool import CompilePool
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class Receiver(Protocol):
+    """Where the results of an attachment go, on the event loop."""
+
+    def deliver(self, result: pb.StepResult) -> None: ...
+
+    def break_off(self, reason: str) -> None:
+        """No result will come any more: the attachment cannot go on."""
+
+    def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """A plan; skipped if its receiver is no longer the current one."""
+
+    receiver: Receiver
+    plan: pb.StepPlan
+    arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """End the epoch once no step is in flight."""
+
+    reply: asyncio.Future[HeldReport]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetCache:
+    """Forget which tokens the blocks hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGrammar:
+    """After the plans before it, which may name the grammar."""
+
+    grammar_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on the device, with what its result needs."""
+
+    receiver: Receiver
+    flight: Flight
+    wait_us: int
+    ticket: int  # the ranks': see RankGroup.broadcast
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """The device is done with a step; `output` is None if it failed."""
+
+    launched: LaunchedStep
+    output: RunnerOutput | None
+
+
+Command = Execute | Rest | ForgetCache | ReleaseGrammar | FinishedStep
+
+
+class Outlet(Protocol):
+    """Where what was done goes. Called on the device's thread."""
+
+    def takes(self, receiver: Receiver) -> bool:
+        """Whether results for it are still of use."""
+
+    def launched(self, step: LaunchedStep) -> FinishedStep | None:
+        """A step is on the device. Returns it if it is finished already; otherwise it comes back as a command."""
+
+    def broke(self, receiver: Receiver, reason: str) -> None:
+        """The session cannot go on."""
+
+    def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
+        """The same, because of an error that nobody meant."""
+
+    def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None: ...
+
+
+class DeviceWork:
+    """Rank 0 of a replica: makes all ranks do the same, and keeps steps in order."""
+
+    def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outlet: Outlet) -> None:
+        self._replica, self._ranks, self._grammars, self._outlet = replica, ranks, grammars, outlet
+        self._num_in_flight = 0
+        self._rest: Rest | None = None
+        self._deferred: deque[Execute | ReleaseGrammar] = deque()  # until the steps in flight have been recorded
+
+    def obey(self, command: Command) -> None:
+        """Does what was ordered, and what had to wait for it."""
+        match command:
+            case Execute() | ReleaseGrammar():
+                self._deferred.append(command)
+            case FinishedStep():
+                self._record(command)
+            case Rest():
+                self._rest = command
+            case ForgetCache():
+                self._ranks.forget_cache()
+                self._replica.forget_cache()
+        self._execute_deferred()
+        if self._rest and not self._num_in_flight:
+            self._grammars.release_all()
+            self._ranks.rest()
+            self._outlet.rested(self._rest.reply, self._replica.rest())
+            self._rest = None
+
+    def _execute_deferred(self) -> None:
+        """In order, as far as they need not wait for steps in flight."""
+        while self._deferred:
+            command = self._deferred[0]
+            if isinstance(command, ReleaseGrammar):
+                self._grammars.release(command.grammar_id)
+            elif self._num_in_flight and self._replica.waits_before(command.plan):
+                return
+            else:
+                self._execute(command)
+            self._deferred.popleft()
+
+    def _execute(self, command: Execute) -> None:
+        receiver, plan = command.receiver, command.plan
+        if not self._outlet.takes(receiver):
+            return
+        began_ns = time.perf_counter_ns()
+        try:
+            ticket = self._ranks.broadcast(plan)
+            flight = self._replica.launch(plan)
+        except PlanViolation as violation:
+            self._outlet.broke(receiver, f"step {plan.step_id} breaks the session: {violation}")
+            return
+        except Exception as error:
+            self._outlet.failed(receiver, plan.step_id, error)
+            return
+        self._num_in_flight += 1
+        finished = self._outlet.launched(
+            LaunchedStep(receiver, flight, (began_ns - command.arrived_ns) // 1000, ticket)
+        )
+        if finished is not None:
+            self._record(finished)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that are launched and not recorded. Any thread may ask."""
+        return self._num_in_flight
+
+    def _record(self, finished: FinishedStep) -> None:
+        self._num_in_flight -= 1
+        if finished.output is not None:
+            self._replica.record(finished.launched.flight, finished.output)

@@ -1,0 +1,82 @@
+"""What goes over the link between rank 0 and another rank of its host.
+
+A command is its number (8 bytes), its kind (1 byte) and, for a plan, the serialized StepPlan. Every command is answered
+by its number and whether it went well (1 byte): a plan's fingerprint, or the error's text.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from dataclasses import dataclass
+
+from services.worker.step.step_inputs import StepInputs
+
+HEAD = struct.Struct("<QB")
+
+
+class Kind(enum.IntEnum):
+    """Of a command."""
+
+    PLAN = 1
+    REST = 2
+    FORGET_CACHE = 3
+    STOP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """From rank 0."""
+
+    number: int
+    kind: Kind
+    plan: bytes = b""
+
+    def encode(self) -> bytes:
+        return HEAD.pack(self.number, self.kind) + self.plan
+
+    @classmethod
+    def decode(cls, data: bytes) -> Command:
+        number, kind = HEAD.unpack_from(data)
+        return cls(number, Kind(kind), data[HEAD.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """To rank 0."""
+
+    number: int  # the command's; 0: the rank is ready
+    done: bool
+    text: bytes = b""  # a plan's fingerprint; the error, if it is not done
+
+    def encode(self) -> bytes:
+        return HEAD.pack(self.number, self.done) + self.text
+
+    @classmethod
+    def decode(cls, data: bytes) -> Reply:
+        number, done = HEAD.unpack_from(data)
+        return cls(number, bool(done), data[HEAD.size :])
+
+
+def fingerprint(inputs: StepInputs) -> bytes:
+    """16 bytes that are equal for two ranks if they derived the same step."""
+    digest = hashlib.blake2b(digest_size=16)
+    arrays = (
+        inputs.slots,
+        inputs.token_ids,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.query_start,
+        inputs.seq_lens,
+        inputs.fed_tokens,
+        inputs.fed_slots,
+        inputs.sampling_slots,
+        inputs.sampling_tokens,
+        inputs.sample_positions,
+        inputs.ended_slots,
+    )
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(array.tobytes())
+    return digest.digest()
