@@ -22,13 +22,25 @@ REFUSALS_A_SECOND = 20  # that have a line of their own; the others are told tog
 class Call:
     """One call from its headers to its end. Whatever is taken for it is given back when its `with` is left."""
 
-    __slots__ = ("_calls", "caller", "error", "generation", "lease", "request", "route", "started_s", "status")
+    __slots__ = (
+        "_calls",
+        "caller",
+        "drawn_id",
+        "error",
+        "generation",
+        "lease",
+        "request",
+        "route",
+        "started_s",
+        "status",
+    )
 
     def __init__(self, calls: Calls, admission: Admission) -> None:
         self._calls = calls
         self.route = ""  # nobody reads of a call without one
         self.lease = admission.lease()
         self.caller: Caller | None = None  # None where there are no keys
+        self.drawn_id = ""  # of the answer, where there is no request
         self.started_s = asyncio.get_running_loop().time()
         self.status = ""  # the edge's own word for how it ended
         self.error: QuireError | None = None
@@ -120,7 +132,8 @@ class Calls:
 
 def _who(call: Call) -> dict[str, str]:
     request = call.request
-    known = {} if request is None else {"request": request.request_id}
+    known_as = call.drawn_id if request is None else request.request_id
+    known = {"request": known_as} if known_as else {}
     known["route"] = call.route
     if call.caller is not None:
         known["key"] = call.caller.key.name

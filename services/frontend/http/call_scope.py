@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 
 from starlette.responses import Response
@@ -43,8 +44,7 @@ class CallScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                known = request_id_headers(call.id or sent_id(scope["headers"]))
-                message = {**message, "headers": [*message.get("headers", ()), *known]}
+                message = {**message, "headers": [*message.get("headers", ()), *_id_headers(call, scope)]}
             await send(message)
 
         with self._calls.begin() as call:
@@ -65,6 +65,17 @@ class CallScope:
         self._metrics.http_duration.labels(handler, method).observe(asyncio.get_running_loop().time() - call.started_s)
         if method == "POST" or scope["path"].startswith(PUBLIC):
             call.route, call.status = f"{method} {handler}", str(status)
+
+
+def _id_headers(call: Call, scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The request's own; before there is one, what the client sent, or one that is drawn: so refusals have a name."""
+    if call.request is not None:
+        return request_id_headers(call.request.request_id)
+    call.drawn_id = sent_id(scope["headers"])
+    if not (known := request_id_headers(call.drawn_id)):
+        call.drawn_id = uuid.uuid4().hex
+        known = request_id_headers(call.drawn_id)
+    return known
 
 
 def _route(scope: Scope) -> str:

@@ -16,6 +16,7 @@ REQUEST_ID_BYTES = REQUEST_ID.encode()
 ANTHROPICS = b"request-id"
 TENANT = "x-tenant"
 TIMEOUT = "x-request-timeout"  # seconds
+MAX_ID_CHARACTERS = 256
 LONGEST_TIMEOUT_S = 1e9
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
@@ -67,7 +68,7 @@ def _timeout_s(written: str | None) -> float | None:
 def request_id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
     """For the answer, under the names where OpenAI's clients and Anthropic's look; empty for an id that could not be a
     header."""
-    if not (request_id and request_id.isascii() and request_id.isprintable()):
+    if not (0 < len(request_id) <= MAX_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()):
         return []
     written = request_id.encode()
     return [(REQUEST_ID_BYTES, written), (ANTHROPICS, written)]

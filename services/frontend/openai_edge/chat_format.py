@@ -47,7 +47,7 @@ class ChatFormat:
     def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
         message = {"role": "assistant", "content": self._prefix(sample)}
         choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
-        return self._frame([choice], **self._usage(sample, generation), **self._prompt(generation))
+        return self._frame([choice], **self._usage(sample, generation, opening=True), **self._prompt(generation))
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
         usage = {"usage": usage_object(generation.usage)} if self._options.include_usage else {}
@@ -87,10 +87,12 @@ class ChatFormat:
             end["finish_reason"] = TOOL_CALLS
         return end
 
-    def _usage(self, sample: int, generation: Generation) -> dict[str, Any]:
+    def _usage(self, sample: int, generation: Generation, *, opening: bool = False) -> dict[str, Any]:
+        """`opening`: of a chunk that comes before the first token, though that has been read."""
         if not self._options.continuous_usage:
             return {}
-        return {"usage": usage_object(generation.sample_usage(sample))}
+        usage = generation.sample_usage(sample)
+        return {"usage": usage_object(usage._replace(completion_tokens=0, reasoning_tokens=0) if opening else usage)}
 
     def _prompt(self, generation: Generation, prompt: int = 0) -> dict[str, Any]:
         token_ids = generation.prepared[prompt].token_ids

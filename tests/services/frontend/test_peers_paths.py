@@ -126,6 +126,40 @@ async def test_what_a_batch_has_not_is_refused_by_name(frontend: Running, change
     assert (status, answer["error"]["param"]) == (400, field)
 
 
+async def test_every_answer_has_an_id_and_its_line_in_the_log_too(
+    frontend: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reports a refusal can name it, though they had not named the call."""
+    caplog.set_level("INFO", "quire.calls")
+    for method, path, body in (
+        ("GET", "/health", b""),
+        ("GET", "/v1/models", b""),
+        ("GET", "/v1/nowhere", b""),
+        ("POST", "/v1/completions", b"{"),
+        ("POST", "/v1/messages", b"{}"),
+        ("POST", "/v1/completions", b'{"prompt": "x", "n": 0}'),
+    ):
+        answer = await frontend.http.request(method, path, content=body)
+        drawn = answer.headers["x-request-id"]
+        assert len(drawn) == 32
+        assert answer.headers.get_list("x-request-id") == [drawn]
+        if path != "/health":
+            assert caplog.records[-1].values["request"] == drawn  # type: ignore[attr-defined]
+        for mine, is_shown in ((b"mine", True), ("Malm\xf6".encode("latin-1"), False), (b"m" * 257, False)):
+            answer = await frontend.http.request(method, path, content=body, headers={b"x-request-id": mine})
+            assert (answer.headers.get("x-request-id") == mine.decode("latin-1")) == is_shown, (path, mine[:9])
+
+
+async def test_the_chunk_that_opens_a_choice_counts_no_token_yet(frontend: Running) -> None:
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    answer = await frontend.http.post(
+        "/v1/chat/completions", json={**CHAT, "stream": True, "stream_options": usage, "stream_interval": 2}
+    )
+    chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line and line != "data: [DONE]"]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 3, 3]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
 LOAD = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0, "num_requests_running": 7.0}
 
 
