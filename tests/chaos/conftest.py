@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -56,7 +56,11 @@ def services(address: str) -> dict[str, admin_pb2.ServiceStatus]:
         return {service.id: service for service in client.status()}
 
 
-def leaves_nothing_behind(cluster: Cluster) -> None:
+def page(address: str) -> str:
+    return httpx.get(f"http://{address}/metrics").text
+
+
+def leaves_nothing_behind(cluster: Cluster, page: Callable[[str], str] = page) -> None:
     """Soon no worker owns a block and nobody runs or waits; no block is ever without an owner."""
     deadline = time.monotonic() + 10
     while True:
@@ -68,5 +72,4 @@ def leaves_nothing_behind(cluster: Cluster) -> None:
         time.sleep(0.05)
     for process in cluster.processes:
         if process.spec.role == "scheduler" and process.running and process.ready.is_set():
-            text = httpx.get(f"http://{process.addresses['metrics']}/metrics").text
-            assert "quire_scheduler_blocks_unowned 0.0" in text
+            assert "quire_scheduler_blocks_unowned 0.0" in page(process.addresses["metrics"])

@@ -15,7 +15,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import DeadlineExceeded
-from tests.chaos.conftest import Said, leaves_nothing_behind, services
+from tests.chaos.conftest import Said, leaves_nothing_behind, page, services
 from tests.chaos.streams import Crowd, constrained, everything, greedy, same
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,9 +41,14 @@ def num_connections(number: int) -> int:
 
 
 async def survives(
-    cluster: Cluster, undisturbed: dict[str, Said], fault: Callable[[], object], kind: str = "greedy"
+    cluster: Cluster,
+    undisturbed: dict[str, Said],
+    fault: Callable[[], object],
+    kind: str = "greedy",
+    page: Callable[[str], str] = page,
 ) -> Crowd:
-    """Disturbs a crowd in full flow and checks that no stream noticed more than a pause."""
+    """Disturbs a crowd in full flow and checks that no stream noticed more than a pause. `page`: reads a page of
+    metrics."""
     kinds = {"greedy": greedy, "everything": everything, "constrained": constrained}
     crowd = Crowd(cluster.grpc_address, kinds[kind])
     await crowd.talking()
@@ -53,7 +58,7 @@ async def survives(
     await crowd.finished()
     assert crowd.errors == []
     assert same(crowd, undisturbed[kind])
-    leaves_nothing_behind(cluster)
+    leaves_nothing_behind(cluster, page)
     print(f"longest pause {crowd.longest_gap_s:.2f} s")
     return crowd
 

@@ -1,0 +1,166 @@
+"""Certificates, secrets and keys that go wrong while streams are open, and come right again."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import signal
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from quire.cluster import Cluster
+from shared import secret_file
+from tests.chaos.conftest import SCHEDULER, WORKER, Said
+from tests.chaos.test_workers import pid, survives
+from tests.e2e.conftest import running_cluster
+
+pytestmark = pytest.mark.timeout(300)
+
+PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+RIGHT, WRONG = "r" * 40, "w" * 40
+KEY = "sk-chaos"
+ROLES = ("scheduler", "worker", "frontend")
+WITHOUT_S = 3.0  # that something is wrong
+
+
+@dataclass
+class Kept:
+    """A cluster whose services have everything that there is to prove, each in files of its own."""
+
+    cluster: Cluster
+    folder: Path
+    authority: trustme.CA
+
+    def certify(self, role: str, *, expired: bool = False) -> dict[str, str]:
+        return certify(self.folder, self.authority, role, expired=expired)
+
+    def secret(self, role: str, value: str) -> None:
+        secret_file.write(self.folder / f"{role}.secret", value)
+
+    def page(self, address: str) -> str:
+        """Of metrics, which want a certificate, too."""
+        context = ssl.create_default_context(cafile=self.folder / "frontend.ca")
+        context.load_cert_chain(self.folder / "frontend.cert", self.folder / "frontend.key")
+        return httpx.get(f"https://{address}/metrics", verify=context).text
+
+    async def survives(self, undisturbed: dict[str, Said], fault: Callable[[], object]) -> None:
+        await survives(self.cluster, undisturbed, fault, page=self.page)
+
+    async def restarted(self, name: str) -> None:
+        """Killed, and begun again; whether it gets ready is another matter."""
+        process = self.cluster.process(name)
+        before = process.restarts
+        os.kill(pid(self.cluster, name), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while process.restarts == before:
+                await asyncio.sleep(0.02)
+
+
+def certify(folder: Path, authority: trustme.CA, role: str, *, expired: bool = False) -> dict[str, str]:
+    issued = authority.issue_cert("127.0.0.1", "localhost", not_after=PAST if expired else None)
+    paths = {kind: folder / f"{role}.{kind}" for kind in ("cert", "key", "ca")}
+    paths["cert"].write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(paths["key"])
+    authority.cert_pem.write_to_path(paths["ca"])
+    return {**{kind: str(path) for kind, path in paths.items()}, "clients": "require"}
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    authority, keys = trustme.CA(), tmp_path / "keys.yaml"
+    write_keys(keys)
+    settings: dict[str, dict[str, object]] = {}
+    for role in ROLES:
+        secret_file.write(tmp_path / f"{role}.secret", RIGHT)
+        trust = {"cluster_secret_file": tmp_path / f"{role}.secret", "tls": certify(tmp_path, authority, role)}
+        settings[role] = dict(trust)
+    settings["worker"] |= WORKER
+    settings["scheduler"] |= SCHEDULER
+    settings["frontend"] |= {"api_keys": keys, "unavailable_after_s": 120}
+    monkeypatch.setenv("QUIRE_API_KEY", KEY)
+    with running_cluster(**settings) as cluster:
+        yield Kept(cluster, tmp_path, authority)
+
+
+def write_keys(path: Path) -> None:
+    secret_file.write(path, json.dumps({"keys": [{"name": "chaos", "key": KEY}]}))
+
+
+async def status_with(kept: Kept, key: str) -> int:
+    async with httpx.AsyncClient(base_url=f"http://{kept.cluster.http_address}", timeout=20) as client:
+        return (await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+
+
+@pytest.mark.parametrize("name", ["scheduler-0", "worker-0"])
+async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
+    kept: Kept, undisturbed: dict[str, Said], name: str
+) -> None:
+    """What is open goes on; after a restart nobody speaks to the service until its certificate is renewed."""
+
+    async def expire_and_renew() -> None:
+        role = name.partition("-")[0]
+        kept.certify(role, expired=True)
+        await asyncio.sleep(0.5)
+        await kept.restarted(name)
+        await asyncio.sleep(WITHOUT_S)
+        kept.certify(role)
+
+    await kept.survives(undisturbed, expire_and_renew)
+
+
+async def test_certificates_of_another_authority_take_over(kept: Kept, undisturbed: dict[str, Said]) -> None:
+    """All are renewed one by one, between two restarts; those between whom trust is missing meanwhile try again."""
+
+    async def renew() -> None:
+        kept.authority = trustme.CA()
+        for role in ROLES:
+            kept.certify(role)
+        await kept.restarted("scheduler-0")
+
+    await kept.survives(undisturbed, renew)
+
+
+async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
+    kept: Kept, undisturbed: dict[str, Said]
+) -> None:
+    async def exchange() -> None:
+        kept.secret("scheduler", WRONG)
+        await kept.restarted("scheduler-0")
+        await asyncio.sleep(WITHOUT_S)
+        kept.secret("scheduler", RIGHT)
+
+    await kept.survives(undisturbed, exchange)
+
+
+@pytest.mark.parametrize("how", ["torn", "removed"])
+async def test_files_that_are_torn_or_gone_leave_the_old_ones_in_force(
+    kept: Kept, undisturbed: dict[str, Said], how: str
+) -> None:
+    """Of keys, secrets and certificates at once; a worker that has to start meanwhile comes when they are back."""
+    files = [path for path in kept.folder.iterdir() if path.suffix in {".key", ".cert", ".secret", ".yaml"}]
+
+    async def spoil_and_restore() -> None:
+        contents = {path: path.read_bytes() for path in files}
+        for path, content in contents.items():
+            if how == "torn":
+                path.write_bytes(content[: 20 if path.suffix == ".secret" else len(content) // 2])
+            else:
+                path.unlink()
+        assert await status_with(kept, KEY) == 200
+        assert await status_with(kept, "sk-other") == 401
+        await kept.restarted("worker-0")
+        await asyncio.sleep(WITHOUT_S)
+        for path, content in contents.items():
+            path.write_bytes(content)
+            path.chmod(0o600)
+
+    await kept.survives(undisturbed, spoil_and_restore)
+    assert await status_with(kept, KEY) == 200
