@@ -170,7 +170,7 @@ def _speculation(
 
 
 def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:
-    """Where few run a drafter may see prompts although nobody drafts: else it could not begin to."""
+    """Where few sequences run, a drafter sees prompts although no step has drafts: else it could not begin to."""
     if table.num_draft_tokens > 0:
         return drafter.needs_features
     return drafter.needs_prompts and inputs.num_rows <= FEW_ROWS and inputs.num_tokens > inputs.num_rows

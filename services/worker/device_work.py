@@ -90,7 +90,7 @@ class Outlet(Protocol):
         """The session cannot go on."""
 
     def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
-        """The same, because of an error that nobody meant."""
+        """The session cannot go on because of an error that is no rule of the session."""
 
     def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None: ...
 

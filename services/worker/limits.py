@@ -37,7 +37,7 @@ class Limits:
 
     @property
     def num_tokens(self) -> int:
-        """Positions that sequences can have in all: the null block is nobody's."""
+        """Positions that sequences can have in all: no sequence has the null block."""
         return (self.num_blocks - 1) * self.block_size
 
     @property

@@ -137,7 +137,13 @@ class Replica:
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)  # sampled ones that are on the host
 
     def launch(self, plan: pb.StepPlan) -> Flight:
-        """Raises PlanViolation."""
+        """Launches the step that the plan means, and brings slots and blocks to after it.
+
+        Plans in their order, each before or after the one before it is recorded (see waits_before). Raises
+        PlanViolation if the scheduler's table of slots cannot be the same as this one; of the slots nothing is then
+        known until rest(). What a single sequence asks wrongly fails that alone, with the step in which it would
+        have sampled or ended.
+        """
         speculation, steady = self._speculation, self._steady
         followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)

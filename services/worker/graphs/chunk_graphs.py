@@ -135,7 +135,12 @@ class ChunkGraphs:
         return inputs.num_tokens > 0 and self._shape_of(inputs, new_blocks) is not None
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Inputs to the device."""
+        """Brings the inputs of a step that takes() allows to the columns of the smallest graph with room for them.
+
+        That is one copy behind the work launched so far; what the graph has beyond the step's tokens, rows, samples and
+        new blocks is padding, a prompt of the scratch slot. Until the returned step has been launched, no other may be
+        prepared.
+        """
         shape = self._shape_of(inputs, new_blocks)
         assert shape is not None
         step = self._step(shape)

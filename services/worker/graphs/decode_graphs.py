@@ -90,7 +90,10 @@ class DecodeGraphs:
         self._watch.forget()
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Inputs to the device."""
+        """Brings the inputs of a step that takes() allows to the columns of the smallest graph that has room for its
+        rows, in one copy behind the work launched so far; a step that follows from the one in the columns takes one
+        addition there instead. Until the returned step has been launched, no other may be prepared. Records a graph
+        that is not there yet (0.1 s on an H200)."""
         shared_size = _fitting(self._shared_sizes, inputs.num_rows) if self._shared_sizes else 0
         facts = self._watch.facts(inputs, shared_size)
         shared = facts.prefixes is not None

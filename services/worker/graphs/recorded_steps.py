@@ -75,4 +75,4 @@ class StepGraphs(Protocol):
         """Whether one of the recordings has room for this step."""
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Inputs to the device."""
+        """Inputs to the device, of a step that takes() allows."""

@@ -1,6 +1,6 @@
 """What the KV blocks hold, by content: reported when the worker attaches, so that a new scheduler finds the cache warm.
 
-A step only notes which tokens went where (a few array writes). Hashes are computed when somebody asks for the report:
+A step only notes which tokens went where (a few array writes). Hashes are computed when the report is asked for:
 a block's hash needs its own tokens and the hash of the block before it, so each block remembers which one that was, and
 which life of it (a block that is handed out anew starts another life).
 """

@@ -55,4 +55,4 @@ class LoadableModel(Loadable, Protocol):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Tensors that a checkpoint may hold although nobody needs them."""
+        """Tensors that a checkpoint may hold although the model does not need them."""

@@ -26,7 +26,7 @@ ARCHITECTURES = {
 
 
 def find_model(values: dict[str, Any]) -> type[CausalLM]:
-    """`values`: config.json. Raises InvalidArgument for an architecture that nobody brings."""
+    """`values`: config.json. Raises InvalidArgument for an architecture that is in no table."""
     names = ConfigFile(values).get("architectures", [])
     known = plugins.known(GROUP, ARCHITECTURES)
     name = next((name for name in names if name in known), None)

@@ -16,7 +16,7 @@ COSTLY = sampling_pb2.SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p
 
 
 def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
-    """One prompt that fills a step, then every slot decoding. All KV goes to the null block, whoever reads it."""
+    """One prompt that fills a step, then every slot decoding. All keys and values are stored in the null block."""
     for slot in range(limits.max_num_seqs):
         runner.heads.admit(slot, Admission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):

@@ -74,7 +74,7 @@ class Logprobs:
         return BoundLogprobs(self.mode, rows, wanted[rows], names, beams, device=self._device)
 
     def _names(self, slots: Rows, wanted: I32) -> I32 | None:
-        """[num_asked, most wanted], UNNAMED where the most likely are wanted; None if nobody named any."""
+        """[num_asked, most wanted], UNNAMED where the most likely are wanted; None if no slot named any."""
         if not self._named:
             return None
         names = np.full((len(slots), int(wanted.max())), UNNAMED, dtype=np.int32)

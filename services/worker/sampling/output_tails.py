@@ -26,7 +26,7 @@ class OutputTails:
         return int(self.tokens.size(1))
 
     def begin(self, slot: int, output: I32, width: int) -> None:
-        """`slot` has this output so far, of which somebody will want to see the last `width` tokens."""
+        """`slot` has this output so far, whose last `width` tokens will be read."""
         self._widen(width)
         tail = np.full(self.width, NONE, dtype=np.int32)
         kept = output[max(0, len(output) - self.width) :]

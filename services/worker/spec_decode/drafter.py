@@ -43,6 +43,6 @@ class Drafter(Protocol):
 
     block_bytes: int  # of KV, for each block of the model's
     needs_features: bool  # of every token of a step with drafts: what the model's output head gets
-    needs_prompts: bool  # seen from their beginning, so also while nobody drafts
+    needs_prompts: bool  # seen from their beginning, also by steps without drafts
 
     def start(self, worker: Worker) -> Proposer: ...

@@ -1,6 +1,6 @@
 """grammar: the tokens that a sequence's grammar leaves no choice about (jump-forward).
 
-They are drafts that cannot be wrong. Nobody else's drafts are better, so every other method makes way for them.
+They are drafts that cannot be wrong. No other method's drafts are better, so every other makes way for them.
 """
 
 from __future__ import annotations

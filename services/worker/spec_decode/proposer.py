@@ -1,4 +1,4 @@
-"""What speculation asks of whoever drafts."""
+"""What speculation asks of a proposer of drafts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Proposer(Protocol):
     """Guesses next tokens. A wrong guess costs time and nothing else, so nothing here needs to be exact."""
 
     def propose(self, wanted: Wanted) -> Drafts | None:
-        """Drafts of some of the slots; None: of nobody."""
+        """Drafts for some of the slots; None if no slot has a draft."""
 
     def hand_out(self, new: NewBlocks) -> None:
         """Slots get these blocks, before anything is proposed for them."""

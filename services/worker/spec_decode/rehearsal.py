@@ -1,6 +1,6 @@
 """Steps with drafts before anybody asks: whatever is compiled or loaded when it is first called is there by then.
 
-On a GPU the first steps with drafts took 0.7 s each, in which nobody got a token, and a rule that judges drafts by
+On a GPU the first steps with drafts took 0.7 s each, in which no sequence got a token, and a rule that judges drafts by
 what their steps take learned from that.
 """
 

@@ -83,7 +83,7 @@ class Speculation:
         return bool(drafts) or self._num_unsettled > 0
 
     def follow(self, plan: pb.StepPlan, steady: Steady) -> tuple[StepInputs, NewBlocks] | None:
-        """A step in which nobody drafts, if it follows from the last one. Drafts that are found instead are kept for
+        """A step without drafts, if it follows from the last one. Drafts that are found instead are kept for
         advance()."""
         slots = steady.slots
         if self.table.num_draft_tokens and slots is not None:

@@ -56,7 +56,7 @@ class Order:
     counts: I32  # [max_num_seqs] tokens that each slot computes
     new_blocks: NewBlocks
     idle: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
-    most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: nobody drafts
+    most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
 
 
 @dataclass(frozen=True, slots=True)

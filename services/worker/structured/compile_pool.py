@@ -22,7 +22,7 @@ log = logger("worker.grammars")
 
 NUM_THREADS = min(4, max(1, (os.cpu_count() or 1) // 2))
 PATIENCE_S = 10.0  # with a grammar that frontends, with less patience, have let in
-# Grammars that stay though nobody needs them: a compiled one takes up to a thousand times its text.
+# Grammars that stay though no sequence needs them: a compiled one takes up to a thousand times its text.
 MOST_UNNEEDED = 256
 MOST_UNNEEDED_BYTES = 1 << 20  # of text
 
@@ -48,14 +48,14 @@ class MaskObserver(Protocol):
         """A step's sampling had to wait for them."""
 
 
-class NobodyWatches:
+class NoMetrics:
     """Where there are no metrics."""
 
     def masks_filled(self, seconds: float) -> None:
-        """Nobody wants to know."""
+        """Not measured."""
 
     def masks_awaited(self, seconds: float) -> None:
-        """Nobody wants to know."""
+        """Not measured."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class CompilePool:
     def __init__(self, open_backend: Callable[[], GrammarBackend], observer: MaskObserver | None = None) -> None:
         """`open_backend` reads the vocabulary; called once, when the first grammar is wanted. `observer`: of the masks
         that are made with the grammars."""
-        self.observer: MaskObserver = observer or NobodyWatches()
+        self.observer: MaskObserver = observer or NoMetrics()
         self._open_backend = open_backend
         self._opening = threading.Lock()
         self._opened: GrammarBackend | None = None
@@ -109,7 +109,7 @@ class CompilePool:
                 self._evict()
 
     def release_all(self) -> None:
-        """Nobody needs anything any more."""
+        """All grammars may go."""
         with self._lock:
             self._needs.clear()
             for making in self._making.values():
@@ -166,7 +166,7 @@ class CompilePool:
             self._threads.add_thread()
 
     def _finish(self, grammar_id: bytes, making: _Making, ready: _Ready | None, outcome: Prepared) -> None:
-        """Whoever asked first hears what it took; for the others it was there."""
+        """The first that asked is told the time it took; for the others it was there."""
         with self._lock:
             if making.over:
                 return

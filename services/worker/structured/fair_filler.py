@@ -61,7 +61,7 @@ class FairFiller:
         accepted = self._filler.accept([sequence.matcher for sequence in sequences], token_ids)
         if time.perf_counter() - began > SLOW_TOKEN_S + USUAL_TOKEN_S * len(sequences):
             for sequence in sequences:
-                sequence.takes_long = True  # once: whoever is not slow does not after that
+                sequence.takes_long = True  # once: a sequence that was fast then stays so
         return accepted
 
     def fill(self, sequences: Sequence[Filled], places: Sequence[int], masks: I32) -> None:
@@ -83,7 +83,7 @@ class FairFiller:
         self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
         if time.perf_counter() - began > SLOW_S:
             for sequence, _ in rows:
-                sequence.watched = True  # once: whoever is not slow is not watched after that
+                sequence.watched = True  # once: a sequence that was fast then is not watched again
 
 
 def _judge(sequence: Filled, seconds: float) -> None:

@@ -41,7 +41,7 @@ class GrammarMasks:
         self.slots: dict[int, Constrained] = {}
         self._maker: MaskMaker | None = None
         self._new: dict[int, tuple[Constrained, list[int]]] = {}  # by slot, with the output so far: since begin()
-        self.finds_forced = False  # somebody asks for forced()
+        self.finds_forced = False  # forced() will be called
 
     @property
     def maker(self) -> MaskMaker:
@@ -80,7 +80,7 @@ class GrammarMasks:
         return BoundGrammarMasks(self, np.array(rows), slots) if rows else None
 
     def forced(self, slots: Rows) -> dict[int, list[int]]:
-        """By slot: tokens that must come next. For whoever has set `finds_forced`."""
+        """By slot: tokens that must come next. Only where `finds_forced` is set."""
         if not self.slots:
             return {}
         self.begin()
@@ -131,7 +131,7 @@ class BoundGrammarMasks:
 
     def apply_alone(self, logits: Tensor) -> None:
         """Where no other feature is used and nothing is drafted. In logits of 16 bits, too, if the choice is made from
-        such. On CUDA nobody waits here."""
+        such. On CUDA this does not wait."""
         self._owner.begin()
         maker = self._owner.maker
         self.step = maker.step_of(self._sequences)
@@ -147,7 +147,7 @@ class BoundGrammarMasks:
 
     def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
         """Rows behind drafts get the masks that hold if these are right; behind one that cannot be, any token will do:
-        nobody will see it."""
+        the row is refused."""
         for row, ahead in enumerate(drafts):
             sequence = self._sequences[row]
             taken = [token for token in ahead if token >= 0]

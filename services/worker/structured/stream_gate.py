@@ -1,4 +1,4 @@
-"""Copies to a CUDA device that wait for the host: whoever launches what reads them need not."""
+"""Copies to a CUDA device that wait for the host; the thread that launches what reads them does not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamGate:
             self._number[0] = np.int32(number)
 
     def open_for_good(self) -> None:
-        """For work that nobody wants the results of. Several threads may say so: added twice, FAR would be behind."""
+        """For work whose results are not wanted any more. Several threads may say so: added twice, FAR would be behind."""
         self._is_open = True
         self._number[0] = np.int32(self._reached + FAR)
 

@@ -49,7 +49,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
         return None
     try:
         from kernels.triton import precompile
-    except ImportError:  # whoever chooses kernels says why
+    except ImportError:  # the choice of kernels says why
         return None
     config = read_model_config(read_config(Path(settings.model)))
     wanted = limits.from_settings(settings, config.max_positions)

@@ -41,7 +41,7 @@ class Evidence:
 
 @dataclass(slots=True)
 class Try:
-    """So far."""
+    """Steps of one draft length that have been timed since it was tried last."""
 
     length: int
     times: list[StepTime] = field(default_factory=list)

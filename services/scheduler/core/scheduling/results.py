@@ -36,6 +36,12 @@ class ResultProcessor:
         self._drafts = drafts
 
     def take_in(self, flight: Flight, result: StepResult) -> None:
+        """Applies what a step returned to the sequences that it was planned for; `flight` is the plan's memory of them.
+
+        The rows of `flight` and of `result` are the step's sampling slots, ascending: a token for each, or with drafts
+        `token_counts` of them, int32. A slot may belong to another sequence by now: `flight.keys` says whose the tokens
+        are, and those of sequences that have ended are dropped. Lengths have been checked (replicas/result_checks.py).
+        """
         if result.prompts is not None:
             self._take_prompts(flight, result.prompts)
         for slot, failure in result.failures:
