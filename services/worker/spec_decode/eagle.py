@@ -55,8 +55,8 @@ class Eagle:
 
 
 class EagleProposer:
-    """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts and
-    prefixes that came in large steps then) it never sees."""
+    """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
+    and prefixes that came in large steps then) it never sees."""
 
     def __init__(self, eagle: Eagle, worker: Worker) -> None:
         self._worker, self._eagle = worker, eagle

@@ -18,8 +18,8 @@ class TokenHistory:
 
     While no step has drafts the history is not read: steps with a token for each slot are kept as they come, and
     written down together (a step of 256 rows costs 3 µs so, and 18 by itself), in memory of their own: that of the
-    step's arrays is better used again at once. By then some slots may have passed to other sequences, so that a step also says how many
-    sequences had begun when it was launched.
+    step's arrays is better used again at once. By then some slots may have passed to other sequences, so that a step
+    also says how many sequences had begun when it was launched.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -44,7 +44,7 @@ class StreamGate:
             self._number[0] = np.int32(number)
 
     def open_for_good(self) -> None:
-        """For work whose results are not wanted any more. Several threads may say so: added twice, FAR would be behind."""
+        """For work whose results are not wanted. Several threads may say so: added twice, FAR would be behind."""
         self._is_open = True
         self._number[0] = np.int32(self._reached + FAR)
 
