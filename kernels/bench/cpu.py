@@ -1,4 +1,4 @@
-"""`python -m kernels.bench.cpu [linear attention sampling rows step ...] [--threads N] [--json FILE]`
+"""`python -m kernels.bench.cpu [linear experts attention sampling rows step ...] [--threads N] [--json FILE]`
 
 Medians of kernels.cpu beside torch (oneDNN) and the reference. Compare ratios: absolute times drift with the machine.
 """
@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 from kernels import cpu
-from kernels.bench import cpu_attention, cpu_linear, cpu_rows, cpu_sampling, cpu_step
+from kernels.bench import cpu_attention, cpu_experts, cpu_linear, cpu_rows, cpu_sampling, cpu_step
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "linear": cpu_linear.bench,
+    "experts": cpu_experts.bench,
     "attention": cpu_attention.bench,
     "sampling": cpu_sampling.bench,
     "rows": cpu_rows.bench,

@@ -1,7 +1,7 @@
-"""`python -m kernels.bench.gpu [attention rows sampling linear shapes ...] [--json FILE]`: kernels.triton on this GPU.
+"""`python -m kernels.bench.gpu [attention rows sampling linear experts shapes expert_tiles ...] [--json FILE]`
 
-Microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain torch, or what the hardware
-allows (bytes and FLOP over the rates that an H200 reached).
+kernels.triton on this GPU: microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
+torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from kernels import triton
-from kernels.bench import gpu_attention, gpu_linear, gpu_rows, gpu_sampling
+from kernels.bench import gpu_attention, gpu_experts, gpu_linear, gpu_rows, gpu_sampling
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -22,8 +22,9 @@ SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "rows": gpu_rows.bench,
     "sampling": gpu_sampling.bench,
     "linear": gpu_linear.bench,
+    "experts": gpu_experts.bench,
 }
-ON_REQUEST = {"shapes": gpu_linear.shapes}
+ON_REQUEST = {"shapes": gpu_linear.shapes, "expert_tiles": gpu_experts.tiles}
 
 
 def main() -> None:

@@ -139,8 +139,9 @@ def test_slots_and_blocks_are_used_again(checkpoint: Make) -> None:
     assert max(error(rig, made, slot) for slot in (0, 1)) < MAX_ERROR
 
 
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(checkpoint: Make) -> None:
-    made = checkpoint("llama")
+@pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
+def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(checkpoint: Make, family: str) -> None:
+    made = checkpoint(family)
     rig, calm = Rig(made.folder), Rig(made.folder)
     for each in (rig, calm):
         each.step([New(0, prompt(14, 13))], {0: 14})
