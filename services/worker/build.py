@@ -33,6 +33,7 @@ from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.taped import TapedModel
 from services.worker.replica import Replica
 from services.worker.runner import batch_invariance
+from services.worker.runner.expert_load import ExpertLoad
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.profiling import run_largest_steps
 from services.worker.sampling.accept import CHOICES
@@ -113,7 +114,8 @@ def build_replica(
     speculation = None
     if drafting and drafter and isinstance(table, DraftingSlotTable):
         speculation = _speculation(drafting, drafter, runner, table, fitting)
-    replica = Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation)
+    load = ExpertLoad(*model.expert_counts) if model.expert_counts else None
+    replica = Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation, expert_load=load)
     if speculation is not None and not device.is_synchronous:
         rehearse(replica, speculation)
     return replica

@@ -33,6 +33,7 @@ from services.worker.device_work import (
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
+from services.worker.runner.expert_load import LoadByLayer
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument, to_proto
 from shared.logs import logger
@@ -88,6 +89,7 @@ class Engine:
         self.started: asyncio.Future[Replica] = self._loop.create_future()
         self.died: asyncio.Future[None] = self._loop.create_future()
         self.occupancy = Occupancy(0, 0, 0)
+        self.expert_load: LoadByLayer = {}
         self.last_step_s: float | None = None  # time.monotonic() when a step last ended
         self._pending_s: deque[float] = deque()  # when the plans without a result came
         for thread in self._threads:
@@ -191,6 +193,7 @@ class Engine:
 
     def _publish_on_device(self, replica: Replica) -> None:
         self.occupancy = replica.occupancy()
+        self.expert_load = replica.expert_load()
         self._published_s = time.monotonic()
         self._dirty = False
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
+from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
 from services.worker.runner.output import RunnerOutput
 from services.worker.sampling.component import SlotState, check_token_ids
 from services.worker.spec_decode.speculation import Speculation
@@ -122,10 +123,12 @@ class Replica:
         table: SlotTable,
         *,
         speculation: Speculation | None = None,
+        expert_load: ExpertLoad | None = None,
     ) -> None:
-        """`speculation` has the same table."""
+        """`speculation` has the same table; `expert_load`: of a mixture of experts."""
         self.limits = limits
         self._speculation = speculation
+        self._expert_load = expert_load
         self.device_name = device_name
         self.vocab_size = vocab_size
         self._runner = runner
@@ -231,6 +234,10 @@ class Replica:
         owned = self._table.owned_blocks()
         cached = self._held.complete() & ~owned
         return Occupancy(self._table.num_live, int(np.count_nonzero(owned)), int(np.count_nonzero(cached)))
+
+    def expert_load(self) -> LoadByLayer:
+        """By layer with experts, how many tokens each has had, padding included."""
+        return self._expert_load.read() if self._expert_load else {}
 
     def _admit(self, admission: pb.Admission) -> None:
         slot, tokens = admission.slot, self._table.given_tokens[admission.slot]

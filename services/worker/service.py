@@ -20,7 +20,7 @@ from services.worker.warmup.compile_process import CompileProcess
 from shared import block_hash, lifecycle, logs, model_identity
 from shared.liveness import Liveness
 from shared.metrics import base
-from shared.metrics.worker import StatusCollector, WorkerMetrics
+from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -86,6 +86,7 @@ class Worker:
         self._metrics = WorkerMetrics(registry)
         self.status = Status(settings.name, self._address, shutdown)
         registry.register(StatusCollector(self.status.read))
+        registry.register(ExpertLoadCollector(self.status.expert_load))
 
     async def run(self) -> None:
         """Returns after a drain; raises QuireError when this worker cannot work (any more)."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared.metrics.base import STEP_BUCKETS
@@ -97,6 +97,36 @@ class WorkerMetrics:
         self.sampled.inc(len(result.token_ids) // SAMPLED_BYTES)
         if result.failures:
             self.failures.inc(len(result.failures))
+
+
+class ExpertLoadCollector(Collector):
+    """How evenly the layers of a mixture of experts are used; nothing for other models."""
+
+    def __init__(self, read: Callable[[], Mapping[int, Iterable[int]]]) -> None:
+        """`read`: by layer, how many tokens each expert has had."""
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        tokens = CounterMetricFamily(
+            "quire_worker_expert_tokens", "Tokens that experts of a layer computed, padding included", labels=["layer"]
+        )
+        busiest = GaugeMetricFamily(
+            "quire_worker_expert_busiest_ratio",
+            "Tokens of a layer's busiest expert, over the mean of its experts, since the start",
+            labels=["layer"],
+        )
+        unused = GaugeMetricFamily(
+            "quire_worker_experts_unused", "Experts of a layer that have had no token", labels=["layer"]
+        )
+        for layer, given in self._read().items():
+            counts = [int(count) for count in given]
+            tokens.add_metric([str(layer)], sum(counts))
+            busiest.add_metric([str(layer)], max(counts) * len(counts) / max(sum(counts), 1))
+            unused.add_metric([str(layer)], counts.count(0))
+        yield from (tokens, busiest, unused)
 
 
 class StatusCollector(Collector):

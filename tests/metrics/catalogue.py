@@ -12,7 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from shared.metrics.frontend import FrontendMetrics
 from shared.metrics.histogram import Histogram
 from shared.metrics.scheduler import ClusterCollector, ClusterGauges, SchedulerMetrics
-from shared.metrics.worker import StatusCollector, WorkerMetrics
+from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 PROCESS_WIDE = ("process_", "python_")  # prometheus_client's own
@@ -64,6 +64,7 @@ def _scheduler() -> CollectorRegistry:
 def _worker() -> CollectorRegistry:
     registry = CollectorRegistry()
     WorkerMetrics(registry)
+    registry.register(ExpertLoadCollector(lambda: {0: (3, 1)}))
     registry.register(StatusCollector(lambda: pb.ServiceStatus(role=pb.ROLE_WORKER, last_step_age_s=1.0)))
     return registry
 

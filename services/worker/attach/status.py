@@ -7,6 +7,7 @@ import time
 
 from services.worker.engine import Engine
 from services.worker.limits import Limits
+from services.worker.runner.expert_load import LoadByLayer
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
 
@@ -26,6 +27,10 @@ class Status:
 
     def built(self, engine: Engine, limits: Limits) -> None:
         self._engine, self._limits = engine, limits
+
+    def expert_load(self) -> LoadByLayer:
+        """Of a mixture of experts, as of the last look."""
+        return self._engine.expert_load if self._engine else {}
 
     @property
     def state(self) -> pb.State:

@@ -66,8 +66,6 @@ class SparseMLP:
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
                 field="quantization",
             )
-        import torch  # here: families are also read where there is none
-
         self._routing, self._ops = config.routing, place.ops
         router = Part(f"{name}.{config.names.router}", config.num_experts)
         self.router = Linear([router], hidden_size, False, place)
@@ -79,8 +77,8 @@ class SparseMLP:
             self._shared = MLP(shared, hidden_size, config.shared_intermediate_size, False, place)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Part(f"{shared}_gate", 1)], hidden_size, False, place)
-        # How many tokens each expert has had: int64 [num_experts].
-        self.load: Tensor = torch.zeros(config.num_experts, dtype=torch.int64, device=place.device)
+        # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
+        self.load: Tensor | None = None
 
     @property
     def _parts(self) -> Iterator[Loadable]:

@@ -63,6 +63,9 @@ class CausalLM(ABC):
     # Functions of `kernels` that forward() consists of, so that a tape can record it; none: it cannot.
     taped_functions: ClassVar[tuple[str, ...]] = ()
 
+    # Tokens that each expert has had, int64 [layers with experts, num_experts], and which layers these are.
+    expert_counts: tuple[Tensor, tuple[int, ...]] | None = None
+
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         """`num_positions`: longest sequence that will be run."""
         self.config = config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.layers.experts import SparseMLP
@@ -34,6 +34,23 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
     taped_functions: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.taped_functions, "route", "experts")
 
+    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+        super().__init__(config, backend, place, num_positions)
+        import torch  # here: families are also read where there is none
+
+        sparse = {index: layer.experts for index, layer in enumerate(self._mixture_layers) if layer.experts is not None}
+        assert config.experts is not None
+        counts = torch.zeros(len(sparse), config.experts.num_experts, dtype=torch.int64, device=place.device)
+        for experts, row in zip(sparse.values(), counts, strict=True):
+            experts.load = row
+        self.expert_counts = counts, tuple(sparse)
+
+    @property
+    def _mixture_layers(self) -> Iterator[MixtureLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, MixtureLayer)
+            yield layer
+
     @staticmethod
     @abstractmethod
     def read(config: ConfigFile) -> DecoderConfig: ...
@@ -49,10 +66,9 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        layers = (layer for layer in self.layers if isinstance(layer, MixtureLayer))
         return {
             name: alternative
-            for layer in layers
+            for layer in self._mixture_layers
             if layer.experts is not None
             for name, alternative in layer.experts.alternatives.items()
         }

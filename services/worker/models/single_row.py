@@ -84,7 +84,7 @@ class RowKernels:
         return self._linear(x, packed, norm=normed, gated=gated, residual=residual, pdl=self._pdl)
 
     def experts(
-        self, residual: Tensor, norm: RMSNorm, logits: Tensor, *, routing: Routing, packed: Any, load: Tensor
+        self, residual: Tensor, norm: RMSNorm, logits: Tensor, *, routing: Routing, packed: Any, load: Tensor | None
     ) -> None:
         """What the experts that `logits` choose make of the normalised residual is added to it, in place."""
         normed = self._norm(norm.weight, norm.eps)

@@ -102,6 +102,9 @@ class PaperReplica:
     def forget_cache(self) -> None:
         self._note("forget")
 
+    def expert_load(self) -> dict[int, object]:
+        return {}
+
     def occupancy(self) -> Occupancy:
         return Occupancy(len(self.log), 0, 0)
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
 import kernels
 from services.worker.layers.experts import SparseMLP
 from services.worker.layers.placement import Placement
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
+from shared.metrics.worker import ExpertLoadCollector
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -85,8 +87,22 @@ def test_the_tokens_of_every_expert_are_counted(checkpoint: Callable[[str], Chec
     rig = Rig(checkpoint("qwen2-moe").folder, attention_backend="auto")
     rig.step([New(0, list(range(11)))], {0: 11})
     rig.step()
-    layers = [layer.experts for layer in rig.replica._runner._whole_model.layers]
-    assert layers[1] is None
-    counts = [layer.load.tolist() for layer in layers if layer is not None]
-    assert len(counts) == 2
-    assert [sum(count) for count in counts] == [12 * 3, 12 * 3]
+    load = rig.replica.expert_load()
+    assert {layer: sum(counts) for layer, counts in load.items()} == {0: 12 * 3, 2: 12 * 3}
+    assert all(len(counts) == 8 for counts in load.values())
+
+
+def test_a_dense_model_has_no_such_counts(checkpoint: Callable[[str], Checkpoint]) -> None:
+    assert Rig(checkpoint("llama").folder).replica.expert_load() == {}
+
+
+def test_metrics_say_how_evenly_experts_are_used() -> None:
+    registry = CollectorRegistry()
+    registry.register(ExpertLoadCollector(lambda: {0: (5, 1, 0, 2), 3: (0, 0, 0, 0)}))
+
+    def value(name: str, layer: int) -> float | None:
+        return registry.get_sample_value(name, {"layer": str(layer)})
+
+    assert [value("quire_worker_expert_tokens_total", layer) for layer in (0, 3)] == [8, 0]
+    assert [value("quire_worker_expert_busiest_ratio", layer) for layer in (0, 3)] == [2.5, 0]
+    assert [value("quire_worker_experts_unused", layer) for layer in (0, 3)] == [1, 4]

@@ -1,0 +1,42 @@
+"""How many tokens every expert has had: counted on the device, looked at now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+LoadByLayer = Mapping[int, npt.NDArray[np.int64]]  # tokens of each expert
+
+
+class ExpertLoad:
+    """Reads the counts of a model without waiting for its steps. On the device's thread."""
+
+    def __init__(self, counts: Tensor, layers: Sequence[int]) -> None:
+        """counts: int64 [len(layers), num_experts], the layers' own memory."""
+        self._counts, self._layers = counts, layers
+        self._arriving: tuple[Tensor, torch.cuda.Event] | None = None
+        self._known: Tensor = torch.zeros_like(counts, device="cpu")
+
+    def read(self) -> LoadByLayer:
+        """On CUDA as of an earlier call."""
+        if self._counts.is_cuda:
+            self._take_what_arrived()
+        else:
+            self._known = self._counts.clone()
+        return dict(zip(self._layers, self._known.numpy(), strict=True))
+
+    def _take_what_arrived(self) -> None:
+        if self._arriving is not None:
+            copy, event = self._arriving
+            if not event.query():
+                return
+            self._known = copy
+        copy = torch.empty_like(self._known, pin_memory=True)
+        copy.copy_(self._counts, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._arriving = copy, event
