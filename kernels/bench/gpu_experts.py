@@ -16,7 +16,7 @@ from kernels.bench.timing import Row
 from kernels.routing import Routing
 from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
 from kernels.triton.grouped_linear import Tile, tile_for
-from kernels.triton.row_experts import Shape, row_experts
+from kernels.triton.row_experts import ROW, Shape, row_experts
 from kernels.triton.row_linear import Norm
 
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
@@ -111,7 +111,7 @@ def bench() -> Iterator[Row]:
             times = {"triton": graph_us(case.works())}
             yield row_of("experts", f"{name}, {num_tokens} tokens", case, times)
         case = Case.make(layer, 1)
-        yield row_of("experts", f"{name}, the chain's two kernels", case, {"triton": graph_us(case.row_works(Shape()))})
+        yield row_of("experts", f"{name}, the chain's two kernels", case, {"triton": graph_us(case.row_works(ROW))})
 
 
 def tiles() -> Iterator[Row]:

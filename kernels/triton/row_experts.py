@@ -26,8 +26,11 @@ CHUNK = 1024  # elements of a weight's row at a time
 class Shape:
     """Rows of a weight that a program takes: of gates and of ups each; of every expert's second weight."""
 
-    up: int = 4
-    down: int = 2
+    up: int
+    down: int
+
+
+ROW = Shape(up=4, down=2)  # by reasoning for an H200: `python -m kernels.bench.gpu expert_tiles` says which is best
 
 
 @triton.jit
@@ -191,13 +194,13 @@ def row_experts(
     load: torch.Tensor | None = None,
     *,
     pdl: bool = False,
-    shape: Shape = Shape(),
+    shape: Shape | None = None,
 ) -> None:
     """What the experts that `logits` [1, num_experts] choose make of rms_norm(residual) is added to `residual` [1,
     hidden_size], in place."""
     assert packed.gate_up_bias is None
     assert packed.down_bias is None
-    _, hidden_size, size = packed.down.shape
+    shape, (_, hidden_size, size) = shape or ROW, packed.down.shape
     chosen = constants(routing, packed.counts.size(0))
     launch = {"launch_pdl": True} if pdl else {}
     gated = torch.empty((routing.top_k, size), dtype=residual.dtype, device=residual.device)

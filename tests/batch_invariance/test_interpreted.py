@@ -44,8 +44,8 @@ class Interpreted(BatchInvariantAttention):
         return None
 
 
-@pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Rig]:
+@pytest.fixture(params=["qwen3-tied", "qwen2-moe"])
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Rig]:
     ordered_dot.use(monkeypatch)
     monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
     monkeypatch.setattr("kernels.triton.batch_invariant.unavailable", lambda: None)
@@ -55,7 +55,7 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Rig]:
     monkeypatch.setattr("services.worker.attention.backends._load", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
     monkeypatch.setitem(batch_invariance.TAKES_ROWS, "cpu", batch_invariance.TAKES_ROWS["cuda"])
-    folder = checkpoints.make("qwen3-tied", tmp_path, num_hidden_layers=2).folder
+    folder = checkpoints.make(request.param, tmp_path, num_hidden_layers=2).folder
     return lambda: with_graphs(Rig(folder, batch_invariant=True, attention_backend="batch_invariant"))
 
 

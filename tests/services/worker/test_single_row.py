@@ -13,6 +13,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before kernels.triton is imported
 
 import kernels
+from kernels.triton.expert_layers import prepare_experts
+from kernels.triton.row_experts import Shape
 from services.worker.models import single_row
 from tests.services.worker import checkpoints
 from tests.services.worker.plans import New
@@ -22,11 +24,13 @@ PROMPT = [5, 9, 1, 77, 30, 12]
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 8, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows"])
+@pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows", "qwen3-moe-some-layers"])
 @torch.inference_mode()
 def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
+    monkeypatch.setattr("kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
+    monkeypatch.setattr("kernels.triton.row_experts.ROW", Shape(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False)
     runner = rig.replica._runner
