@@ -53,13 +53,14 @@ class Generator:
         if call.caller is not None:
             request = call.caller.own(request, self._catalogue.name)
         call.request = request
-        request = self._checked(request)
-        call.lease.take(request.num_samples, self._processor.estimate_tokens(request))
+        max_model_len = self._catalogue.entry(request.model).max_model_len
+        request = self._checked(request, max_model_len)
+        call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len))
         limits = await self._client.ready(request.deadline_s)
         prepared = await self._prepare(request, limits)
         held = await self._prefixes.held([prompt.work for prompt in prepared])
         num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
-        call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens)
+        call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation
             generation.begin(held)
@@ -76,8 +77,8 @@ class Generator:
             pace=self._pace,
         )
 
-    def _checked(self, request: Request) -> Request:
-        self._processor.check(request, self._catalogue.entry(request.model).max_model_len)
+    def _checked(self, request: Request, max_model_len: int) -> Request:
+        self._processor.check(request, max_model_len)
         request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
         self._formats.check(request)
         return self._constrained(request)

@@ -147,7 +147,8 @@ class Request:
     def num_samples(self) -> int:
         return len(self.prompts) * self.sampling.n
 
-    @property
-    def num_promised_output_tokens(self) -> int:
-        """Of all samples; an answer of open length promises nothing."""
-        return self.num_samples * (self.sampling.max_tokens or self.default_max_tokens or 0)
+    def num_promised_output_tokens(self, max_model_len: int) -> int:
+        """Of all samples; an answer of open length promises nothing, and none can promise more than `max_model_len` (0
+        while nobody knows it)."""
+        promised = self.sampling.max_tokens or self.default_max_tokens or 0
+        return self.num_samples * (min(promised, max_model_len) if max_model_len else promised)

@@ -38,6 +38,7 @@ ASKS: Mapping[str, Asks] = {
     "modalities": _not(["text"]),
     "audio": _given,
     "web_search_options": _given,
+    "moderation": _given,
     "media_io_kwargs": _given,
     "mm_processor_kwargs": _given,
     # ways to answer

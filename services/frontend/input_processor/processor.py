@@ -73,6 +73,7 @@ class InputProcessor:
         for prompt in request.prompts:
             self._check_characters(prompt, max_model_len)
         sampling_rules.check(request.sampling)
+        prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
         if request.num_samples > self._max_samples:
             message = f"a request may have at most {self._max_samples} samples in all, got {request.num_samples}."
@@ -91,9 +92,10 @@ class InputProcessor:
             message = f"priority must be in [-2^31, 2^31 - 1], got {request.priority}."
             raise InvalidArgument(message, field="priority")
 
-    def estimate_tokens(self, request: Request) -> int:
+    def estimate_tokens(self, request: Request, max_model_len: int) -> int:
         """Prompt and promised output tokens, roughly and without tokenizing."""
-        return sum(_estimate(prompt) for prompt in request.prompts) + request.num_promised_output_tokens
+        promised = request.num_promised_output_tokens(max_model_len)
+        return sum(_estimate(prompt) for prompt in request.prompts) + promised
 
     async def prepare(self, request: Request, limits: Limits) -> list[Prepared]:
         if request.sampling.structured_output is not None:

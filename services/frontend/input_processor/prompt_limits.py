@@ -55,6 +55,18 @@ def check_length(length: int, max_model_len: int) -> None:
         )
 
 
+def check_output(request: Request, max_model_len: int) -> None:
+    """That some prompt could have it; `max_model_len`: 0 while nobody knows it."""
+    asked = request.sampling.max_tokens or 0
+    if request.strict_length and 0 < max_model_len <= asked:
+        raise InvalidArgument(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output "
+            "tokens. Please reduce the number of requested output tokens.",
+            field="max_tokens",
+            reason=TOO_LONG,
+        )
+
+
 def check_prompt_logprobs(sampling: Sampling, num_prompt_tokens: int) -> None:
     """Where the first of them stands, and that none is asked for that the prompt does not have."""
     start, named = sampling.prompt_logprob_start, len(sampling.prompt_logprob_token_ids)

@@ -16,6 +16,7 @@ IGNORED = frozenset({
     "metadata",
     "prediction",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",

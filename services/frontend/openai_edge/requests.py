@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from services.frontend.openai_edge.bodies import (
     GenerationBody,
     StreamOptions,
 )
+from services.frontend.openai_edge.logit_bias import logit_bias
 from services.frontend.openai_edge.older_names import GUIDED, older_names
 from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
@@ -28,7 +28,6 @@ from services.frontend.request import BeamSearch, Prompt, RepetitionDetection, R
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument, Unimplemented
 
-TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
 
 SAMPLING_FIELDS = (
@@ -163,7 +162,7 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     _check_prompt_logprobs(body)
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
-    given["logit_bias"] = _logit_bias(body.logit_bias) if body.logit_bias else None
+    given["logit_bias"] = logit_bias(body.logit_bias) if body.logit_bias else None
     given["structured_output"] = constraint(body.response_format, older_names(body))
     if (rule := body.repetition_detection) is not None:
         given["repetition_detection"] = RepetitionDetection(**rule.model_dump())
@@ -186,14 +185,6 @@ def _form_field(body: GenerationBody) -> str:
         return "response_format"
     guided = (f"guided_{name}" for name in GUIDED if getattr(body, f"guided_{name}") is not None)
     return next(guided, "structured_outputs")
-
-
-def _logit_bias(written: Mapping[str, float]) -> dict[int, float]:
-    for token_id in written:
-        if not TOKEN_ID.fullmatch(token_id):
-            message = f"logit_bias must map token ids to numbers; {token_id[:32]!r} is no token id."
-            raise InvalidArgument(message, field="logit_bias")
-    return {int(token_id): bias for token_id, bias in written.items()}
 
 
 def _request(

@@ -58,6 +58,37 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
     assert metrics["quire_frontend_inflight_requests"] == 2
 
 
+async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path) -> None:
+    """Not to come back later. Where lengths are shortened, no more is promised than can come."""
+    script = ScriptedScheduler(count_up)
+    script.pause()
+    said = [{"role": "user", "content": "x"}]
+    huge = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=5_000_000, ignore_eos=True))
+    async with scheduler(script), running(folder, script.address, max_queued_tokens=1200) as frontend:
+        inside = [asyncio.create_task(read(frontend, LONG))]
+        await script.until(lambda: script.num_running)
+        for path, body, name in (
+            ("/v1/completions", {"prompt": "x"}, "max_tokens"),
+            ("/v1/chat/completions", {"messages": said}, "max_tokens"),
+            ("/v1/responses", {"input": "x"}, "max_output_tokens"),
+        ):
+            reply = await frontend.http.post(path, json={**body, name: 5_000_000})
+            assert reply.status_code == 400, reply.text
+            error = reply.json()["error"]
+            assert (error["param"], error["code"]) == (name, "context_length_exceeded")
+            assert "context length is 512 tokens. However, you requested 5000000 output tokens" in error["message"]
+        model = frontend.frontend._catalogue.name
+        message = {"model": model, "messages": said, "max_tokens": 5_000_000}
+        inside += [
+            asyncio.create_task(read(frontend, huge)),
+            asyncio.create_task(frontend.http.post("/v1/messages", json=message)),
+        ]
+        await script.until(lambda: script.num_running == 3)
+        assert 60 + 512 < (await frontend.metrics())["quire_frontend_queued_tokens"] < 1200
+        script.resume()
+        await asyncio.gather(*inside)
+
+
 async def test_promised_tokens_are_bounded(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()

@@ -271,3 +271,35 @@ async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(tal
     assert [item.type for item in reply.output] == [item.type for item in plain.output] == ["function_call"]
     assert with_form == without
     assert reply.text.format.type == "json_schema"
+
+
+async def test_responses_take_vllms_sampling_fields(talking_model: Path) -> None:
+    """Those of vLLM's own /v1/responses, which its users send in extra_body."""
+    fields: dict[str, Any] = {
+        "stop": ["sun", "moon"],
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "include_stop_str_in_output": True,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"7": -1},
+        "structured_outputs": {"choice": ["It is sunny.", "x"]},
+    }
+    async with talking(talking_model, "It is sunny.") as (frontend, client, script):
+        reply = await client.responses.create(**asked(extra_body=fields))
+        sampling = script.submissions[0].sampling
+        for name, wrong, field in (
+            ("stop", [""], "stop"),
+            ("structured_outputs", {"json": {"type": "nonsense"}}, "structured_outputs"),
+            ("logit_bias", {"x": 1}, "logit_bias"),
+            ("repetition_penalty", -1, "repetition_penalty"),
+        ):
+            answer = await frontend.http.post("/v1/responses", json=asked(**{name: wrong}))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+        both = asked(structured_outputs={"choice": ["a"]}, text={"format": {"type": "json_object"}})
+        assert (await frontend.http.post("/v1/responses", json=both)).status_code == 400
+    assert reply.output_text == "It is sun"
+    assert list(sampling.stop_token_ids) == [5]
+    assert (sampling.min_tokens, sampling.repetition_penalty) == (2, 1.5)
+    assert dict(sampling.logit_bias) == {7: -1}
+    assert "It is sunny." in sampling.structured_output.structural_tag, "behind the reasoning"

@@ -8,12 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.openai_edge.bodies import ReasoningEffort
+from services.frontend.openai_edge.output_forms import StructuredOutputsBody
 from shared.errors import InvalidArgument, Unimplemented
 
 # They say nothing about the text: bookkeeping, and hints that nothing here could follow.
 IGNORED = frozenset({
-    "access_programs", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "stream_options", "user",
+    "access_programs", "background_options", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOT_OFFERED = frozenset({
     "background", "context_management", "conversation", "image", "moderation", "prompt",
@@ -58,6 +59,15 @@ class ResponsesBody(PlainFields):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     text: TextBody | None = None

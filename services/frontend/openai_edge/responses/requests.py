@@ -12,6 +12,7 @@ from services.frontend import reasoning
 from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import prompt_limits, sampling_rules
+from services.frontend.openai_edge.logit_bias import logit_bias
 from services.frontend.openai_edge.output_forms import JsonSchemaFormat, ResponseFormat, constraint
 from services.frontend.openai_edge.responses import tools
 from services.frontend.openai_edge.responses.body import ResponsesBody
@@ -19,6 +20,20 @@ from services.frontend.openai_edge.responses.turns import Item, turns
 from services.frontend.request import ChatPrompt, Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument
+
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "repetition_penalty",
+)
 
 
 def responses_request(
@@ -45,6 +60,7 @@ def responses_request(
         final_only=not body.stream,
         take_apart=True,
         tool_use=offer.use,
+        form_field="text.format" if body.structured_outputs is None else "structured_outputs",
         strict_length=True,
     )
 
@@ -55,17 +71,15 @@ def _variables(body: ResponsesBody) -> Mapping[str, Any]:
 
 def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
     """`has_content`: the answer may be text, which alone a form is about."""
-    form = constraint(_form(body), None)
+    form = constraint(_form(body), body.structured_outputs)
     return {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "seed": body.seed,
+        **{name: getattr(body, name) for name in SAMPLING_FIELDS},
+        "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
+        "logit_bias": logit_bias(body.logit_bias) if body.logit_bias else None,
         **plain_fields.given(body),
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        "structured_output": form if has_content else None,
+        "structured_output": form if has_content or body.structured_outputs is not None else None,
     }
 
 

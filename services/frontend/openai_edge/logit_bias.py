@@ -1,0 +1,18 @@
+"""`logit_bias` of a body: JSON has no keys but texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from shared.errors import InvalidArgument
+
+TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
+
+
+def logit_bias(written: Mapping[str, float]) -> dict[int, float]:
+    for token_id in written:
+        if not TOKEN_ID.fullmatch(token_id):
+            message = f"logit_bias must map token ids to numbers; {token_id[:32]!r} is no token id."
+            raise InvalidArgument(message, field="logit_bias")
+    return {int(token_id): bias for token_id, bias in written.items()}
