@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from services.worker.heads.pooling import PoolingHead
 from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.kv import kv_cache, kv_memory
 from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.layout import KVLayout
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models import taped
@@ -54,6 +56,7 @@ from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
 from services.worker.warmup.build_kernels import Kernels
 from services.worker.warmup.compile_process import CompileProcess
+from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.model_identity import read_config
 from shared.settings import WorkerSettings
@@ -75,13 +78,15 @@ def build_replica(
     family = find_model(values)
     config = family.read(ConfigFile(values))
     wanted = limits.from_settings(settings, config.max_positions)
+    wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
     compiling = Kernels(settings, compiler)
     device = open_device(settings.device, settings.threads)
     place = _place(settings, config, device)
     if settings.batch_invariant:
         batch_invariance.check(settings, place.dtype, place.ops, drafting)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
-    shape = BlockShape(config.num_layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
+    layers = wanted.layout.layers_per_page
+    shape = BlockShape(layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
@@ -89,6 +94,7 @@ def build_replica(
     _load(model, settings, loader, place)
     target = Target(model, place, wanted, settings.attention_backend, loader)
     drafter = open_drafter(drafting, target) if drafting else None
+    _check_drafter(drafter, wanted)
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device)
@@ -106,7 +112,8 @@ def build_replica(
             "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
         )
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
-    runner.prepare(kv_cache.allocate(shape, num_blocks, place.device), table.block_table)
+    memory = kv_cache.allocate(shape, num_blocks, place.device)
+    runner.prepare(kv_cache.of_layers(memory, fitting.layout), table.block_table)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
     _use_tape(runner, model, backend, place, fitting)
@@ -144,6 +151,15 @@ def _sampler(
         grammars=grammars,
         batch_invariant=settings.batch_invariant,
     )
+
+
+def _check_drafter(drafter: Drafter | None, wanted: Limits) -> None:
+    if drafter is not None and drafter.block_bytes and wanted.layout.windows:
+        raise InvalidArgument(
+            "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window only; "
+            "ngram, suffix, medusa and grammar need none",
+            field="speculative_config",
+        )
 
 
 def _heads(
@@ -248,7 +264,8 @@ def _measure(
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
     scratch = SlotTable(wanted)
-    runner.prepare(kv_cache.allocate(shape, 1, place.device), scratch.block_table)
+    memory = kv_cache.allocate(shape, 1, place.device)
+    runner.prepare(kv_cache.of_layers(memory, wanted.layout), scratch.block_table)
     kv_memory.forget_cuda_peak()
     run_largest_steps(runner, wanted)
     if graphs is not None:

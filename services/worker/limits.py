@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from services.worker.attention.backends import BLOCK_SIZES
+from services.worker.kv.layout import ONE_GROUP, KVLayout
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
 from shared.worker_limits import MOST_BLOCKS
@@ -34,11 +35,17 @@ class Limits:
     max_num_batched_tokens: int  # tokens in a step
     max_model_len: int  # tokens in a sequence
     num_blocks: int = 0  # null block included; 0: memory is not measured yet
+    layout: KVLayout = ONE_GROUP
+
+    @property
+    def num_groups(self) -> int:
+        """Of KV: each has a block table of max_blocks_per_seq for every slot."""
+        return self.layout.num_groups
 
     @property
     def num_tokens(self) -> int:
-        """Positions that sequences can have in all: no sequence has the null block."""
-        return (self.num_blocks - 1) * self.block_size
+        """Positions that one sequence can have if it has all blocks: no sequence has the null block."""
+        return self.layout.longest(self.num_blocks - 1, self.block_size)
 
     @property
     def max_blocks_per_seq(self) -> int:
@@ -47,7 +54,14 @@ class Limits:
     @property
     def max_concurrency(self) -> float:
         """How many sequences of max_model_len fit at a time."""
-        return (self.num_blocks - 1) / self.max_blocks_per_seq
+        return (self.num_blocks - 1) / self.most_pages_per_seq
+
+    @property
+    def most_pages_per_seq(self) -> int:
+        """That a sequence of max_model_len holds, one step after the other."""
+        blocks = self.max_blocks_per_seq
+        in_windows = (min(blocks, -(-length // self.block_size) + 1) for _, length in self.layout.windows)
+        return sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
 
 
 def from_settings(settings: WorkerSettings, model_max_len: int) -> Limits:

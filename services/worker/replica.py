@@ -134,7 +134,7 @@ class Replica:
         self._runner = runner
         self._table = table
         self._steady = Steady(table)
-        self._held = HeldBlocks(limits.num_blocks, limits.block_size)
+        self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)  # sampled ones that are on the host
@@ -208,9 +208,12 @@ class Replica:
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
         places = inputs.slot_mapping
+        if self.limits.num_groups > 1:
+            token_ids = np.tile(token_ids, self.limits.num_groups)
         if output.refused_tokens is not None:
-            right = np.ones(len(token_ids), dtype=np.bool_)
+            right = np.ones(inputs.num_tokens, dtype=np.bool_)
             right[inputs.sampling_tokens[output.refused_tokens]] = False  # a row is refused with the draft before it
+            right = np.tile(right, self.limits.num_groups)
             places, token_ids = places[right], token_ids[right]
         self._held.write(places, token_ids)
         self._last_tokens[inputs.sampled_slots] = output.last_tokens
@@ -264,14 +267,22 @@ class Replica:
         they are only now filled with that."""
         if not len(new.ids):
             return
-        cached = -(-self._table.num_cached_tokens[new.slots] // self.limits.block_size)
-        starts = new.columns >= cached
+        table = self._table
+        cached = -(-table.num_cached_tokens[new.slots] // self.limits.block_size)
+        several = table.num_groups > 1
+        positions = new.columns % table.width if several else new.columns
+        starts = positions >= cached
         fresh = np.flatnonzero(starts if copies is None else starts | np.isin(new.ids, copies.targets))
-        slots, positions, ids = new.slots[fresh], new.columns[fresh], new.ids[fresh]
-        before = self._table.block_table[slots, np.maximum(positions - 1, 0)]
+        slots, positions, ids = new.slots[fresh], positions[fresh], new.ids[fresh]
+        before = table.block_table[slots, np.maximum(new.columns[fresh] - 1, 0)]
         parents = np.where(positions > 0, before, NO_PARENT)
         firsts = np.flatnonzero(positions == 0).tolist()
-        self._held.hand_out(ids, parents, {int(ids[i]): self._roots[int(slots[i])] for i in firsts})
+        roots = {int(ids[i]): self._roots[int(slots[i])] for i in firsts}
+        groups = new.columns[fresh] // table.width
+        windows = [group for group, _ in self.limits.layout.windows]
+        if windows and copies is not None:  # of what they are behind, the window may have slid over
+            parents[np.isin(ids, copies.targets) & np.isin(groups, windows)] = NO_PARENT
+        self._held.hand_out(ids, parents, roots, groups if several else 0)
 
     def _refused_in(self, inputs: StepInputs) -> dict[int, QuireError]:
         if not self._refused:

@@ -18,10 +18,12 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Finished
 from services.scheduler.core.repetition import RepetitionRule
+from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
 from services.scheduler.replicas.codec import decode_result, encode_plan
 from services.scheduler.submissions import Payload
 from services.worker.build import build_replica, open_grammars
+from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared import block_hash, columns
@@ -73,6 +75,7 @@ class Pair:
             "max_num_batched_tokens": sizes.max_num_batched_tokens,
             "max_model_len": sizes.max_model_len,
             "max_steps_in_flight": 2,
+            "kv_specs": tuple(group.spec for group in sizes.layout.groups),
             "num_speculative_tokens": replica.num_speculative_tokens,
             "fixed_draft_length": replica.fixed_draft_length,
             "drafts_constrained_only": replica.drafts_constrained_only,
@@ -87,6 +90,7 @@ class Pair:
         repetition: RepetitionRule | None = sampling.pop("repetition", None)
         bad_words = tuple(columns.i32_bytes(word) for word in sampling.pop("bad_words", ()))
         constraint = sampling.pop("structured_output", None)
+        family: Family | None = sampling.pop("family", None)
         params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY | sampling))
         tokens, root = columns.i32_bytes(list(prompt)), block_hash.root_hash()
         sequence = CoreSequence(
@@ -101,6 +105,7 @@ class Pair:
             root_hash=root,
             block_hashes=block_hash.chain(root, tokens, self.core.limits.block_size),
             repetition=repetition,
+            family=family,
             grammar_id=self._prepare(constraint),
             asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
             payload=Payload(
@@ -124,6 +129,12 @@ class Pair:
         self._grammars.prepare(name, message, there.put)
         assert there.get(timeout=20).error is None
         return name
+
+    def adopt(self, held: HeldReport) -> None:
+        """As a scheduler takes in what a worker says it holds when it attaches."""
+        hashes = block_hash.split(held.hashes)
+        for block, digest, group in zip(held.block_ids, hashes, held.groups, strict=True):
+            self.core.kv.pool.adopt(block, block_hash.page_name(digest, group))
 
     def with_answers(self, answers: list[Answer], moved: list[CoreSequence]) -> Pair:
         """Takes over sequences of another pair."""

@@ -50,6 +50,7 @@ class Limits:
                 f"longer than the maximum model length of {self.max_model_len}."
             )
         num_blocks = -(-num_tokens // self.block_size)
-        if num_blocks > self.usable_blocks or self.groups.least_cost(num_blocks) > self.usable_blocks:
+        most = num_blocks * len(self.kv_specs)
+        if most > self.usable_blocks and self.groups.least_cost(num_blocks) > self.usable_blocks:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
         return None

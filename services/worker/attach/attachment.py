@@ -64,6 +64,7 @@ class Attachment:
         """Returns when a drain is over; raises BrokenSession, Redirected, Unavailable or what gRPC raises."""
         held = await self._engine.rest(self)
         hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
+        hello.held_block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
         self._session.send(pb.AttachRequest(hello=hello))
         await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
 

@@ -103,7 +103,8 @@ class ChunkGraphs:
         self._tokens = sorted({shape.num_tokens for shape in shapes})
         self._rows = sorted({shape.num_rows for shape in shapes})
         self._steps: dict[ChunkShape, RecordedStep] = {}
-        most_words = NUM_COLUMNS * max(map(_stride, shapes))
+        self._num_columns = NUM_COLUMNS + memory.num_groups - 1  # behind the named: slot mappings of the other groups
+        most_words = self._num_columns * max(map(_stride, shapes))
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
     def leave_out_compute_bound(self) -> None:
@@ -154,13 +155,14 @@ class ChunkGraphs:
                 np.repeat(inputs.slots, np.diff(inputs.query_start)),
                 given,
                 inputs.positions,
-                inputs.slot_mapping,
+                inputs.slot_mapping[: inputs.num_tokens],
                 new_blocks.slots * self._memory.table_width + new_blocks.columns,
                 new_blocks.ids,
             ],
             rows=[inputs.slots, np.append(inputs.seq_lens, padding)],
             samples=[inputs.sampling_tokens, inputs.sampling_slots, inputs.sample_positions],
             query_start=inputs.query_start,
+            mappings=list(inputs.slot_mapping.reshape(-1, inputs.num_tokens)[1:]),
         )
         kept = self._model.hidden
         hidden = None if kept is None else kept.memory[: inputs.num_tokens]
@@ -179,25 +181,31 @@ class ChunkGraphs:
 
     def _is_compute_bound(self, num_tokens: int) -> bool:
         shape = max(shape for shape in self._shapes if shape.num_tokens == num_tokens)
-        _, column = self._of_padding(shape)
-        return not self._recorder.is_launch_bound(lambda: self._logits(column, shape))
+        columns, column = self._of_padding(shape)
+        return not self._recorder.is_launch_bound(lambda: self._logits(columns, column, shape))
 
     def _record(self, shape: ChunkShape) -> RecordedStep:
         columns, column = self._of_padding(shape)
         forward, choose = self._recorder.record(
-            lambda: self._logits(column, shape), lambda logits: self._choose(logits, column)
+            lambda: self._logits(columns, column, shape), lambda logits: self._choose(logits, column)
         )
         return RecordedStep(columns, forward, choose)
 
     def _of_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
         """Inputs that are padding alone, and what they are made of."""
         stride = _stride(shape)
-        columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
+        columns = self._flat[: self._num_columns * stride].view(self._num_columns, stride)
         only_padding = [NONE, np.array([shape.num_tokens])]
         self._upload(
-            columns, shape, tokens=[NONE] * 6, rows=only_padding, samples=[NONE] * 3, query_start=np.zeros(1, np.int32)
+            columns,
+            shape,
+            tokens=[NONE] * 6,
+            rows=only_padding,
+            samples=[NONE] * 3,
+            query_start=np.zeros(1, np.int32),
+            mappings=[NONE] * (self._num_columns - NUM_COLUMNS),
         )
-        return columns, ChunkColumns.of(columns, shape)
+        return columns, ChunkColumns.of(columns[:NUM_COLUMNS], shape)
 
     def _upload(
         self,
@@ -208,6 +216,7 @@ class ChunkGraphs:
         rows: list[Array],
         samples: list[Array],
         query_start: Array,
+        mappings: list[Array],
     ) -> None:
         scratch = self._memory.scratch_slot
         behind_tokens: list[Array | int] = [scratch, 0, 0, 0, scratch * self._memory.table_width, 0]
@@ -215,14 +224,15 @@ class ChunkGraphs:
         behind_samples: list[Array | int] = [0, scratch, 0]
         self._staging.upload_into(
             columns,
-            [*tokens, *rows, *samples, query_start],
-            [*behind_tokens, *behind_rows, *behind_samples, shape.num_tokens],
+            [*tokens, *rows, *samples, query_start, *mappings],
+            [*behind_tokens, *behind_rows, *behind_samples, shape.num_tokens, *[0] * len(mappings)],
         )
 
-    def _logits(self, column: ChunkColumns, shape: ChunkShape) -> Tensor:
+    def _logits(self, columns: Tensor, column: ChunkColumns, shape: ChunkShape) -> Tensor:
         token_ids = self._model.edges.begin(column, self._memory)
+        tables, *others = (tables.index_select(0, column.row_slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
-            self._memory.block_tables.index_select(0, column.row_slots),
+            tables,
             column.query_start,
             column.seq_lens,
             longest_query=shape.num_tokens,
@@ -230,6 +240,7 @@ class ChunkGraphs:
             is_recorded=True,
         )
         batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, column.sampling_tokens)
+        batch = batch.with_groups(others, list(columns[NUM_COLUMNS:, : shape.num_tokens]))
         kept = self._model.hidden
         if kept is None:
             return self._model.logits(batch)

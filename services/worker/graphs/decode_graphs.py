@@ -66,7 +66,8 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, bool], RecordedStep] = {}  # by number of rows, and whether prefixes are shared
         device = memory.last_tokens.device
         self._filled: tuple[RecordedStep, int] | None = None  # and the number of the step that the columns hold
-        self._flat = torch.zeros(NUM_COLUMNS * aligned(sizes[-1]), dtype=torch.int32, device=device)
+        self._num_columns = NUM_COLUMNS + memory.num_groups - 1  # behind the named: slot mappings of the other groups
+        self._flat = torch.zeros(self._num_columns * aligned(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
     def record(self, most: int = 0) -> None:
@@ -100,6 +101,8 @@ class DecodeGraphs:
         graph = self._graph(shared_size if shared else self._size(inputs.num_rows), shared=shared)
         if self._follows(graph, inputs, new_blocks):
             graph.columns[FOLLOWING, : inputs.num_rows].add_(1)
+            if self._num_columns > NUM_COLUMNS:
+                graph.columns[NUM_COLUMNS:, : inputs.num_rows].add_(1)
         else:
             self._fill(graph.columns, inputs, new_blocks, facts)
         if facts.prefixes is not None:
@@ -127,18 +130,19 @@ class DecodeGraphs:
     def _record(self, size: int, shared: bool) -> RecordedStep:
         self._filled = None
         stride = aligned(size)
-        columns = self._flat[: NUM_COLUMNS * stride].view(NUM_COLUMNS, stride)
-        self._staging.upload_into(columns, [np.zeros(0, np.int32)] * NUM_COLUMNS, self._padding(0, stride))
-        column = DecodeColumns(*columns[:, :size])
+        columns = self._flat[: self._num_columns * stride].view(self._num_columns, stride)
+        self._staging.upload_into(columns, [np.zeros(0, np.int32)] * self._num_columns, self._padding(0, stride))
+        column, mappings = DecodeColumns(*columns[:NUM_COLUMNS, :size]), list(columns[NUM_COLUMNS:, :size])
         prefixes = self._prefixes.of(size) if shared else None
         forward, choose = self._recorder.record(
-            lambda: self._logits(column, prefixes), lambda logits: self._choose(logits, column)
+            lambda: self._logits(column, mappings, prefixes), lambda logits: self._choose(logits, column)
         )
         return RecordedStep(columns, forward, choose)
 
-    def _logits(self, column: DecodeColumns, prefixes: SharedPrefixes | None) -> Tensor:
+    def _logits(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
+        """`mappings`: of the KV groups behind the first."""
         token_ids = self._model.edges.begin(column, self._memory)
-        tables = self._memory.block_tables.index_select(0, column.slots)
+        tables, *others = (tables.index_select(0, column.slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
             tables,
             query_start=None,
@@ -149,7 +153,7 @@ class DecodeGraphs:
             prefixes=prefixes,
         )
         batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, logit_tokens=None)
-        return self._model.logits(batch)
+        return self._model.logits(batch.with_groups(others, mappings))
 
     def _choose(self, logits: Tensor, column: DecodeColumns) -> Tensor:
         token_ids = self._model.choice.choose(logits, column.seq_lens)
@@ -165,11 +169,12 @@ class DecodeGraphs:
             inputs.slots,
             given,
             inputs.positions,
-            inputs.slot_mapping,
+            inputs.slot_mapping[: inputs.num_rows],
             inputs.seq_lens,
             facts.order,
             new_blocks.slots * self._memory.table_width + new_blocks.columns,
             new_blocks.ids,
+            *inputs.slot_mapping.reshape(-1, inputs.num_rows)[1:],
         ]
         self._staging.upload_into(columns, arrays, self._padding(inputs.num_rows, columns.size(1)))
 
@@ -177,7 +182,7 @@ class DecodeGraphs:
         """What stands in each column behind the step's own; rows behind the last come last in the order, too."""
         scratch = self._memory.scratch_slot
         place = scratch * self._memory.table_width
-        return [scratch, 0, 0, 0, 0, np.arange(num_rows, stride), place, 0]
+        return [scratch, 0, 0, 0, 0, np.arange(num_rows, stride), place, 0, *[0] * (self._num_columns - NUM_COLUMNS)]
 
 
 class _PrefixMemory:

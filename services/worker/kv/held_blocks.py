@@ -7,7 +7,7 @@ which life of it (a block that is handed out anew starts another life).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,23 +27,34 @@ class HeldReport:
 
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
+    groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
 
 
 class HeldBlocks:
-    """Arrays are [num_blocks]."""
+    """Arrays are [num_blocks]. Each KV group has chains of its own."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, windows: bool = False) -> None:
+        """`windows`: blocks are handed out anew while the blocks behind them stay."""
         self._block_size = block_size
+        self._windows = windows
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._num_written = np.zeros(num_blocks, dtype=np.int32)  # leading positions whose KV is computed
         self._known = np.zeros(num_blocks, dtype=np.bool_)  # not forgotten since it was handed out
         self._life = np.zeros(num_blocks, dtype=np.int64)
         self._parent = np.zeros(num_blocks, dtype=np.int32)
         self._parent_life = np.zeros(num_blocks, dtype=np.int64)
-        self._roots: dict[int, bytes] = {}  # first blocks only
+        self._group = np.zeros(num_blocks, dtype=np.int32)
+        self._child = np.zeros(num_blocks, dtype=np.int32)  # the last block that was handed out behind it
+        self._roots: dict[int, bytes] = {}  # the hash of what comes before, of blocks whose parent is none
 
-    def hand_out(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes]) -> None:
+    def hand_out(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes], groups: Blocks | int = 0) -> None:
         """`blocks` go to sequences, each behind its parent; `roots`: root hashes of those that have none."""
+        if self._windows:
+            self._bequeath(blocks)
+            self._child[parents] = blocks
+            for block in blocks[parents == NO_PARENT].tolist():
+                self._roots.pop(block, None)  # of another life
+        self._group[blocks] = groups
         self._num_written[blocks] = 0
         self._known[blocks] = True
         self._life[blocks] += 1
@@ -78,7 +89,23 @@ class HeldBlocks:
         for block in np.flatnonzero(complete).tolist():
             self._resolve(block, complete, hashes)
         found = [(block, digest) for block, digest in hashes.items() if digest is not None]
-        return HeldReport([block for block, _ in found], b"".join(digest for _, digest in found))
+        ids = [block for block, _ in found]
+        return HeldReport(ids, b"".join(digest for _, digest in found), self._group[ids].tolist())
+
+    def _bequeath(self, blocks: Blocks) -> None:
+        """Whoever comes behind one of these remembers its hash: what a window has slid over is taken first."""
+        complete = self.complete()
+        hashes: dict[int, bytes | None] = {}
+        for block in blocks.tolist():
+            child = int(self._child[block])
+            if not child or self._parent[child] != block or self._parent_life[child] != self._life[block]:
+                continue
+            if complete[block]:
+                self._resolve(block, complete, hashes)
+            digest = hashes.get(block)
+            if digest is not None:
+                self._roots[child] = digest
+                self._parent[child] = NO_PARENT
 
     def _resolve(self, block: int, complete: npt.NDArray[np.bool_], hashes: dict[int, bytes | None]) -> None:
         """Hashes `block` and those before it; None for a block whose chain is broken."""
@@ -95,5 +122,5 @@ class HeldBlocks:
         for block in reversed(pending):
             if block not in hashes:
                 parent = int(self._parent[block])
-                before = self._roots[block] if parent == NO_PARENT else hashes[parent]
+                before = self._roots.get(block) if parent == NO_PARENT else hashes[parent]
                 hashes[block] = None if before is None else block_hash(before, self._tokens[block].tobytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.worker.device.staging import upload
 from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.layout import KVLayout
 from services.worker.step.block_copies import BlockCopies
 
 CACHE_LINE = 64
@@ -25,10 +26,16 @@ class LayerCache:
     v: Tensor
     # int64 [2 * num_layers, num_blocks, words of a block], where they are one piece of memory
     all_layers: Tensor | None = None
+    group: int = 0  # whose pages it reads
+
+
+def of_layers(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
+    """By layer. `memory`: by place in a page, which layers of several groups have in common."""
+    return [replace(memory[place], group=group) for group, place in layout.places]
 
 
 def allocate(shape: BlockShape, num_blocks: int, device: torch.device) -> list[LayerCache]:
-    """By layer, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
+    """By layer of a page, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     if device.type == "cpu":
         parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(2 * shape.num_layers)]
@@ -45,7 +52,7 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
     if whole is not None:  # two launches instead of four for each layer
         whole.index_copy_(1, targets, whole.index_select(1, sources))
         return
-    for cache in caches:
+    for cache in {id(cache.k): cache for cache in caches}.values():  # layers of several groups share memory
         for part in (cache.k, cache.v):
             part.index_copy_(0, targets, part.index_select(0, sources))
 

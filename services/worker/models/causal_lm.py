@@ -17,6 +17,7 @@ from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
+from shared.kv_specs import FULL, KVSpec, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor
@@ -90,6 +91,11 @@ class CausalLM(ABC):
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Layer: ...
 
     @staticmethod
+    def kv_specs(config: DecoderConfig) -> tuple[KVSpec, ...]:
+        """What each layer keeps of the tokens before."""
+        return tuple(Window(length) if length else FULL for length in config.sliding_windows)
+
+    @staticmethod
     def single_row(config: DecoderConfig, place: Placement) -> str | None:
         """Why steps of one token cannot run as a chain of fused kernels here; None if they can (single_row.py)."""
         return "this family has no chain of fused kernels"
@@ -121,8 +127,9 @@ class CausalLM(ABC):
         residual: Tensor = self.embedding(batch.token_ids)
         x: Tensor | None = None
         for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
-            x = layer(x, residual, batch, cache, self.cos_sin)
+            x = layer(x, residual, batch.of(cache.group), cache, self.cos_sin)
         layer, cache, wanted = self.layers[-1], caches[-1], batch.logit_tokens
+        batch = batch.of(cache.group)
         if batch.last is not None and wanted is not None:
             q = layer.store(x, residual, batch, cache, self.cos_sin)
             return self._complete(q, residual, cache, wanted, batch.last)

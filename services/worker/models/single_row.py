@@ -132,5 +132,5 @@ class SingleRowProgram:
         model = self._model
         residual: Tensor = model.embedding(batch.token_ids)
         for layer, cache in zip(model.layers, caches, strict=True):
-            layer.run_row(self._kernels, residual, batch, cache)
+            layer.run_row(self._kernels, residual, batch.of(cache.group), cache)
         return self._kernels.linear(residual, model.head.packed, norm=model.norm)

@@ -6,6 +6,8 @@ memory, instead of a Python call for every kernel of every layer.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ class TapedModel:
         num_tokens = max(limits.max_num_batched_tokens, num_seqs + 1)
         num_samples = num_tokens + 1  # sizes have to differ; hidden states of every token may be wanted
         self._width = limits.max_blocks_per_seq
-        self._inputs = _inputs(num_tokens, num_seqs, num_samples, self._width)
+        self._inputs = _inputs(num_tokens, num_seqs, num_samples, self._width, limits.num_groups)
         self._every = torch.arange(num_samples, dtype=torch.int32)
         self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
         with self._tape.recording():
@@ -65,12 +67,12 @@ class TapedModel:
 
     def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
         inputs, attention, given = self._inputs, self._inputs.attention, batch.attention
-        tables = given.block_tables
-        attention.block_tables[: tables.size(0), : tables.size(1)] = tables
+        _put_group(inputs, batch)
+        for of_group, given_to_it in zip(inputs.other_groups, batch.other_groups, strict=True):
+            _put_group(of_group, given_to_it)
         columns = (
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
-            (inputs.slot_mapping, batch.slot_mapping),
             (attention.query_start, given.query_start),
             (attention.seq_lens, given.seq_lens),
             (inputs.logit_tokens, wanted),
@@ -81,7 +83,14 @@ class TapedModel:
             place[: values.size(0)] = values
 
 
-def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int) -> ForwardBatch:
+def _put_group(place: ForwardBatch, batch: ForwardBatch) -> None:
+    """What the KV groups of a step differ in."""
+    tables = batch.attention.block_tables
+    place.attention.block_tables[: tables.size(0), : tables.size(1)] = tables
+    place.slot_mapping[: batch.slot_mapping.size(0)] = batch.slot_mapping
+
+
+def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int, num_groups: int) -> ForwardBatch:
     """Memory for the largest step; zeros, which name the null block."""
 
     def zeros(*shape: int) -> Tensor:
@@ -90,4 +99,11 @@ def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int) -> For
     attention = AttentionMetadata(
         zeros(num_seqs, width), zeros(num_seqs + 1), zeros(num_seqs), longest_query=num_tokens, longest_seq=num_tokens
     )
-    return ForwardBatch(zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), attention, zeros(num_samples))
+    first = ForwardBatch(zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), attention, zeros(num_samples))
+    others = [
+        replace(
+            first, slot_mapping=zeros(num_tokens), attention=replace(attention, block_tables=zeros(num_seqs, width))
+        )
+        for _ in range(1, num_groups)
+    ]
+    return replace(first, other_groups=tuple(others))

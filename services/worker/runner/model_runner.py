@@ -85,7 +85,8 @@ class ModelRunner:
         return self.heads.sampling.sampler
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
-        """Takes the KV memory and the host's `block_table` [max_num_seqs, max_blocks_per_seq]; forgets all recordings.
+        """Takes the KV memory and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq]; forgets all
+        recordings.
 
         The CPU reads the table where it is; another device has a copy that every step brings up to date.
         """
@@ -97,7 +98,7 @@ class ModelRunner:
         if not self._device.is_synchronous:
             tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
-        self.slot_memory = SlotMemory(tables, last_tokens)
+        self.slot_memory = SlotMemory(tables, last_tokens, 1 + max((cache.group for cache in caches), default=0))
 
     def use_graphs(self, graphs: DecodeGraphs) -> None:
         """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
@@ -234,21 +235,24 @@ class ModelRunner:
         return tokens
 
     def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None) -> ForwardBatch:
-        tables = self._tables_of(inputs, up)
-        return ForwardBatch(
+        first, *others = tables = self._tables_of(inputs, up)
+        of_last_layer = tables[self.caches[-1].group]
+        mapping, *mappings = up.slot_mapping.view(len(tables), inputs.num_tokens) if others else (up.slot_mapping,)
+        batch = ForwardBatch(
             token_ids=self._feed(inputs, up),
             positions=up.positions,
-            slot_mapping=up.slot_mapping,
+            slot_mapping=mapping,
             attention=AttentionMetadata(
-                tables,
+                first,
                 up.query_start,
                 up.seq_lens,
                 longest_query=inputs.longest_query,
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
             logit_tokens=wanted,
-            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
+            last=self._last(inputs, up, of_last_layer) if wanted is up.sampling_tokens else None,
         )
+        return batch.with_groups(others, mappings)
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
         """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved."""
@@ -272,8 +276,8 @@ class ModelRunner:
         up.token_ids.index_copy_(0, up.fed_tokens.long(), fed)
         return up.token_ids
 
-    def _tables_of(self, inputs: StepInputs, up: Uploaded) -> Tensor:
-        """int32 [num_rows, width] of the step's slots, no wider than its longest sequence needs."""
+    def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:
+        """int32 [num_rows, width] of the step's slots, of each KV group, no wider than its longest sequence needs."""
         if not self._device.is_synchronous and len(up.block_ids):
             self.slot_memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
-        return self.slot_memory.block_tables[:, : inputs.num_blocks].index_select(0, up.slots)
+        return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self.slot_memory.group_tables]

@@ -20,12 +20,12 @@ def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
     for slot in range(limits.max_num_seqs):
         runner.heads.admit(slot, Admission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
-        runner.launch(_inputs(num_rows, count, limits.block_size), NO_BLOCKS).wait()
+        runner.launch(_inputs(num_rows, count, limits), NO_BLOCKS).wait()
     for slot in range(limits.max_num_seqs):
         runner.heads.release(slot)
 
 
-def _inputs(num_rows: int, count: int, block_size: int) -> StepInputs:
+def _inputs(num_rows: int, count: int, limits: Limits) -> StepInputs:
     """`num_rows` sequences of `count` tokens each."""
     slots = np.arange(num_rows)
     positions = np.tile(np.arange(count, dtype=np.int32), num_rows)
@@ -34,10 +34,10 @@ def _inputs(num_rows: int, count: int, block_size: int) -> StepInputs:
         slots=slots,
         token_ids=np.zeros(num_rows * count, dtype=np.int32),
         positions=positions,
-        slot_mapping=positions % block_size,
+        slot_mapping=np.tile(positions % limits.block_size, limits.num_groups),
         query_start=query_start,
         seq_lens=np.full(num_rows, count, dtype=np.int32),
-        num_blocks=-(-count // block_size),
+        num_blocks=-(-count // limits.block_size),
         fed_tokens=positions[:0],
         fed_slots=slots[:0],
         sampling_slots=slots,

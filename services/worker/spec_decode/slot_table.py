@@ -82,7 +82,9 @@ class DraftingSlotTable(SlotTable):
         growing, gains = slots[bounds[:-1]], bounds[1:] - bounds[:-1]
         self._require_slots(growing, "new_block_slots")
         require(bool(self.live[growing].all()), lambda: f"new_block_slots are not live: {growing[~self.live[growing]]}")
-        return self.hand_out(growing.astype(np.intp), gains, ids)
+        positions, rest = np.divmod(gains, self.num_groups)
+        require(not rest.any(), lambda: f"new_block_slots: {gains} blocks are not {self.num_groups} for each position")
+        return self.hand_out(growing.astype(np.intp), positions, ids)
 
     def most_drafts(self, slots: Rows) -> I32:
         """[num_slots], of slots that advance unnamed: as many as ordered, as have room, as positions last."""

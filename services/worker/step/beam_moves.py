@@ -22,7 +22,7 @@ class BeamMoves:
     slots: Rows
     parents: Rows
     token_ids: I32
-    last_block_ids: U32
+    last_block_ids: U32  # of each move one for each KV group
 
     @classmethod
     def of(cls, plan: pb.StepPlan) -> BeamMoves | None:
@@ -32,7 +32,7 @@ class BeamMoves:
         wire = plan.beams
         parts = columns.u32(wire.slots), columns.u32(wire.parents), columns.i32(wire.token_ids)
         last = columns.u32(wire.last_block_ids)
-        lengths = {len(part) for part in (*parts, last)}
+        lengths = {len(part) for part in parts}
         require(len(lengths) == 1, lambda: f"beams: columns of {sorted(lengths)} elements")
         slots, parents, token_ids = parts
         ascending = bool((slots[1:] > slots[:-1]).all()) and len(slots) > 0

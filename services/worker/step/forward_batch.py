@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -19,3 +20,18 @@ class ForwardBatch:
     attention: AttentionMetadata
     logit_tokens: Tensor | None  # [num_samples] tokens whose logits are wanted; None: all of them
     last: AttentionMetadata | None = None  # of just these, a row each: more the last layer need not compute
+    other_groups: tuple[ForwardBatch, ...] = ()  # the same for the layers of each KV group behind the first
+
+    def of(self, group: int) -> ForwardBatch:
+        """What layers of that KV group read."""
+        return self.other_groups[group - 1] if group else self
+
+    def with_groups(self, tables: Sequence[Tensor], mappings: Sequence[Tensor]) -> ForwardBatch:
+        """`tables`, `mappings`: of the KV groups behind the first."""
+        if not tables:
+            return self
+        others = [
+            replace(self, slot_mapping=mapping, attention=replace(self.attention, block_tables=table))
+            for table, mapping in zip(tables, mappings, strict=True)
+        ]
+        return replace(self, other_groups=tuple(others))

@@ -27,7 +27,8 @@ NO_TOKENS = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """Blocks that slots get in a step: block_table[slots, columns] = ids."""
+    """Blocks that slots get in a step: block_table[slots, columns] = ids. A row of it has the tables of all KV
+    groups, one behind the other."""
 
     slots: Rows
     columns: Rows
@@ -91,8 +92,9 @@ class SlotTable:
         self.num_computed_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_cached_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_given_tokens = np.zeros(num_slots, dtype=np.int32)  # came with the admission; later ones are sampled
-        self.num_blocks = np.zeros(num_slots, dtype=np.int32)
-        self.block_table = np.zeros((num_slots, limits.max_blocks_per_seq), dtype=np.int32)
+        self.num_blocks = np.zeros(num_slots, dtype=np.int32)  # in each group
+        self.num_groups, self.width = limits.num_groups, limits.max_blocks_per_seq
+        self.block_table = np.zeros((num_slots, self.num_groups * self.width), dtype=np.int32)
         self.silent: set[int] = set()  # slots that sample nothing
         self.given_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
 
@@ -105,10 +107,21 @@ class SlotTable:
         owned = np.zeros(self._limits.num_blocks, dtype=np.bool_)
         slots = np.flatnonzero(self.live)
         if len(slots):
-            width = int(self.num_blocks[slots].max())
-            has = np.arange(width) < self.num_blocks[slots, None]
-            owned[self.block_table[slots, :width][has]] = True
+            for group in range(self.num_groups):
+                self._mark_owned(owned, slots, group)
+            owned[0] = False
         return owned
+
+    def _mark_owned(self, owned: npt.NDArray[np.bool_], slots: Rows, group: int) -> None:
+        width = int(self.num_blocks[slots].max())
+        places = np.arange(width)
+        has = places < self.num_blocks[slots, None]
+        length = dict(self._limits.layout.windows).get(group)
+        if length is not None:  # what the window has slid over is somebody else's
+            first = np.maximum(self.num_computed_tokens[slots] - length + 1, 0) // self.block_size
+            has &= places >= first[:, None]
+        begin = group * self.width
+        owned[self.block_table[slots, begin : begin + width][has]] = True
 
     def clear(self) -> None:
         """Forgets every slot."""
@@ -146,12 +159,15 @@ class SlotTable:
         require(level, lambda: f"beams: {slots} and {parents} are not of one length")
         self.block_table[slots] = self.block_table[parents]
         self.num_blocks[slots] = self.num_blocks[parents]
-        replaced = np.flatnonzero(moves.last_block_ids)
+        size, last = self.num_groups, moves.last_block_ids
+        require(len(last) == len(slots) * size, lambda: f"last_block_ids: {len(last)} of {len(slots)} x {size} groups")
+        replaced = np.flatnonzero(last)
         if not len(replaced):
             return NO_BLOCKS
-        slots, ids = slots[replaced], moves.last_block_ids[replaced].astype(np.int32)
+        rows, groups = np.divmod(replaced, size)
+        slots, ids = slots[rows], last[replaced].astype(np.int32)
         self._require_blocks(ids, "last_block_ids")
-        places = self.num_blocks[slots].astype(np.intp) - 1
+        places = groups * self.width + self.num_blocks[slots].astype(np.intp) - 1
         self.block_table[slots, places] = ids
         return NewBlocks(slots, places, ids)
 
@@ -227,25 +243,33 @@ class SlotTable:
         return self.hand_out(growing, np.ones_like(growing), columns.u32(plan.new_block_ids))
 
     def hand_out(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
-        """Appends `gains` of the blocks `ids` to each slot of `growing`. Raises PlanViolation."""
-        wanted = int(gains.sum())
+        """Appends `gains` block positions to each slot of `growing`: of the blocks `ids` one for each KV group. Raises
+        PlanViolation."""
+        wanted = int(gains.sum()) * self.num_groups
         require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
         if not wanted:
             return NO_BLOCKS
-        width = self.block_table.shape[1]
+        width = self.width
         require(int((self.num_blocks[growing] + gains).max()) <= width, lambda: f"a slot outgrows {width} blocks")
-        self._require_blocks(ids, "new_block_ids")
-        slots = np.repeat(growing, gains)
-        firsts = np.cumsum(gains) - gains  # index into `ids` of each slot's first block
-        within = np.arange(wanted) - np.repeat(firsts, gains)
-        positions = self.num_blocks[slots] + within
-        self.block_table[slots, positions] = ids
+        self._require_blocks(ids, "new_block_ids", nulls=bool(self._limits.layout.windows))
+        per_slot = gains * self.num_groups
+        slots = np.repeat(growing, per_slot)
+        firsts = np.cumsum(per_slot) - per_slot  # index into `ids` of each slot's first block
+        within = np.arange(wanted) - np.repeat(firsts, per_slot)
+        if self.num_groups == 1:
+            places = self.num_blocks[slots] + within
+        else:
+            within, groups = np.divmod(within, self.num_groups)
+            places = groups * width + self.num_blocks[slots] + within
+        self.block_table[slots, places] = ids
         self.num_blocks[growing] += gains
-        return NewBlocks(slots, positions, ids.astype(np.int32))
+        return NewBlocks(slots, places, ids.astype(np.int32))
 
-    def _require_blocks(self, ids: U32 | I32, name: str) -> None:
-        most = self._limits.num_blocks
-        require(bool(ids.min() > 0 and ids.max() < most), lambda: f"{name} are not all in 1..{most - 1}: {ids}")
+    def _require_blocks(self, ids: U32 | I32, name: str, *, nulls: bool = False) -> None:
+        """`nulls`: the null block is nobody's, but may stand where a window has slid over."""
+        most, least = self._limits.num_blocks, 0 if nulls else 1
+        inside = bool(ids.min() >= least and ids.max() < most)
+        require(inside, lambda: f"{name} are not all in {least}..{most - 1}: {ids}")
 
     def _require_slots(self, slots: U32, name: str) -> None:
         ascending = bool((slots[1:] > slots[:-1]).all())

@@ -61,7 +61,9 @@ class Steady:
             if found is None:
                 return None
             new_blocks = found
-            mapping[growing] = table.block_table[slots, places] * table.block_size
+            for group in range(table.num_groups):
+                in_group = table.block_table[slots, group * table.width + places]
+                mapping[group * last.num_rows + growing] = in_group * table.block_size
             self._room[growing] += table.block_size
             self._next_growth = int(self._room.min())
             num_blocks = -(-int(seq_lens.max()) // table.block_size)

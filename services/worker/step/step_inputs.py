@@ -21,7 +21,7 @@ class StepInputs:
     slots: Rows  # [num_rows]
     token_ids: I32  # [num_tokens], 0 where the device has to feed its own
     positions: I32  # [num_tokens]
-    slot_mapping: I32  # [num_tokens] block * block_size + offset where the token's KV goes
+    slot_mapping: I32  # [num_groups * num_tokens] block * block_size + offset where the token's KV goes, by KV group
     query_start: I32  # [num_rows + 1]
     seq_lens: I32  # [num_rows] positions after the step
     num_blocks: int  # of the longest row
@@ -118,12 +118,16 @@ def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
 
 def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Rows) -> I32:
     blocks, offsets = np.divmod(positions, table.block_size)
-    mapping = table.block_table[token_slots, blocks] * table.block_size + offsets
+    parts = [
+        table.block_table[token_slots, group * table.width + blocks] * table.block_size + offsets
+        for group in range(table.num_groups)
+    ]
     if (step.starts < table.num_cached_tokens[step.slots]).any():
         # A prompt that is cached whole computes its last token again, but blocks that others share are not written.
         shared = positions < table.num_cached_tokens[token_slots]
-        mapping[shared] = offsets[shared]
-    return mapping
+        for mapping in parts:
+            mapping[shared] = offsets[shared]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _fill_drafts(token_ids: I32, drafts: Drafts, draft_counts: I32, query_start: I32) -> None:

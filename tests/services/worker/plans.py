@@ -13,6 +13,9 @@ from shared.prompt_logprobs import first_position
 GREEDY = sampling_pb2.SamplingParams(temperature=0.0)
 
 
+Block = int | tuple[int, ...]  # where there are several KV groups, one for each of them
+
+
 @dataclass
 class Row:
     """A live slot."""
@@ -21,9 +24,9 @@ class Row:
     num_prompt: int
     num_computed: int
     num_tokens: int  # sampled tokens count before they have arrived
-    blocks: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)  # blocks with cached content, still to be named
-    copied: int = 0  # block whose content the one behind those takes over
+    blocks: list[Block] = field(default_factory=list)
+    shared: list[Block] = field(default_factory=list)  # blocks with cached content, still to be named
+    copied: Block = 0  # block whose content the one behind those takes over
     samples: bool = True  # else it ends when its tokens are computed
 
 
@@ -34,8 +37,8 @@ class New:
     slot: int
     tokens: list[int]
     num_prompt: int = 0  # 0: all of them
-    cached_blocks: tuple[int, ...] = ()  # full blocks of another sequence that hold its prefix
-    copied_block: int = 0  # that holds the rest of it, and is to be copied
+    cached_blocks: tuple[Block, ...] = ()  # full blocks of another sequence that hold its prefix
+    copied_block: Block = 0  # that holds the rest of it, and is to be copied
     num_cached: int = 0  # 0: all that these blocks can hold
     sampling: sampling_pb2.SamplingParams = field(default_factory=lambda: GREEDY)
     eos: tuple[int, ...] = ()
@@ -48,8 +51,9 @@ class New:
 class PaperScheduler:
     """Hands out each block id once unless it is given back."""
 
-    def __init__(self, block_size: int, num_blocks: int, epoch: int = 1) -> None:
+    def __init__(self, block_size: int, num_blocks: int, epoch: int = 1, *, num_groups: int = 1) -> None:
         self.block_size = block_size
+        self.num_groups = num_groups
         self.epoch = epoch
         self.step_id = 0
         self.rows: dict[int, Row] = {}
@@ -102,6 +106,15 @@ class PaperScheduler:
         row.samples = sequence.pooling is None
         self.rows[sequence.slot] = row
 
+    def give_back(self, slot: int) -> None:
+        """Its blocks are handed out last."""
+        self.free[:0] = [block for position in self.rows[slot].blocks[::-1] for block in ids_of(position)]
+
+    def _take(self) -> Block:
+        if self.num_groups == 1:
+            return self.free.pop()
+        return tuple(self.free.pop() for _ in range(self.num_groups))
+
     def _implied(self, slot: int) -> int:
         row = self.rows[slot]
         return 1 if row.num_computed == row.num_tokens - 1 else 0
@@ -112,17 +125,21 @@ class PaperScheduler:
             row = self.rows[slot]
             while len(row.blocks) * self.block_size < row.num_computed + count:
                 was_shared = bool(row.shared)
-                row.blocks.append(row.shared.pop(0) if was_shared else self.free.pop())
+                row.blocks.append(row.shared.pop(0) if was_shared else self._take())
                 if row.copied and not was_shared:
-                    self._copies.append((row.copied, row.blocks[-1]))
+                    self._copies += zip(ids_of(row.copied), ids_of(row.blocks[-1]), strict=True)
                     row.copied = 0
-                block_ids.append(row.blocks[-1])
+                block_ids += ids_of(row.blocks[-1])
             row.num_computed += count
             if count and row.num_computed == row.num_tokens and row.samples:
                 sampling.append(slot)
                 row.num_tokens += 1
         self.sampling.append(sampling)
         return block_ids
+
+
+def ids_of(block: Block) -> tuple[int, ...]:
+    return (block,) if isinstance(block, int) else block
 
 
 def _num_cached(new: New, block_size: int) -> int:

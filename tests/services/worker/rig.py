@@ -13,7 +13,7 @@ from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings
-from tests.services.worker.plans import New, PaperScheduler
+from tests.services.worker.plans import Block, New, PaperScheduler
 
 
 class Rig:
@@ -27,7 +27,8 @@ class Rig:
         self.grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
             self.replica: Replica = build_replica(worker, self.grammars)
-        self.scheduler = PaperScheduler(values["block_size"], values["num_blocks"])
+        num_groups = self.replica.limits.num_groups
+        self.scheduler = PaperScheduler(values["block_size"], values["num_blocks"], num_groups=num_groups)
         self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
         if record_logits:
             self._spy(self.replica)
@@ -55,7 +56,7 @@ class Rig:
     def tokens(self, slot: int) -> list[int]:
         return self.scheduler.rows[slot].tokens
 
-    def blocks(self, slot: int) -> tuple[int, ...]:
+    def blocks(self, slot: int) -> tuple[Block, ...]:
         return tuple(self.scheduler.rows[slot].blocks)
 
     def _spy(self, replica: Replica) -> None:

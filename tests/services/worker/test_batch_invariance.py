@@ -39,7 +39,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
     checkpoint: Make, way: dict[str, Any], family: str, dtype: str
 ) -> None:
-    rig = Rig(checkpoint(family).folder, dtype=dtype, num_blocks=400, **way)
+    rig = Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **way)
     tokens = prompt(70, 1)
     rig.step([New(3, tokens)], {3: 70})
     for _ in range(6):

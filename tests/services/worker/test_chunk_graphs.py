@@ -85,25 +85,28 @@ def use_chunk_graphs(
 
 
 def chunk_rig(made: Checkpoint) -> tuple[Rig, Seen]:
-    rig = Rig(made.folder, record_logits=False)
+    rig = Rig(made.folder, record_logits=False, num_blocks=400)
     return rig, use_chunk_graphs(rig.replica, SHAPES)
 
 
 @pytest.mark.parametrize("samplings", [SAMPLINGS[:2], SAMPLINGS], ids=["plain", "all"])
+@pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows"])
 @torch.inference_mode()
-def test_random_work_samples_the_same_tokens(checkpoint: Make, samplings: list[sampling_pb2.SamplingParams]) -> None:
+def test_random_work_samples_the_same_tokens(
+    checkpoint: Make, family: str, samplings: list[sampling_pb2.SamplingParams]
+) -> None:
     """Admissions, chunks of all sizes among decodes, pauses, releases; some steps fit in no graph. Plain choices are
     made in graphs, too."""
-    made = checkpoint("qwen3-tied")
+    made = checkpoint(family)
     rig, seen = chunk_rig(made)
-    rigs = [rig, Rig(made.folder)]
+    rigs = [rig, Rig(made.folder, num_blocks=400)]
     choose = random.Random(6)
     free, pending, num_steps = set(range(8)), {}, 150
     for _ in range(num_steps):
         released = [slot for slot in rigs[1].scheduler.rows if choose.random() < 0.05 and slot not in pending]
         for each in rigs:
             for slot in released:
-                each.scheduler.free[:0] = each.scheduler.rows[slot].blocks[::-1]
+                each.scheduler.give_back(slot)
         free |= set(released)
         new = []
         if free and choose.random() < 0.4:

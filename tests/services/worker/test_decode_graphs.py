@@ -78,7 +78,7 @@ class Copying(SharedMemory):
 def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAttention]:
     attention = CheckedAttention()
     with mock.patch("services.worker.build.choose_attention", return_value=attention):
-        rig = Rig(made.folder, record_logits=False)
+        rig = Rig(made.folder, record_logits=False, num_blocks=400)
     runner, limits, table = rig.replica._runner, rig.replica.limits, rig.replica._table
     runner._device = PretendAsynchronous("cpu", "pretending")
     runner._staging = Copying()
@@ -108,18 +108,19 @@ def run_both(rigs: list[Rig], *step: Any) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows", "mistral-window"])
 @torch.inference_mode()
-def test_random_work_samples_the_same_tokens(checkpoint: Make) -> None:
+def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> None:
     """Admissions, chunks, cached prompts, pauses, releases, slots and blocks used again."""
-    made = checkpoint("qwen3-tied")
-    rigs = [graph_rig(made)[0], Rig(made.folder)]
+    made = checkpoint(family)
+    rigs = [graph_rig(made)[0], Rig(made.folder, num_blocks=400)]
     choose = random.Random(5)
     free, pending = set(range(8)), {}
     for _ in range(150):
         released = [slot for slot in rigs[1].scheduler.rows if choose.random() < 0.04 and slot not in pending]
         for rig in rigs:
             for slot in released:
-                rig.scheduler.free[:0] = rig.scheduler.rows[slot].blocks[::-1]
+                rig.scheduler.give_back(slot)
         free |= set(released)
         new = []
         if free and choose.random() < 0.3:
@@ -153,10 +154,11 @@ def test_a_step_that_follows_is_not_laid_out_again(checkpoint: Make, monkeypatch
     assert rigs[0].tokens(2) == rigs[1].tokens(2)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2-windows"])
 @torch.inference_mode()
-def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make) -> None:
-    made = checkpoint("llama")
-    rigs = [graph_rig(made)[0], Rig(made.folder)]
+def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make, family: str) -> None:
+    made = checkpoint(family)
+    rigs = [graph_rig(made)[0], Rig(made.folder, num_blocks=400)]
     tokens = [random.Random(1).randrange(VOCAB_SIZE) for _ in range(8)]
     run_both(rigs, [New(0, tokens)], {0: 8})
     for rig in rigs:

@@ -28,7 +28,9 @@ SAMPLINGS = [
 
 def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
     """With a tape, and without."""
-    taped, called = (Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2) for _ in range(2))
+    taped, called = (
+        Rig(made.folder, attention_backend="auto", dtype=dtype, threads=2, num_blocks=400) for _ in range(2)
+    )
     assert isinstance(taped.replica._runner._model, TapedModel)
     runner = called.replica._runner
     runner.use_model(runner._whole_model)
@@ -48,7 +50,7 @@ def test_random_work_has_the_same_logits(checkpoint: Make, name: str, dtype: str
         released = [slot for slot in rows if choose.random() < 0.05 and slot not in pending]
         for rig in rigs:
             for slot in released:
-                rig.scheduler.free[:0] = rig.scheduler.rows[slot].blocks[::-1]
+                rig.scheduler.give_back(slot)
         free |= set(released)
         new = []
         if free and choose.random() < 0.4:

@@ -1,0 +1,61 @@
+"""Which layers share block tables and pages: the KV groups of a model (shared/kv_specs.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shared.errors import InvalidArgument
+from shared.kv_specs import FULL, Full, KVGroup, KVSpec, Window, form_groups
+
+LEAST_WINDOW = 2  # a token and the one before
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """A page holds a block of positions for all layers of one group; every group has room for as many layers."""
+
+    groups: tuple[KVGroup, ...]
+
+    @classmethod
+    def of(cls, specs: Sequence[KVSpec], max_model_len: int) -> KVLayout:
+        """Of a model's layers. A window that no sequence outgrows keeps everything. Raises InvalidArgument."""
+        for layer, spec in enumerate(specs):
+            if not isinstance(spec, Full | Window):
+                raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
+            if isinstance(spec, Window) and spec.length < LEAST_WINDOW:
+                text = f"config.json: layer {layer} has a window of {spec.length}, the least is {LEAST_WINDOW}"
+                raise InvalidArgument(text, field="model")
+        keeps_all = [isinstance(spec, Window) and spec.length >= max_model_len for spec in specs]
+        return cls(form_groups([FULL if all_ else spec for spec, all_ in zip(specs, keeps_all, strict=True)]))
+
+    @cached_property
+    def num_groups(self) -> int:
+        return len(self.groups)
+
+    @cached_property
+    def layers_per_page(self) -> int:
+        return max(len(group.layers) for group in self.groups)
+
+    @cached_property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """(group, length) of those that have one."""
+        return tuple((i, group.spec.length) for i, group in enumerate(self.groups) if isinstance(group.spec, Window))
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(group, place in its pages) of every layer."""
+        found = {layer: (i, place) for i, group in enumerate(self.groups) for place, layer in enumerate(group.layers)}
+        return tuple(found[layer] for layer in range(len(found)))
+
+    def longest(self, num_pages: int, block_size: int) -> int:
+        """Positions that a sequence can have with so many pages. The scheduler reckons more closely."""
+        in_windows = sum(-(-length // block_size) + 3 for _, length in self.windows)
+        num_full = self.num_groups - len(self.windows)
+        together = num_pages // self.num_groups
+        behind = (num_pages - in_windows) // num_full if num_full else (1 << 40) * (num_pages >= in_windows)
+        return max(together, behind) * block_size
+
+
+ONE_GROUP = KVLayout((KVGroup(FULL, ()),))

@@ -1,0 +1,61 @@
+"""Models whose layers look through windows: random ones, and quire-tiny with a window put before some of its layers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from quire import bundled
+from tests.services.worker import checkpoints
+from tests.services.worker.checkpoints import Checkpoint
+
+WINDOW = 9
+ALTERNATING = {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+# Name -> (family, configuration)
+RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
+    "all-windows": ("mistral-window", {"sliding_window": WINDOW}),
+    "alternating": ("qwen2-windows", ALTERNATING),
+    "one-in-three": ("qwen2-windows", {"sliding_window": WINDOW, "max_window_layers": 2}),
+}
+
+
+def make(name: str, folder: Path) -> Checkpoint:
+    family, config = RANDOM[name]
+    return checkpoints.make(family, folder, **config)
+
+
+def tiny(folder: Path, window: int) -> Checkpoint:
+    """quire-tiny, every other layer of which looks through a window: other answers, but no random ones."""
+    shutil.copytree(bundled.FOLDER, folder, dirs_exist_ok=True)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
+    config |= {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
+    path.write_text(json.dumps(config))
+    model = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return Checkpoint(folder, model.eval())
+
+
+@functools.cache
+def _said(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tuple(tokens[len(prompt) :])
+
+
+def greedy(made: Checkpoint, prompt: list[int], count: int) -> list[int]:
+    """As transformers says it, with all computed anew for every token."""
+    return list(_said(made.model, tuple(prompt), count))
