@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from services.scheduler.core.ending import Reason
-from services.scheduler.core.plan import Events, Finished, LogprobColumns, PromptPart, Started, TokenColumns
-from shared.columns import u32_bytes
+from services.scheduler.core.plan import Events, Finished, LogprobColumns, Pooled, PromptPart, Started, TokenColumns
+from shared.columns import NUMBER_BYTES, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
@@ -33,6 +33,8 @@ class Batches:
             self._last(started.sequence.owner).started.append(_started(started))
         for part in events.prompts:
             _add_prompt(self._last(part.sequence.owner).prompt_logprobs, part)
+        for pooled in events.pooled:
+            _add_vector(self._last(pooled.sequence.owner).pooled, pooled)
         for columns in events.tokens:
             self._add_tokens(columns)
         for finished in events.finished:
@@ -102,6 +104,12 @@ def _add_prompt(batch: pb.PromptLogprobBatch, part: PromptPart) -> None:
     batch.token_ids += entries.token_ids.tobytes()
     batch.logprobs += entries.logprobs.tobytes()
     batch.ranks += entries.ranks.tobytes()
+
+
+def _add_vector(batch: pb.PooledBatch, pooled: Pooled) -> None:
+    batch.sequence_ids += u32_bytes([pooled.sequence.sequence_id])
+    batch.sizes += u32_bytes([len(pooled.values) // NUMBER_BYTES])
+    batch.values += pooled.values
 
 
 def _started(started: Started) -> pb.StartedSequence:

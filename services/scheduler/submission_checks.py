@@ -60,7 +60,11 @@ def _malformed(submission: pb.Submission) -> str:
         problem = f"num_prompt_tokens: {submission.num_prompt_tokens} of {num_tokens} tokens"
     elif submission.num_sequences < 1:
         problem = "num_sequences: must be at least 1, got 0"
-    elif submission.max_tokens < 1:
+    elif submission.samples_nothing and (submission.max_tokens or submission.num_sequences > 1):
+        problem = "samples_nothing: goes with max_tokens 0 and num_sequences 1"
+    elif submission.samples_nothing and (submission.HasField("beam_search") or submission.grammar):
+        problem = "samples_nothing: has no output to search for or to constrain"
+    elif not submission.samples_nothing and submission.max_tokens < 1:
         problem = f"max_tokens: must be at least 1, got {submission.max_tokens}"
     elif len(submission.root_hash) != block_hash.HASH_BYTES:
         problem = f"root_hash: {len(submission.root_hash)} bytes instead of {block_hash.HASH_BYTES}"

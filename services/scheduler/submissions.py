@@ -62,6 +62,7 @@ class SequenceFactory:
                 block_hashes=list(hashes),
                 skip_reading_prefix_cache=submission.skip_reading_prefix_cache,
                 asks_logprobs=submission.asks_logprobs,
+                samples_nothing=submission.samples_nothing,
                 prompt_logprobs_from=0 if i else submission.prompt_logprobs_from,
                 repetition=_repetition(submission),
                 min_output_tokens=submission.min_tokens,

@@ -60,7 +60,7 @@ class Core:
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence; one that can never run here ends with an error at once. If it raises, nothing is left of
         the sequence here."""
-        refusal = self.limits.refusal(sequence.num_tokens, sequence.width)
+        refusal = self.limits.refusal(sequence.num_tokens, sequence.width, samples=not sequence.samples_nothing)
         if refusal is not None:
             self.state.refuse(sequence, Failure("INVALID_ARGUMENT", refusal))
             return

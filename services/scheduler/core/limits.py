@@ -40,11 +40,14 @@ class Limits:
     def usable_blocks(self) -> int:
         return self.num_blocks - 1
 
-    def refusal(self, num_tokens: int, width: int = 1) -> str | None:
-        """Why a sequence of `num_tokens`, or a search with `width` beams, can never run here; None if it can."""
+    def refusal(self, num_tokens: int, width: int = 1, *, samples: bool = True) -> str | None:
+        """Why a sequence of `num_tokens`, or a search with `width` beams, can never run here; None if it can.
+        `samples`: it needs room for at least one token more."""
         if width > self.max_num_seqs:
             return f"beam_search.width: {width} beams are more than the {self.max_num_seqs} slots of the worker"
-        if num_tokens >= self.max_model_len:
+        if num_tokens > self.max_model_len and not samples:
+            return f"The prompt (length {num_tokens}) is longer than the maximum model length of {self.max_model_len}."
+        if num_tokens >= self.max_model_len and samples:
             return (
                 f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens (at least 1) is "
                 f"longer than the maximum model length of {self.max_model_len}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,6 +102,15 @@ class StepResult:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     logprobs: Logprobs | None = None
     prompts: PromptLogprobs | None = None
+    pooled: Mapping[int, bytes] = field(default_factory=dict)  # f32 column, by slot that ended without a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The vector that a sequence ended with."""
+
+    sequence: Sequence
+    values: bytes  # f32 column
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +172,10 @@ class Events:
     """What happened since the last look, for the frontends."""
 
     prompts: list[PromptPart] = field(default_factory=list)
+    pooled: list[Pooled] = field(default_factory=list)
     tokens: list[TokenColumns] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.tokens or self.started or self.finished or self.prompts)
+        return bool(self.tokens or self.started or self.finished or self.prompts or self.pooled)

@@ -29,7 +29,8 @@ class Running:
         self._groups = groups
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.most_blocks = 0  # that all of them can ever need, sharing left out
-        self.prefilling: set[int] = set()  # slots with more than one token to compute
+        self.prefilling: set[int] = set()  # slots with more than one token to compute, or that compute only when named
+        self.silent: set[int] = set()  # slots that sample nothing
         self.live = np.zeros(num_slots, dtype=bool)
         self.keys = np.full(num_slots, -1, dtype=np.int64)
         self.order = np.full(num_slots, -1, dtype=np.int64)
@@ -93,7 +94,9 @@ class Running:
         self._enter_stops(slot, sequence)
         self._enter_tail(slot, sequence)
         sequence.row = self
-        if sequence.is_beam or num_computed < num_tokens - 1:
+        if sequence.samples_nothing:
+            self.silent.add(slot)
+        if sequence.is_beam or sequence.samples_nothing or num_computed < num_tokens - 1:
             self.prefilling.add(slot)
         return slot
 
@@ -143,6 +146,7 @@ class Running:
         self.keys[slot] = -1
         self.order[slot] = -1
         self.prefilling.discard(slot)
+        self.silent.discard(slot)
         heapq.heappush(self._free, slot)
         sequence.slot = -1
         return sequence
@@ -158,8 +162,11 @@ class Running:
         return slot >= 0 and bool(self.num_known[slot] > self.num_at_entry[slot])
 
     def ready(self) -> Mask:
-        """Slots with exactly one token to compute: those that advance without being named. Beams are always named."""
+        """Slots with exactly one token to compute: those that advance without being named. Beams are always named, and
+        so are slots that sample nothing."""
         ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
+        if self.silent:
+            ready[list(self.silent)] = False
         return ready & ~self.is_beam if self.num_beams else ready
 
     def assume_accepted(self, slots: Slots | int, num_drafts: int) -> None:

@@ -58,6 +58,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of all full blocks of `tokens`
     skip_reading_prefix_cache: bool = False
     asks_logprobs: bool = False
+    samples_nothing: bool = False  # it ends, with a vector, when its tokens are computed
     prompt_logprobs_from: int = 0  # the next prompt position whose log-probabilities are to come; 0: nobody asked
     repetition: RepetitionRule | None = None
     min_output_tokens: int = 0  # no repetition is seen before

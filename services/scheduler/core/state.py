@@ -230,7 +230,7 @@ class State:
         if reason is not Reason.ERROR:
             self.tables.cache_partial_block(sequence.slot)
         self.take_slot(sequence)
-        if reason in ANSWERED:
+        if reason in ANSWERED and not sequence.samples_nothing:
             self.forecast.learn(sequence.num_tokens - sequence.num_prompt_tokens)
 
     def _leave_search(self, root: Sequence) -> int:

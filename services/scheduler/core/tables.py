@@ -105,21 +105,24 @@ class Tables:
         """The step computes `num_tokens` of `slot`, whose blocks are there."""
         running = self.running
         total = int(running.num_tokens[slot])
-        is_beam = bool(running.is_beam[slot])
-        implied = int(running.num_computed[slot]) == total - 1 and not is_beam
+        silent = slot in running.silent
+        is_named = silent or bool(running.is_beam[slot])
+        implied = int(running.num_computed[slot]) == total - 1 and not is_named
         computed = int(running.num_computed[slot]) + num_tokens
         running.num_computed[slot] = computed
-        samples = computed == total
-        if samples:
+        whole = computed == total
+        if whole and not silent:
             running.num_tokens[slot] = total + 1
-        if samples or (computed == total - 1 and not is_beam):
+        if whole or (computed == total - 1 and not is_named):
             running.prefilling.discard(slot)
         drafts = implied and builder.num_drafts > 0
         if drafts and not builder.budget.try_all(builder.num_drafts):
             implied = drafts = False  # named, it does not draft
         if drafts:
             running.assume_accepted(slot, builder.num_drafts)
-        builder.chunk(slot, num_tokens, implied=implied, samples=samples, drafts=drafts)
+        builder.chunk(slot, num_tokens, implied=implied, samples=whole and not silent, drafts=drafts)
+        if whole and silent:
+            builder.finish(slot)
 
     def extend(self, slots: Slots, tokens: I32) -> None:
         """The next token of each of `slots` is known."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 from services.scheduler.core.ending import Failure
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.submissions import Payload
-from shared.columns import f32, i32, i32_bytes, u32, u32_bytes
+from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -54,6 +56,8 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     wire.grammar_id = sequence.grammar_id
     if sequence.asks_prompt_logprobs:  # what the prompt has told already is not wanted again
         wire.prompt_logprobs_from = sequence.prompt_logprobs_from
+    if sequence.samples_nothing:
+        wire.samples_nothing = True
     if payload.num_logprobs is not None:
         wire.num_logprobs = payload.num_logprobs
 
@@ -77,7 +81,8 @@ def decode_result(wire: pb.StepResult) -> StepResult:
     counts = u32(wire.token_counts) if wire.token_counts else None
     drafts = u32(wire.draft_counts) if wire.draft_counts else None
     prompts = _decode_prompts(wire.prompt_logprobs) if wire.HasField("prompt_logprobs") else None
-    return StepResult(wire.step_id, i32(wire.token_ids), counts, drafts, failures, logprobs, prompts)
+    pooled = _decode_pooled(wire.pooled) if wire.HasField("pooled") else {}
+    return StepResult(wire.step_id, i32(wire.token_ids), counts, drafts, failures, logprobs, prompts, pooled)
 
 
 def _code(code: int) -> str:
@@ -89,6 +94,14 @@ def _code(code: int) -> str:
 
 def _decode_prompts(wire: pb.PromptLogprobColumns) -> PromptLogprobs:
     return PromptLogprobs(u32(wire.slots), u32(wire.position_counts), _decode_logprobs(wire.entries))
+
+
+def _decode_pooled(wire: pb.PooledColumns) -> dict[int, bytes]:
+    """f32 column, by slot."""
+    sizes = u32(wire.sizes).tolist()
+    ends = list(accumulate((size * NUMBER_BYTES for size in sizes), initial=0))
+    parts = (wire.values[begin:end] for begin, end in pairwise(ends))
+    return dict(zip(u32(wire.slots).tolist(), parts, strict=True))
 
 
 def _decode_logprobs(wire: pb.LogprobColumns) -> Logprobs:

@@ -13,6 +13,7 @@ from shared.errors import FailedPrecondition
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 WIDTH = 4  # bytes of an element of every column
+MOST_ELEMENTS = 2**20  # of a vector: far more than any model's hidden states have
 MOST_STEPS_WITHOUT_TOKEN = 1000  # in a row, of a slot that is to sample: far beyond any wait for blocks
 
 
@@ -40,6 +41,8 @@ class ResultChecks:
             self._check_logprobs(wire.logprobs, "logprobs", flight)
         if wire.HasField("prompt_logprobs"):
             self._check_prompts(wire.prompt_logprobs, flight)
+        if flight.ended or wire.HasField("pooled"):
+            self._check_pooled(wire, flight)
         if counts is not None or self._some_empty:
             self._check_progress(counts, flight)
 
@@ -67,8 +70,8 @@ class ResultChecks:
     def _check_failures(self, wire: pb.StepResult, flight: Flight, counts: U32 | None, tokens: U32) -> None:
         """Tokens of slots that failed mean nothing."""
         failed = np.array([failure.slot for failure in wire.failures], dtype=np.int64)
-        if not np.isin(failed, flight.slots).all():
-            raise _wrong(flight, f"failures: slots {failed.tolist()} do not all sample")
+        if not np.isin(failed, [*flight.slots.tolist(), *flight.ended]).all():
+            raise _wrong(flight, f"failures: slots {failed.tolist()} do not all sample or end")
         goes_on = ~np.isin(flight.slots, failed)
         rows = goes_on if counts is None else np.repeat(goes_on, counts)
         self._check_vocabulary(tokens[rows], "token_ids", flight)
@@ -91,6 +94,19 @@ class ResultChecks:
         num_positions = self._check_logprobs(wire.entries, "prompt_logprobs.entries", flight)
         if int(counts.sum()) != num_positions:
             raise _wrong(flight, f"prompt_logprobs: {counts.sum()} positions, entries of {num_positions}")
+
+    def _check_pooled(self, wire: pb.StepResult, flight: Flight) -> None:
+        """A vector for each slot that ends without a sample, unless it failed."""
+        pooled = wire.pooled
+        slots = _whole(pooled.slots, "pooled.slots", flight).tolist()
+        failed = {failure.slot for failure in wire.failures}
+        due = flight.ended.keys() - failed
+        if len(set(slots)) != len(slots) or not due <= set(slots) <= flight.ended.keys():
+            raise _wrong(flight, f"pooled: vectors of slots {sorted(due)} are due, the worker sent those of {slots}")
+        sizes = _column(pooled.sizes, "pooled.sizes", len(slots), flight)
+        if len(sizes) and (not sizes.all() or int(sizes.max()) > MOST_ELEMENTS):
+            raise _wrong(flight, f"pooled.sizes: 1 to {MOST_ELEMENTS} elements of each, the worker sent {sizes}")
+        _column(pooled.values, "pooled.values", int(sizes.sum()), flight)
 
     def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: Flight) -> int:
         """Returns the number of positions."""

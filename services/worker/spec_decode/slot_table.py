@@ -99,8 +99,6 @@ class DraftingSlotTable(SlotTable):
             return None
         most = np.zeros_like(counts)
         slots = np.flatnonzero(counts == 1)
-        if self.silent:
-            slots = slots[~np.isin(slots, list(self.silent))]
         most[slots] = self.most_drafts(slots)
         most[named] = 0
         return most

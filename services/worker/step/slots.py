@@ -216,6 +216,8 @@ class SlotTable:
         """[max_num_seqs] tokens that each slot computes."""
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
+        if self.silent:
+            counts[list(self.silent)] = 0
         slots, wanted = columns.u32(plan.counted_slots), columns.u32(plan.token_counts)
         require(len(slots) == len(wanted), lambda: f"{len(slots)} counted_slots, {len(wanted)} token_counts")
         if len(slots):

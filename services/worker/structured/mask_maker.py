@@ -192,8 +192,8 @@ def wait(job: Future[None], maker: MaskMaker) -> None:
 
 
 def _watch(maker_ref: weakref.ref[MaskMaker]) -> None:
-    """While a stream waits, the thread that launches may have to wait as well, to load a kernel for instance, and then no
-    thread is left to notice that the masks' thread hangs."""
+    """While a stream waits, the thread that launches may have to wait as well, to load a kernel for instance, and then
+    no thread is left to notice that the masks' thread hangs."""
     while (maker := maker_ref()) is not None and not maker.hangs:
         if maker.takes_too_long:
             maker.give_up()

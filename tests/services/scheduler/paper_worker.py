@@ -58,6 +58,7 @@ class Slot:
     num_prompt: int
     asks_from: int  # prompt position whose log-probabilities come first; 0: nobody asked
     num_candidates: int  # of a beam; 0: it is none
+    samples: bool = True  # else it ends with a vector when its tokens are computed
     blocks: list[int] = field(default_factory=list)  # of each position one for each KV group
 
 
@@ -99,7 +100,12 @@ class PaperWorker:
         tokens = [token for token in sampled if token is not None]
         sampling = [slot for slot, token in zip(counts, sampled, strict=True) if token is not None]
         told = self._tell_candidates(sampling)
-        return StepResult(plan.step_id, np.array(tokens, dtype=np.int32), logprobs=told, prompts=prompts)
+        pooled = self._pool(counts)
+        return StepResult(plan.step_id, np.array(tokens, dtype=np.int32), logprobs=told, prompts=prompts, pooled=pooled)
+
+    def _pool(self, counts: dict[int, int]) -> dict[int, bytes]:
+        rows = {slot: self.slots[slot] for slot in counts if not self.slots[slot].samples}
+        return {slot: digest(row.tokens) for slot, row in rows.items() if row.num_computed == len(row.tokens)}
 
     def _tell_candidates(self, slots: list[int]) -> Logprobs | None:
         rows = [self.slots[slot] for slot in slots if self.slots[slot].num_candidates]
@@ -176,7 +182,7 @@ class PaperWorker:
         verified = []
         for slot, count in counts.items():
             row = self.slots[slot]
-            if row.num_computed + count < len(row.tokens):
+            if row.num_computed + count < len(row.tokens) or not row.samples:
                 self._compute(row, count)
                 continue
             sampling.append(slot)
@@ -190,7 +196,8 @@ class PaperWorker:
         flat = np.array([token for row in tokens for token in row], dtype=np.int32)
         counted = np.array([len(row) for row in tokens], dtype=np.uint32)
         drafted = np.array(verified, dtype=np.uint32)
-        return StepResult(plan.step_id, flat, counted, drafted, logprobs=told, prompts=prompts)
+        pooled = self._pool(counts)
+        return StepResult(plan.step_id, flat, counted, drafted, logprobs=told, prompts=prompts, pooled=pooled)
 
     def _room(self, slot: int) -> int:
         row = self.slots[slot]
@@ -233,11 +240,12 @@ class PaperWorker:
         """`plan` as it came over the wire, which does not say how many tokens it computes."""
         counts = dict(zip(plan.counted_slots, plan.token_counts, strict=True))
         for slot, row in self.slots.items():
-            if slot not in plan.released_slots and row.num_computed == len(row.tokens) - 1:
+            if slot not in plan.released_slots and row.samples and row.num_computed == len(row.tokens) - 1:
                 counts.setdefault(slot, 1)
         for admission in plan.admitted:
             num_tokens = len(admission.token_ids) // 4
-            if min(admission.num_cached_tokens, num_tokens - 1) == num_tokens - 1:
+            one_left = min(admission.num_cached_tokens, num_tokens - 1) == num_tokens - 1
+            if one_left and not admission.sequence.samples_nothing:
                 counts.setdefault(admission.slot, 1)
         return replace(plan, num_tokens=sum(counts.values()))
 
@@ -256,11 +264,13 @@ class PaperWorker:
             sequence.num_prompt_tokens,
             sequence.prompt_logprobs_from,
             _num_candidates(sequence),
+            not sequence.samples_nothing,
         )
 
     def _counts(self, plan: StepPlan) -> dict[int, int]:
         """Tokens of each slot that computes, slots ascending."""
-        counts = {slot: 1 for slot, row in self.slots.items() if row.num_computed == len(row.tokens) - 1}
+        sampling = {slot: row for slot, row in self.slots.items() if row.samples}
+        counts = {slot: 1 for slot, row in sampling.items() if row.num_computed == len(row.tokens) - 1}
         beams = {slot for slot, row in self.slots.items() if row.num_candidates}
         assert counts.keys() & beams <= set(plan.counted_slots), "beams are always named"
         counts.update(zip(plan.counted_slots, plan.token_counts, strict=True))
@@ -286,7 +296,7 @@ class PaperWorker:
             for position in range(max(0, first - window + 1), row.num_computed):
                 right = group, digest(row.tokens[: position + 1])
                 assert self.kv.get(self._place(row, position, group)) == right, "wrong KV"
-        if row.num_computed < len(row.tokens):
+        if row.num_computed < len(row.tokens) or not row.samples:
             return None
         row.tokens.append(next_token(row.tokens))
         return row.tokens[-1]

@@ -117,7 +117,7 @@ class PaperScheduler:
 
     def _implied(self, slot: int) -> int:
         row = self.rows[slot]
-        return 1 if row.num_computed == row.num_tokens - 1 else 0
+        return 1 if row.samples and row.num_computed == row.num_tokens - 1 else 0
 
     def _advance(self, counts: dict[int, int]) -> list[int]:
         block_ids, sampling = [], []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 import numpy as np
@@ -28,6 +28,7 @@ class Flight:
     num_tokens: int
     planned_at: float
     drafts: I32 | None = None  # most drafts of each; None: nobody drafts
+    ended: Mapping[int, int] = field(default_factory=dict)  # slots that end without a sample, and their sequences' keys
 
     def select(self, rows: npt.NDArray[np.bool_]) -> Flight:
         """Some of the slots, where nobody drafts any more to ask about."""
@@ -47,6 +48,7 @@ class PlanBuilder:
         self._chunks: dict[int, int] = {}  # tokens of the prompts computed in this step
         self._finishing: set[int] = set()  # prompts that end in this step, and so sample
         self._drafting: set[int] = set()  # of these, which may draft
+        self._ending: set[int] = set()  # slots whose tokens are computed with this step, and that sample nothing
         self._names_owners = names_owners
         self._counted: dict[int, int] = {}
         self._gains: list[tuple[int, list[int]]] = []
@@ -77,6 +79,10 @@ class PlanBuilder:
             self.num_tokens += self.num_drafts
             self._chunks[slot] += self.num_drafts
 
+    def finish(self, slot: int) -> None:
+        """`slot` samples nothing, and the chunk that it computes is its last."""
+        self._ending.add(slot)
+
     def gain(self, slot: int, blocks: list[int]) -> None:
         if blocks:
             self._gains.append((slot, blocks))
@@ -94,6 +100,7 @@ class PlanBuilder:
         self.budget.left += taken
         self._finishing.discard(slot)
         self._drafting.discard(slot)
+        self._ending.discard(slot)
         self._counted.pop(slot, None)
         self._gains = [gain for gain in self._gains if gain[0] != slot]
 
@@ -115,7 +122,7 @@ class PlanBuilder:
     @property
     def finishing(self) -> list[int]:
         """Slots whose prompts end in this step."""
-        return list(self._finishing)
+        return [*self._finishing, *self._ending]
 
     def flight(self, step_id: int, running: Running, now: float) -> Flight:
         slots = self.ready
@@ -131,6 +138,7 @@ class PlanBuilder:
             self.num_tokens,
             now,
             self._drafts_of(slots),
+            {slot: int(running.keys[slot]) for slot in self._ending},
         )
 
     def _drafts_of(self, slots: Slots) -> I32 | None:

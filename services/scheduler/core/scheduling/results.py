@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from services.scheduler.core.plan import (
     I32,
     LogprobColumns,
     Logprobs,
+    Pooled,
     PromptLogprobs,
     PromptPart,
     StepResult,
@@ -47,6 +49,8 @@ class ResultProcessor:
         for slot, failure in result.failures:
             flight = replace(flight, asked=flight.asked & (flight.slots != slot))  # it has no log-probabilities
             self._fail(flight, slot, failure)
+        if flight.ended:
+            self._take_pooled(flight.ended, result.pooled)
         rows = DraftedRows.of(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
         all_current = bool(current.all())
@@ -87,6 +91,14 @@ class ResultProcessor:
             if sequence is not None:
                 sequence.prompt_logprobs_from += len(entries.ranks)
                 self._state.events.prompts.append(PromptPart(sequence, entries))
+
+    def _take_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
+        """Also of sequences that were preempted meanwhile: they have nothing left to compute."""
+        for slot, key in ended.items():
+            sequence = self._state.sequences.get(key)
+            if sequence is not None:
+                self._state.events.pooled.append(Pooled(sequence, pooled[slot]))
+                self._state.end(sequence, Reason.STOP)
 
     def _take_current(self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asked: npt.NDArray[np.bool_]) -> None:
         """One token for each of `slots`."""
@@ -166,7 +178,8 @@ class ResultProcessor:
 
     def _fail(self, flight: Flight, slot: int, failure: Failure) -> None:
         """The worker gave up on a slot; whatever token it reported for it is dropped with the sequence."""
-        for key in flight.keys[flight.slots == slot].tolist():
+        keys = [flight.ended[slot]] if slot in flight.ended else flight.keys[flight.slots == slot].tolist()
+        for key in keys:
             sequence = self._state.searches.root_of(key) or self._state.sequences.get(key)
             if sequence is not None:
                 self._state.end(sequence, Reason.ERROR, failure=failure)

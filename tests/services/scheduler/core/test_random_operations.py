@@ -20,7 +20,7 @@ from services.scheduler.core.sequence import Family, Sequence
 from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.test_beams import exhaustive, search
-from tests.services.scheduler.paper_worker import EOS, PaperWorker, oracle
+from tests.services.scheduler.paper_worker import EOS, PaperWorker, digest, oracle
 
 
 @dataclass
@@ -36,6 +36,8 @@ class Client:
     end: Finished | None = None
     found: list[int] | None = None  # by a beam search
     root: Sequence | None = None
+    pools: bool = False  # wants a vector and no tokens
+    vector: bytes = b""
 
 
 class Cluster:
@@ -60,6 +62,9 @@ class Cluster:
         if self.random.random() < 0.08:
             self._add_search(prompt)
             return
+        if self.random.random() < 0.1:
+            self._add_pooled(prompt)
+            return
         size = self.random.choice([1, 1, 1, 2, 5])
         family = Family() if size > 1 else None
         for _ in range(size):
@@ -74,6 +79,13 @@ class Cluster:
         for output, (said, _, _) in zip(root.outputs, found, strict=True):
             self.clients[output.sequence_id] = Client(prompt, 0, True, found=said, root=root)
         self.core.add(root)
+
+    def _add_pooled(self, prompt: list[int]) -> None:
+        key = len(self.clients)
+        self.clients[key] = Client(prompt, len(prompt), False, pools=True)
+        alone = self.random.random() < 0.5  # as those that read every token
+        fields = {"samples_nothing": True, "skip_reading_prefix_cache": alone, "arrival": self.now}
+        self.core.add(make_sequence(key, prompt, 0, self.limits.block_size, **fields))
 
     def _add(self, prompt: list[int], family: Family | None) -> None:
         key = len(self.clients)
@@ -127,6 +139,12 @@ class Cluster:
             assert client.end is None
             client.told += part.entries.ranks.tolist()
             assert [client.prompt[i] for i in part.entries.ranks] == part.entries.token_ids.tolist()
+        for pooled in events.pooled:
+            client = self.clients[pooled.sequence.sequence_id]
+            assert client.pools
+            assert not client.vector, "one vector"
+            assert client.end is None
+            client.vector = pooled.values
         for columns in events.tokens:
             assert len(set(columns.sequence_ids.tolist())) == len(columns.sequence_ids), "one row a sequence"
             counts = columns.token_counts
@@ -192,11 +210,20 @@ class Cluster:
         else:
             assert client.tokens == client.found
 
+    def _verify_pooled(self, client: Client, end: Finished) -> None:
+        assert client.tokens == []
+        if end.reason is not Reason.CANCELLED:
+            assert end.reason is Reason.STOP
+            assert client.vector == digest(client.prompt)
+
     def verify(self) -> None:
         for client in self.clients.values():
             assert client.end is not None
             if client.root is not None:
                 self._verify_search(client, client.end)
+                continue
+            if client.pools:
+                self._verify_pooled(client, client.end)
                 continue
             expected = oracle(client.prompt, client.limit, client.eos)
             wanted = list(range(client.asks_from, len(client.prompt))) if client.asks_from else []
