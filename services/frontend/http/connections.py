@@ -66,19 +66,42 @@ class Connections:
 
 
 class Deadline:
-    """At most one at a time; the last one set counts."""
+    """At most one at a time; the last one set counts. It is set several times for every call and hardly ever passes, so
+    the loop's timer goes on from one to the next, and looks, when it rings, whether it was meant."""
 
-    __slots__ = ("_loop", "_timer")
+    __slots__ = ("_at_s", "_loop", "_then", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._then: Callable[[], None] | None = None
+        self._at_s = 0.0
 
     def set(self, seconds: float, then: Callable[[], None]) -> None:
-        self.clear()
-        self._timer = self._loop.call_later(seconds, then)
+        self._at_s, self._then = self._loop.time() + seconds, then
+        if self._timer is not None and self._timer.when() > self._at_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._at_s, self._ring)
 
     def clear(self) -> None:
+        """Until it is set again."""
+        self._then = None
+
+    def close(self) -> None:
+        """For good."""
+        self._then = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._then is None:
+            return
+        if self._loop.time() < self._at_s:
+            self._timer = self._loop.call_at(self._at_s, self._ring)
+            return
+        then, self._then = self._then, None
+        then()

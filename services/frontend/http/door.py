@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.frontend.admission import Admission
 from services.frontend.calls import Call, Calls
 from services.frontend.http.headers import CALL, HANDLER, Headers, request_id_headers, sent_id
-from services.frontend.http.protocol import whole
+from services.frontend.http.protocol import Written
 from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics
 
@@ -25,6 +25,8 @@ WORK = (
     "/v1/messages/count_tokens",
     "/invocations",
 )
+
+MOST_WORDED = 64  # refusals that are kept as they are written
 
 Wording = Callable[[str, QuireError], Response]  # an error as the clients of a path read it
 
@@ -42,6 +44,7 @@ class Door:
         self._metrics = metrics
         self._wording = wording
         self._paths = frozenset(WORK)
+        self._worded: dict[tuple[str, str, str], Written] = {}
         self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
 
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
@@ -52,13 +55,21 @@ class Door:
         try:
             self._admission.check_open(self._num_arriving)
         except QuireError as error:
-            response = self._wording(path, error)
-            response.raw_headers += request_id_headers(sent_id(headers))
-            self._metrics.http_requests.labels(path, "POST", f"{response.status_code // 100}xx").inc()
-            self._calls.refused(f"POST {path}", str(response.status_code))
-            return whole(response)
+            written = self._written(path, error)
+            self._metrics.http_requests.labels(path, "POST", f"{written.status // 100}xx").inc()
+            self._calls.refused(f"POST {path}", str(written.status))
+            return written.with_headers(request_id_headers(sent_id(headers)))
         self._arrives()
         return None
+
+    def _written(self, path: str, error: QuireError) -> Written:
+        """While there is no room, hundreds are told the same."""
+        key = (path, type(error).__name__, error.message)
+        if key not in self._worded:
+            if len(self._worded) >= MOST_WORDED:
+                self._worded.clear()
+            self._worded[key] = Written.of(self._wording(path, error))
+        return self._worded[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar, cast
 
@@ -61,8 +62,8 @@ class Guarded(HttpToolsProtocol):
             self._turn_away(TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reading.clear()
-        self._writing.clear()
+        self._reading.close()
+        self._writing.close()
         if self._is_kept:
             self._is_kept = False
             self.connections_kept.leave(self._address)
@@ -147,9 +148,21 @@ def guarded(refuse: Refuse, connections: Connections) -> type[Guarded]:
     return type("GuardedByDoor", (Guarded,), {"refuse": staticmethod(refuse), "connections_kept": connections})
 
 
-def whole(response: Response) -> bytes:
-    """As it is written."""
-    status = HTTPStatus(response.status_code)
-    head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
-    head += [name + b": " + value for name, value in response.raw_headers]
-    return b"\r\n".join(head) + b"\r\n\r\n" + bytes(response.body)
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An answer as it is written, with room for headers that differ from call to call."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+    @classmethod
+    def of(cls, response: Response) -> Written:
+        status = HTTPStatus(response.status_code)
+        head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
+        head += [name + b": " + value for name, value in response.raw_headers]
+        return cls(status.value, b"\r\n".join(head), bytes(response.body))
+
+    def with_headers(self, headers: Headers) -> bytes:
+        more = b"".join([b"\r\n" + name + b": " + value for name, value in headers])
+        return b"".join((self.head, more, b"\r\n\r\n", self.body))

@@ -1,10 +1,12 @@
 """Many calls at one instant from a process of its own: what each of them waits for its answer or its refusal.
 
     python -m tests.services.frontend.burst [--calls 1280] [--places 128] [--held] [--prompt-bytes 480]
+    python -m tests.services.frontend.burst --calls 12800 --rate 1280 --tokens 100    # ten times the capacity, for 10 s
 
 The frontend, the clients and the scripted scheduler are a process each. Every call is a connection of its own, or with
 `--held` one that has been open before. Latencies are the client's, from before its connect (or write) to the answer's
-first byte; `/health` is asked all the while, on a connection of its own, as a measure of the machine.
+first byte; with `--rate` calls come one after the other, whatever became of those before, and are waited for from when
+they were due. `/health` is asked all the while, on a connection of its own, as a measure of the machine.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,10 +73,51 @@ class Burst:
         return "; ".join(parts) + (f"; others: {self.others[:3]}" if self.others else "")
 
 
-def message(prompt_bytes: int) -> bytes:
-    body = json.dumps({"prompt": "hello wo" * (prompt_bytes // 8), "max_tokens": TOKENS, "ignore_eos": True}).encode()
+def message(prompt_bytes: int, tokens: int) -> bytes:
+    body = json.dumps({"prompt": "hello wo" * (prompt_bytes // 8), "max_tokens": tokens, "ignore_eos": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Arrivals:
+    """Calls that begin at their times, each on a connection of its own, which is closed when it has been answered."""
+
+    def __init__(self, host: str, port: int, sent: bytes) -> None:
+        self._where, self._sent = (host, port), sent
+        self._poll = select.epoll()
+        self._calls: dict[int, Call] = {}
+        self.burst = Burst()
+
+    def run(self, num_calls: int, rate: float) -> Burst:
+        clock = time.perf_counter
+        started_s, begun = clock(), 0
+        while (begun < num_calls or self._calls) and clock() - started_s < GIVE_UP_S:
+            while begun < num_calls and started_s + begun / rate <= clock():
+                self._begin(started_s + begun / rate)
+                begun += 1
+            wait_s = max(0.0, started_s + begun / rate - clock()) if begun < num_calls else HEALTH_EVERY_S
+            for number, events in self._poll.poll(wait_s, maxevents=64):
+                self._go_on(number, events, clock)
+        return self.burst
+
+    def _begin(self, due_s: float) -> None:
+        call = Call(socket.socket(), self._sent, due_s)
+        call.sock.setblocking(False)
+        call.sock.connect_ex(self._where)
+        self._calls[call.sock.fileno()] = call
+        self._poll.register(call.sock, select.EPOLLOUT)
+
+    def _go_on(self, number: int, events: int, clock: Callable[[], float]) -> None:
+        call = self._calls[number]
+        if not events & select.EPOLLIN:
+            call.sock.send(call.message)
+            self._poll.modify(number, select.EPOLLIN)
+            return
+        answer, took_s = call.sock.recv(1 << 16), clock() - call.begun_s
+        self.burst.take(answer, took_s)
+        del self._calls[number]
+        self._poll.unregister(number)
+        call.sock.close()
 
 
 def strike(host: str, port: int, num_calls: int, sent: bytes, *, held: bool) -> Burst:
@@ -123,23 +167,31 @@ def strike(host: str, port: int, num_calls: int, sent: bytes, *, held: bool) -> 
     return burst
 
 
-async def measure(folder: Path, num_calls: int, places: int, prompt_bytes: int, *, held: bool) -> Burst:
+async def measure(folder: Path, places: int, *asked: Any) -> Burst:
+    """`asked`: of _client(), behind the address."""
     script = ScriptedScheduler(lambda _: 65, step_s=STEP_S)
     settings: dict[str, Any] = {"max_inflight_requests": places, "retry_after_ms": 1500, "log_level": "warning"}
     async with scheduler(script), process(folder, script.address, **settings) as frontend:
         where = await ready(frontend)
         await script.until(lambda: script.sessions)
-        await strike_from_outside(where["http"], 4, prompt_bytes, held=held)
-        return await strike_from_outside(where["http"], num_calls, prompt_bytes, held=held)
+        await strike_from_outside(where["http"], 4, 480, TOKENS, True, 0.0)
+        return await strike_from_outside(where["http"], *asked)
 
 
-async def strike_from_outside(address: str, num_calls: int, prompt_bytes: int, *, held: bool) -> Burst:
-    asked = json.dumps([address, num_calls, prompt_bytes, held])
+async def strike_from_outside(*asked: Any) -> Burst:
     client = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __spec__.name, "--client", asked, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", __spec__.name, "--client", json.dumps(asked), stdout=asyncio.subprocess.PIPE
     )
     said, _ = await client.communicate()
     return Burst(**json.loads(said))
+
+
+def _client(address: str, num_calls: int, prompt_bytes: int, tokens: int, held: bool, rate: float) -> Burst:
+    host, _, port = address.rpartition(":")
+    sent = message(prompt_bytes, tokens)
+    if rate:
+        return Arrivals(host, int(port), sent).run(num_calls, rate)
+    return strike(host, int(port), num_calls, sent, held=held)
 
 
 def main() -> None:
@@ -148,18 +200,19 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=128)
     parser.add_argument("--prompt-bytes", type=int, default=480)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer, 10 ms each")
+    parser.add_argument("--rate", type=float, default=0.0, help="calls a second; 0: all at one instant")
     parser.add_argument("--held", action="store_true", help="connections are open before")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.client:
-        address, num_calls, prompt_bytes, held = json.loads(asked.client)
-        host, _, port = address.rpartition(":")
-        print(json.dumps(vars(strike(host, int(port), num_calls, message(prompt_bytes), held=held))))
+        print(json.dumps(vars(_client(*json.loads(asked.client)))))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_folder(Path(scratch) / "tiny")
         for _ in range(asked.runs):
-            burst = asyncio.run(measure(folder, asked.calls, asked.places, asked.prompt_bytes, held=asked.held))
+            how = (asked.calls, asked.prompt_bytes, asked.tokens, asked.held, asked.rate)
+            burst = asyncio.run(measure(folder, asked.places, *how))
             print(burst.line(), flush=True)
 
 
