@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
+import random
 import select
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +84,9 @@ def message(prompt_bytes: int, tokens: int) -> bytes:
 class Arrivals:
     """Calls that begin at their times, each on a connection of its own, which is closed when it has been answered."""
 
-    def __init__(self, host: str, port: int, sent: bytes) -> None:
-        self._where, self._sent = (host, port), sent
+    def __init__(self, host: str, port: int, messages: Sequence[bytes]) -> None:
+        """`messages`: sent in turn."""
+        self._where, self._messages = (host, port), itertools.cycle(messages)
         self._poll = select.epoll()
         self._calls: dict[int, Call] = {}
         self.burst = Burst()
@@ -101,7 +104,7 @@ class Arrivals:
         return self.burst
 
     def _begin(self, due_s: float) -> None:
-        call = Call(socket.socket(), self._sent, due_s)
+        call = Call(socket.socket(), next(self._messages), due_s)
         call.sock.setblocking(False)
         call.sock.connect_ex(self._where)
         self._calls[call.sock.fileno()] = call
@@ -188,10 +191,11 @@ async def strike_from_outside(*asked: Any) -> Burst:
 
 def _client(address: str, num_calls: int, prompt_bytes: int, tokens: int, held: bool, rate: float) -> Burst:
     host, _, port = address.rpartition(":")
-    sent = message(prompt_bytes, tokens)
-    if rate:
-        return Arrivals(host, int(port), sent).run(num_calls, rate)
-    return strike(host, int(port), num_calls, sent, held=held)
+    if rate:  # answers of many lengths: equal ones would end all at once, again and again
+        chance = random.Random(num_calls)
+        messages = [message(prompt_bytes, chance.randint(tokens // 2, tokens * 3 // 2)) for _ in range(997)]
+        return Arrivals(host, int(port), messages).run(num_calls, rate)
+    return strike(host, int(port), num_calls, message(prompt_bytes, tokens), held=held)
 
 
 def main() -> None:
@@ -200,7 +204,7 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=128)
     parser.add_argument("--prompt-bytes", type=int, default=480)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer, 10 ms each")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of an answer, 10 ms each; with --rate, on average")
     parser.add_argument("--rate", type=float, default=0.0, help="calls a second; 0: all at one instant")
     parser.add_argument("--held", action="store_true", help="connections are open before")
     parser.add_argument("--client", help=argparse.SUPPRESS)
