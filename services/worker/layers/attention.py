@@ -27,21 +27,55 @@ class Attention:
     ) -> None:
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
-        qkv = [Part(f"{name}.q_proj", q_size), Part(f"{name}.k_proj", kv_size), Part(f"{name}.v_proj", kv_size)]
-        self.qkv = Linear(qkv, config.hidden_size, config.qkv_bias, place)
-        self.output = Linear([Part(f"{name}.o_proj", config.hidden_size)], q_size, config.o_bias, place)
+        self.qkv = Linear(self.inputs(name, q_size, kv_size, config), config.hidden_size, config.qkv_bias, place)
+        self.output = Linear([self.outputs(name, config)], q_size, config.o_bias, place)
         norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
-        self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place) for norm in norms]
+        offset = config.norm_offset
+        self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]
+        self._scale = config.attention_scale or head_dim**-0.5
         self._parts: tuple[Loadable, ...] = (self.qkv, self.output, *self._norms)
         self._config, self._window, self._backend, self._ops = config, window, backend, place.ops
+        self._place = place
+
+    @staticmethod
+    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Part]:
+        """Queries, keys and values as the checkpoint has them, in this order."""
+        if config.fused_qkv:
+            return [Part(f"{name}.qkv_proj", q_size + 2 * kv_size)]
+        return [Part(f"{name}.q_proj", q_size), Part(f"{name}.k_proj", kv_size), Part(f"{name}.v_proj", kv_size)]
+
+    @staticmethod
+    def outputs(name: str, config: DecoderConfig) -> Part:
+        return Part(f"{name}.o_proj", config.hidden_size)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         for part in self._parts:
             yield from part.destinations()
 
     def finish(self) -> None:
+        self._arrange()
+        if self._config.residual_scale != 1:
+            self.output.scale(self._config.residual_scale)
         for part in self._parts:
             part.finish()
+
+    def _arrange(self) -> None:
+        """Queries and keys have the pairs that are rotated where the kernels want them."""
+        import torch
+
+        from services.worker.layers.rotary import row_order
+
+        config = self._config
+        order = row_order(config.rope, config.head_dim)
+        if order is None:
+            return
+        order = order.to(self._place.device)
+        heads = torch.arange(config.num_q_heads + config.num_kv_heads, device=order.device)
+        turned = (heads[:, None] * config.head_dim + order).flatten()
+        values = torch.arange(len(turned), len(turned) + config.num_kv_heads * config.head_dim, device=order.device)
+        self.qkv.reorder(torch.cat((turned, values)))
+        for norm in self._norms:
+            norm.weight.copy_(norm.weight[order])
 
     @property
     def _norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
@@ -75,8 +109,7 @@ class Attention:
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
-        scale = self._config.head_dim**-0.5
-        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=self._window)
+        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=self._scale, window=self._window)
         return self.output(attended.flatten(1))
 
     def run_row(
@@ -91,7 +124,7 @@ class Attention:
             batch,
             cache,
             num_q_heads=config.num_q_heads,
-            scale=config.head_dim**-0.5,
+            scale=self._scale,
             window=self._window,
         )
         kernels.linear(attended, self.output.packed, residual=residual)

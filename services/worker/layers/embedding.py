@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Embedding:
     """A row for each token id."""
 
-    def __init__(self, name: str, vocab_size: int, hidden_size: int, place: Placement) -> None:
-        self._name = name
+    def __init__(self, name: str, vocab_size: int, hidden_size: int, place: Placement, scale: float = 1.0) -> None:
+        """`scale`: what vectors are multiplied by."""
+        self._name, self._scale = name, scale
         self._ops = place.ops
         self.table: Tensor = place.empty(vocab_size, hidden_size)
 
@@ -25,7 +26,8 @@ class Embedding:
         yield f"{self._name}.weight", self.table
 
     def finish(self) -> None:
-        """The table is used as it is."""
+        if self._scale != 1:
+            self.table *= self._scale
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         return self._ops.embed(token_ids, self.table)

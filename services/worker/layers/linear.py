@@ -18,6 +18,7 @@ class Part:
 
     name: str  # without ".weight"
     out_features: int
+    transposed: bool = False  # [in_features, out_features]
 
 
 class Linear:
@@ -39,10 +40,23 @@ class Linear:
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         row = 0
         for part in self._parts:
-            yield f"{part.name}.weight", self._weight.narrow(0, row, part.out_features)
+            weight = self._weight.narrow(0, row, part.out_features)
+            yield f"{part.name}.weight", weight.t() if part.transposed else weight
             if self._bias is not None:
                 yield f"{part.name}.bias", self._bias.narrow(0, row, part.out_features)
             row += part.out_features
+
+    def reorder(self, rows: Tensor) -> None:
+        """Before finish(): the outputs come in another order, `rows` of the checkpoint's."""
+        self._weight.copy_(self._weight[rows])
+        if self._bias is not None:
+            self._bias.copy_(self._bias[rows])
+
+    def scale(self, factor: float) -> None:
+        """Before finish(): all outputs are so many times as large."""
+        self._weight *= factor
+        if self._bias is not None:
+            self._bias *= factor
 
     def finish(self) -> None:
         if self._quantization == "none":

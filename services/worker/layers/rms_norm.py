@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 class RMSNorm:
     """Called with a residual, it first adds x to that, in place."""
 
-    def __init__(self, name: str, size: int, eps: float, place: Placement) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, size: int, eps: float, place: Placement, *, offset: float = 0.0, scale: float = 1.0
+    ) -> None:
+        """The weight is (offset + the checkpoint's) * scale."""
+        self._name, self._offset, self._scale = name, offset, scale
         self._ops = place.ops
         self.eps = eps
         self.weight: Tensor = place.empty(size)
@@ -24,7 +27,8 @@ class RMSNorm:
         yield f"{self._name}.weight", self.weight
 
     def finish(self) -> None:
-        """The weight is used as it is."""
+        if self._offset or self._scale != 1:
+            self.weight.copy_((self.weight.float() + self._offset) * self._scale)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is None:

@@ -15,9 +15,29 @@ def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor
     """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles. On the CPU."""
     import torch  # here: families are also read where there is none
 
-    frequencies = FREQUENCIES[rope.kind](rope, head_dim)
+    rotated = int(head_dim * rope.share)
+    if rope.kind == "longrope":
+        frequencies = _longrope(rope, rotated, beyond=num_positions > rope.original_max_positions)
+    else:
+        frequencies = FREQUENCIES[rope.kind](rope, rotated)
+    still = torch.zeros((head_dim - rotated) // 2)  # pairs that keep their place
+    frequencies = torch.cat((frequencies, still))
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
+    size = torch.where(torch.arange(head_dim // 2) < rotated // 2, rope.attention_factor, 1.0)
+    return torch.cat((angles.cos() * size, angles.sin() * size), dim=1)
+
+
+def row_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
+    """Which element of a head, as the checkpoint has it, comes at each place, so that every pair is an element of the
+    first half and the same of the second; None: they are like that. int64 [head_dim]"""
+    import torch
+
+    rotated = int(head_dim * rope.share)
+    if rotated == head_dim and not rope.interleaved:
+        return None
+    pairs = torch.arange(rotated).view(-1, 2).t() if rope.interleaved else torch.arange(rotated).view(2, -1)
+    still = torch.arange(rotated, head_dim).view(2, -1)
+    return torch.cat((pairs, still), dim=1).flatten()
 
 
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -62,4 +82,17 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
     return torch.lerp(plain, plain / rope.factor, ramp.clamp(0, 1))
 
 
-FREQUENCIES = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _none(_rope: RopeConfig, head_dim: int) -> Tensor:
+    import torch
+
+    return torch.zeros(head_dim // 2)
+
+
+def _longrope(rope: RopeConfig, head_dim: int, *, beyond: bool) -> Tensor:
+    """`beyond`: sequences may be longer than the old context; then all are stretched as the longest are."""
+    import torch
+
+    return _plain(rope, head_dim) / torch.tensor(rope.long_factors if beyond else rope.short_factors)
+
+
+FREQUENCIES = {"none": _none, "default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -9,7 +9,7 @@ runs it asks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
@@ -30,7 +30,15 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
 
 TIED_HEAD = "lm_head.weight"
 
-Norm = Callable[..., "Tensor"]  # of x, or of x and the residual that x is first added to, in place
+
+class Norm(Protocol):
+    """Of x; called with a residual, it first adds x to that, in place."""
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def finish(self) -> None: ...
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
 
 
 class Layer(Protocol):
@@ -63,6 +71,7 @@ class CausalLM(ABC):
 
     # Functions of `kernels` that forward() consists of, so that a tape can record it; none: it cannot.
     taped_functions: ClassVar[tuple[str, ...]] = ()
+    embedding_name: ClassVar[str] = "model.embed_tokens"
 
     # Tokens that each expert has had, int64 [layers with experts, num_experts], and which layers these are.
     expert_counts: tuple[Tensor, tuple[int, ...]] | None = None
@@ -71,15 +80,29 @@ class CausalLM(ABC):
         """`num_positions`: longest sequence that will be run."""
         self.config = config
         self._embed = place.ops.embed
-        self.embedding = Embedding("model.embed_tokens", config.vocab_size, config.hidden_size, place)
+        self.embedding = Embedding(
+            self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale
+        )
         self.layers = [self.layer(index, config, backend, place) for index in range(config.num_layers)]
-        self.norm = RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, place)
+        self.norm = self.final_norm(config, place)
         self.head = (
             TiedOutputHead(self.embedding, place)
             if config.tie_word_embeddings
             else OutputHead(config.vocab_size, config.hidden_size, place)
         )
-        self.cos_sin: Tensor = cos_sin_table(config.rope, config.head_dim, num_positions).to(place.device)
+        tables = {
+            rope: cos_sin_table(rope, config.head_dim, num_positions).to(place.device)
+            for rope in (config.rope, *config.ropes)
+        }
+        self.cos_sin: Tensor = tables[config.rope]
+        self._rotations = [tables[rope] for rope in config.ropes or (config.rope,) * config.num_layers]
+
+    @staticmethod
+    def final_norm(config: DecoderConfig, place: Placement) -> Norm:
+        """Where all logits are multiplied, this one is: a table of embeddings may be the output head, too."""
+        tied = config.embedding_scale if config.tie_word_embeddings else 1.0
+        scale, offset = config.logit_scale / tied, config.norm_offset
+        return RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, place, offset=offset, scale=scale)
 
     @staticmethod
     @abstractmethod
@@ -111,7 +134,7 @@ class CausalLM(ABC):
         return {}
 
     @property
-    def _parts(self) -> Sequence[Embedding | Layer | RMSNorm | OutputHead | TiedOutputHead]:
+    def _parts(self) -> Sequence[Embedding | Layer | Norm | OutputHead | TiedOutputHead]:
         return (self.embedding, *self.layers, self.norm, self.head)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
@@ -122,18 +145,23 @@ class CausalLM(ABC):
         for part in self._parts:
             part.finish()
 
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """Where the residual stream begins: [num_tokens, hidden_size], which nothing else holds."""
+        embedded: Tensor = self.embedding(batch.token_ids)
+        return embedded
+
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
-        residual: Tensor = self.embedding(batch.token_ids)
+        residual = self.embed(batch)
         x: Tensor | None = None
-        for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
-            x = layer(x, residual, batch.of(cache.group), cache, self.cos_sin)
-        layer, cache, wanted = self.layers[-1], caches[-1], batch.logit_tokens
+        for layer, cache, cos_sin in zip(self.layers[:-1], caches[:-1], self._rotations[:-1], strict=True):
+            x = layer(x, residual, batch.of(cache.group), cache, cos_sin)
+        layer, cache, cos_sin, wanted = self.layers[-1], caches[-1], self._rotations[-1], batch.logit_tokens
         batch = batch.of(cache.group)
         if batch.last is not None and wanted is not None:
-            q = layer.store(x, residual, batch, cache, self.cos_sin)
+            q = layer.store(x, residual, batch, cache, cos_sin)
             return self._complete(q, residual, cache, wanted, batch.last)
-        x = layer(x, residual, batch, cache, self.cos_sin)
+        x = layer(x, residual, batch, cache, cos_sin)
         if wanted is not None:
             x, residual = (self._embed(wanted, t) for t in (x, residual))  # a gather of rows
         return self.norm(x, residual)
@@ -150,4 +178,5 @@ class CausalLM(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, vocab_size] in the model's dtype"""
         logits: Tensor = self.head(hidden)
-        return logits
+        cap = self.config.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits

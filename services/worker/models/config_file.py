@@ -13,6 +13,10 @@ class ConfigFile:
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
 
+    @property
+    def values(self) -> dict[str, Any]:
+        return self._values
+
     def has(self, key: str) -> bool:
         """Present and not null."""
         return self._values.get(key) is not None
@@ -38,6 +42,12 @@ class ConfigFile:
         if not isinstance(value, bool):
             raise refusal(key, value, "true or false is needed")
         return value
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        value = self.get(key)
+        if not isinstance(value, list) or not all(isinstance(one, (int, float)) for one in value):
+            raise refusal(key, value, "a list of numbers is needed")
+        return tuple(map(float, value))
 
     def section(self, key: str) -> ConfigFile | None:
         value = self._values.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.worker.layers.activation import SILU
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.experts_config import ExpertsConfig
 from services.worker.models.rope_config import RopeConfig, max_positions, read_rope
@@ -31,12 +32,25 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     experts: ExpertsConfig | None = None
+    activation: str = "silu"
+    fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
+    fused_mlp: bool = False  # gates and ups are
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    norm_offset: float = 0.0  # added to the weights of norms
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what layers add to the residual stream
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
+    ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
 
 
-def read_decoder(config: ConfigFile) -> DecoderConfig:
-    """What all families share; each replaces what it decides itself (windows, biases, norms)."""
-    _refuse_unknown(config)
-    rope = read_rope(config)
+def read_decoder(
+    config: ConfigFile, *, rope: RopeConfig | None = None, activations: tuple[str, ...] = SILU
+) -> DecoderConfig:
+    """What all families share; each replaces what it decides itself (windows, biases, norms). `rope`: how the family
+    reads it. `activations`: those that its layers can have."""
+    activation = _activation(config, activations)
+    rope = rope or read_rope(config)
     num_q_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     num_kv_heads = config.integer("num_key_value_heads", num_q_heads)
     num_layers = config.integer("num_hidden_layers")
@@ -56,14 +70,17 @@ def read_decoder(config: ConfigFile) -> DecoderConfig:
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         sliding_windows=(0,) * num_layers,
+        activation=activation,
     )
 
 
-def _refuse_unknown(config: ConfigFile) -> None:
-    """What would change the numbers and is not done here."""
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise refusal("hidden_act", activation, "there is silu")
+def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
+    """Refuses what would change the numbers and is not done here."""
+    name = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
+    activation = config.get(name, "silu")
+    if activation not in known:
+        raise refusal(name, activation, f"there is {', '.join(known)}")
     quantization = config.get("quantization_config")
     if quantization:
         raise refusal("quantization_config", quantization, "quantized checkpoints cannot be loaded")
+    return str(activation)

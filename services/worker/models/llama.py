@@ -38,11 +38,19 @@ class LlamaLayer:
     ) -> None:
         """`experts`: what the layer has in place of one feed-forward for all tokens."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
+        offset = config.norm_offset
+        self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
-        self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
+        self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place, offset=offset)
         self._mlp: MLP | SparseMLP = experts or MLP(
-            f"{name}.mlp", size, config.intermediate_size, config.mlp_bias, place
+            f"{name}.mlp",
+            size,
+            config.intermediate_size,
+            config.mlp_bias,
+            place,
+            activation=config.activation,
+            fused=config.fused_mlp,
+            scale=config.residual_scale,
         )
         self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
 

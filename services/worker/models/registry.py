@@ -14,14 +14,26 @@ GROUP = "quire.models"
 
 # Architecture -> its class, a CausalLM; imported when needed.
 ARCHITECTURES = {
+    "Cohere2ForCausalLM": "services.worker.models.cohere:Cohere2ForCausalLM",
+    "CohereForCausalLM": "services.worker.models.cohere:CohereForCausalLM",
+    "GPT2LMHeadModel": "services.worker.models.gpt2:GPT2LMHeadModel",
+    "Gemma3ForCausalLM": "services.worker.models.gemma3:Gemma3ForCausalLM",
+    "GemmaForCausalLM": "services.worker.models.gemma:GemmaForCausalLM",
+    "Glm4ForCausalLM": "services.worker.models.glm4:Glm4ForCausalLM",
+    "GlmForCausalLM": "services.worker.models.glm4:GlmForCausalLM",
+    "GraniteForCausalLM": "services.worker.models.granite:GraniteForCausalLM",
     "LlamaForCausalLM": "services.worker.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "services.worker.models.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "services.worker.models.mixtral:MixtralForCausalLM",
+    "OPTForCausalLM": "services.worker.models.opt:OPTForCausalLM",
     "Olmo2ForCausalLM": "services.worker.models.olmo2:Olmo2ForCausalLM",
+    "Phi3ForCausalLM": "services.worker.models.phi3:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "services.worker.models.qwen2:Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe:Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": "services.worker.models.qwen3:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe:Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM": "services.worker.models.smollm3:SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM": "services.worker.models.starcoder2:Starcoder2ForCausalLM",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from services.worker.layers.rms_norm import RMSNorm
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.experts_config import ExpertsConfig
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kernels.routing import Routing
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement
-    from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.causal_lm import CausalLM
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -133,4 +133,5 @@ class SingleRowProgram:
         residual: Tensor = model.embedding(batch.token_ids)
         for layer, cache in zip(model.layers, caches, strict=True):
             layer.run_row(self._kernels, residual, batch.of(cache.group), cache)
+        assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"
         return self._kernels.linear(residual, model.head.packed, norm=model.norm)

@@ -29,6 +29,25 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+THREE_QUARTERS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+PHI3 = {"pad_token_id": 0, "num_key_value_heads": 3}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.2, 1.4, 1.7],
+    "long_factor": [1.5, 2.0, 3.0, 4.5],
+    "original_max_position_embeddings": 2,
+}
+ALTERNATING = ["sliding_attention", "full_attention"] * 2
+FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": ALTERNATING, "sliding_window": 9}
+GEMMA3 = {
+    **FOUR_LAYERS,
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+}
 SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 
 # Name -> (class prefix in transformers, configuration beyond SHAPE)
@@ -45,6 +64,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {"attention_bias": False}),
     "olmo2-tied-heads": ("Olmo2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+        },
+    ),
+    "granite-tied": ("Granite", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "tie_word_embeddings": True}),
+    "gemma-tied": ("Gemma", {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    "gemma3-tied": ("Gemma3Text", {**GEMMA3, "tie_word_embeddings": True}),
+    "glm": ("Glm", {"pad_token_id": 0, "attention_bias": True}),
+    "glm4": ("Glm4", {"pad_token_id": 0, "attention_bias": True, "num_key_value_heads": 3}),
+    "phi3-window": ("Phi3", {**PHI3, "sliding_window": 9}),
+    "phi3-longrope": ("Phi3", {**PHI3, "head_dim": 8, "rope_parameters": LONGROPE}),
+    "phi3-partial": ("Phi3", {**PHI3, "rope_parameters": THREE_QUARTERS}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "cohere": ("Cohere", {"logit_scale": 0.3, "pad_token_id": 0}),
+    "cohere2": ("Cohere2", {**FOUR_LAYERS, "pad_token_id": 0}),
+    "starcoder2": ("Starcoder2", {"head_dim": 8, "sliding_window": 9, "hidden_act": "gelu_pytorch_tanh"}),
+    "gpt2": ("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256}),
+    "opt": ("OPT", {"ffn_dim": 88, "word_embed_proj_dim": 48, "enable_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
     "qwen2-moe": ("Qwen2Moe", {**SMALL_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),
     "qwen3-moe-tied": ("Qwen3Moe", {**SMALL_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
@@ -74,7 +117,8 @@ def make(family: str, folder: Path, **overrides: Any) -> Checkpoint:
     prefix, extra = FAMILIES[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, prefix.removesuffix("Text") + head)(config).eval()
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         scale = 0.3 if parameter.dim() == 1 else 1.2 * parameter.size(-1) ** -0.5

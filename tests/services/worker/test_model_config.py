@@ -25,6 +25,9 @@ BASE: dict[str, Any] = {
 QWEN2 = {**BASE, "architectures": ["Qwen2ForCausalLM"]}
 
 
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
+
+
 def read(**changes: Any) -> DecoderConfig:
     return read_model_config({**BASE, **changes})
 
@@ -109,12 +112,22 @@ def test_biases_and_norms_by_family() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*there are LlamaForCausalLM, MistralForCausalLM"),
-        ({"architectures": None}, "there are LlamaForCausalLM"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"]},
+            "T5For.*there are .*LlamaForCausalLM, Mis",
+        ),
+        ({"architectures": None}, "there are .*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic': there are default, linear, llama3, yarn"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
+        (
+            {"rope_scaling": {"type": "su", "factor": 2.0}},
+            "'su': there are default, linear, dynamic, llama3, yarn, long",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is None"),
+        ({"architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 7}, "word_embed_proj_dim is 7"),
+        ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, "use_qk_norm is True"),
+        ({**GEMMA3, "layer_types": ["full_attention"]}, "layer_types is"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": {"type": "linear"}}, "factor is None"),
         ({"vocab_size": None}, "vocab_size is None"),

@@ -1,0 +1,41 @@
+"""Normalisation by mean and variance (arXiv 1607.06450)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.layers.placement import Placement
+
+
+class LayerNorm:
+    """Called with a residual, it first adds x to that, in place."""
+
+    def __init__(
+        self, name: str, size: int, eps: float, place: Placement, *, bias: bool = True, scale: float = 1.0
+    ) -> None:
+        """`scale`: what the result is multiplied by."""
+        self._name, self._size, self._eps, self._scale = name, size, eps, scale
+        self.weight: Tensor = place.empty(size)
+        self.bias: Tensor | None = place.empty(size) if bias else None
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield f"{self._name}.weight", self.weight
+        if self.bias is not None:
+            yield f"{self._name}.bias", self.bias
+
+    def finish(self) -> None:
+        if self._scale != 1:
+            self.weight *= self._scale
+            if self.bias is not None:
+                self.bias *= self._scale
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        from torch.nn import functional
+
+        if residual is not None:
+            x = residual.add_(x)
+        return functional.layer_norm(x, (self._size,), self.weight, self.bias, self._eps)

@@ -1,0 +1,37 @@
+"""Models that learn a vector for each position and rotate nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.embedding import Embedding
+from services.worker.models.causal_lm import CausalLM
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+    from services.worker.models.decoder_config import DecoderConfig
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+class LearnedPositions(CausalLM):
+    """The vector is added to the token's."""
+
+    positions_name: ClassVar[str]
+    first_row: ClassVar[int] = 0  # of position 0 in the table
+
+    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+        super().__init__(config, backend, place, num_positions)
+        rows = self.first_row + config.max_positions
+        self._positions = Embedding(self.positions_name, rows, config.hidden_size, place)
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().destinations()
+        yield from self._positions.destinations()
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        rows = batch.positions + self.first_row if self.first_row else batch.positions
+        return super().embed(batch).add_(self._positions(rows))

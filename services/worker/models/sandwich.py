@@ -1,0 +1,78 @@
+"""Layers with a norm on both sides of attention and of the feed-forward: x + after(attention(before(x))), and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.mlp import MLP
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.models.decoder_config import DecoderConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement
+    from services.worker.models.single_row import RowKernels
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """As the checkpoint has them."""
+
+    before_attention: str
+    after_attention: str
+    before_mlp: str
+    after_mlp: str
+
+
+class SandwichLayer:
+    """Four norms."""
+
+    def __init__(
+        self, index: int, config: DecoderConfig, names: NormNames, backend: AttentionBackend, place: Placement
+    ) -> None:
+        name = f"model.layers.{index}"
+
+        def norm(own: str) -> RMSNorm:
+            eps, offset = config.rms_norm_eps, config.norm_offset
+            return RMSNorm(f"{name}.{own}", config.hidden_size, eps, place, offset=offset)
+
+        self._before_attention, self._after_attention = norm(names.before_attention), norm(names.after_attention)
+        self._before_mlp, self._after_mlp = norm(names.before_mlp), norm(names.after_mlp)
+        self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
+        size, kind, fused = config.intermediate_size, config.activation, config.fused_mlp
+        self._mlp = MLP(f"{name}.mlp", config.hidden_size, size, config.mlp_bias, place, activation=kind, fused=fused)
+        norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
+        self._parts = (self._attention, self._mlp, *norms)
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        return self.complete(self.store(x, residual, batch, cache, cos_sin), residual, cache, batch.attention)
+
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        normed = self._before_attention(residual) if x is None else self._before_attention(x, residual)
+        return self._attention.store(normed, batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        attended = self._after_attention(self._attention.attend(q, cache, metadata))
+        return self._after_mlp(self._mlp(self._before_mlp(attended, residual)))
+
+    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        raise AssertionError("not offered: the fused chain has no norm behind a product")
