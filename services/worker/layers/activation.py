@@ -6,16 +6,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shared.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from services.worker.layers.placement import Placement
 
 SILU = ("silu", "swish")
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
 KNOWN = (*SILU, *GELU_TANH, "gelu", "relu")
 
 
-def activate(name: str) -> Callable[[Tensor], Tensor]:
-    """`name`: one of KNOWN."""
+def activate(name: str, place: Placement) -> Callable[[Tensor], Tensor]:
+    """`name`: one of KNOWN. Raises InvalidArgument where a row has to have the same bits in any batch and would not."""
+    if place.batch_invariant and place.device.type == "cpu" and name != "relu":
+        text = f"batch_invariant: {name} is computed by torch on the CPU, other for a tensor's last elements"
+        raise InvalidArgument(text, field="batch_invariant")
     from torch.nn import functional  # here: families are also read where there is no torch
 
     if name in SILU:
@@ -25,9 +32,9 @@ def activate(name: str) -> Callable[[Tensor], Tensor]:
     return partial(functional.gelu, approximate="tanh" if name in GELU_TANH else "none")
 
 
-def gated(name: str) -> Callable[[Tensor], Tensor]:
+def gated(name: str, place: Placement) -> Callable[[Tensor], Tensor]:
     """Of [num_tokens, 2 * size]: the first half, activated, times the second."""
-    act = activate(name)
+    act = activate(name, place)
 
     def gate(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)

@@ -24,7 +24,7 @@ class PlainMLP:
     ) -> None:
         self._up = Linear([up], hidden_size, bias, place)
         self._down = Linear([down], up.out_features, bias, place)
-        self._activate = activate(activation)
+        self._activate = activate(activation, place)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._up.destinations()
@@ -58,7 +58,7 @@ class MLP:
         if fused:
             gate_up = [Part(f"{name}.gate_up_proj", 2 * intermediate_size)]
         self._scale = scale
-        self._gate = place.ops.silu_mul if activation in SILU else gated(activation)
+        self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
         self.gate_up = Linear(gate_up, hidden_size, bias, place)
         self.down = Linear([Part(f"{name}.down_proj", hidden_size)], intermediate_size, bias, place)
 
