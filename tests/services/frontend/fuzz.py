@@ -34,7 +34,9 @@ SAID = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "talking", "prompt": "hi", "max_tokens": 2},
     "/v1/chat/completions": {"model": "talking", "messages": SAID, "max_tokens": 2},
+    "/v1/chat/completions/batch": {"model": "talking", "messages": [SAID], "max_tokens": 2},
     "/v1/responses": {"model": "talking", "input": "hi", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"model": "talking", "input": "hi"},
     "/v1/messages": {"model": "talking", "messages": SAID, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "talking", "messages": SAID},
     "/tokenize": {"model": "talking", "prompt": "x"},
