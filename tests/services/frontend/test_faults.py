@@ -68,25 +68,26 @@ GIVES_BACK = frozenset(
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
 ELSEWHERE = ("/connection.py", "/roster.py", "/main.py", "/loop_delay.py", "/directory/", "/http/protocol.py")
 
-Ask = Callable[[Running], Awaitable[None]]
+Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
 
 
 def over_http(path: str, body: dict[str, Any]) -> Ask:
-    async def ask(frontend: Running) -> None:
+    async def ask(frontend: Running) -> bool:
         named = {"model": frontend.frontend._catalogue.name} if path == "/v1/messages" else {}
         try:
             reply = await frontend.http.post(path, json={**named, **body})
         except httpx.TransportError:
-            return  # the end of a connection is an end
+            return False  # the end of a connection is an end
         if reply.status_code == 200 and body.get("stream"):
             text = reply.text
             assert any(end in text for end in ("[DONE]", "error", "message_stop", "response.completed")), text
+        return reply.status_code == 200
 
     return ask
 
 
 def over_grpc(message: pb.GenerateRequest | pb.ChatRequest, **options: Any) -> Ask:
-    async def ask(frontend: Running) -> None:
+    async def ask(frontend: Running) -> bool:
         stub = frontend.inference
         method = stub.Generate if isinstance(message, pb.GenerateRequest) else stub.Chat
         finished = set()
@@ -96,8 +97,9 @@ def over_grpc(message: pb.GenerateRequest | pb.ChatRequest, **options: Any) -> A
                     assert delta.index not in finished, "one end for each"
                     finished.add(delta.index)
         except grpc.aio.AioRpcError:
-            return
+            return False
         assert len(finished) == (message.sampling.n or 1)
+        return True
 
     return ask
 
@@ -110,7 +112,7 @@ CHAT = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="hello")], s
 WAYS: dict[str, Ask] = {
     "completions": over_http("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 4, "logprobs": 1}),
     "completions, streamed": over_http("/v1/completions", {"prompt": "a", "n": 3, "max_tokens": 5, "stream": True}),
-    "chat": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "n": 2, "timeout": 20}),
+    "chat": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "n": 2}),
     "chat, streamed": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "stream": True}),
     "responses": over_http("/v1/responses", {"input": "hello", "max_output_tokens": 4}),
     "responses, streamed": over_http("/v1/responses", {"input": "hello", "max_output_tokens": 4, "stream": True}),
@@ -166,7 +168,7 @@ async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) ->
     faults = Faults((Path(services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
-        await WAYS[way](frontend)
+        assert await WAYS[way](frontend), "undisturbed it is answered"
         with faults.at(0):
             await WAYS[way](frontend)
         numbers = range(1, faults.num_calls + 1)
@@ -181,7 +183,7 @@ async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) ->
                 except TimeoutError:
                     raise AssertionError(f"no end after a fault at {faults.where}") from None
             await until_nothing_is_left(script, frontend, faults.where)
-        await WAYS[way](frontend)
+        assert await WAYS[way](frontend), "as before"
 
 
 @pytest.mark.parametrize("way", WAYS)
