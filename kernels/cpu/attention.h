@@ -27,6 +27,7 @@ struct AttentionCall {
   const void *q, *k_cache, *v_cache;
   const int32_t *block_tables, *query_start, *seq_lens;
   void* out;
+  const float* sinks;  // [q_heads], or null
   bool far;  // more keys and values than caches near the core hold
   int64_t group() const { return q_heads / kv_heads; }
 };
@@ -88,8 +89,7 @@ class Attention {
   void run(const AttentionPiece* after) {
     gather_queries();
     const int64_t all = queries_ * p_.heads;
-    std::fill(largest_, largest_ + all, NONE);
-    std::fill(total_, total_ + all, 0.0f);
+    begin_softmax();
     std::fill(sums_, sums_ + all * columns_ * W, 0.0f);
     Span next = first_span(p_);
     locate(p_, next);
@@ -169,6 +169,15 @@ class Attention {
         copy_row(query_at(const_cast<void*>(c_.q), head, query), c_.head_dim, to);
         std::memset(to + c_.head_dim, 0, (q_stride_ - c_.head_dim) * sizeof(Word));
       }
+  }
+
+  // Nothing seen yet; or the sinks, each with the weight 1 relative to itself.
+  void begin_softmax() {
+    std::fill(total_, total_ + queries_ * p_.heads, c_.sinks ? 1.0f : 0.0f);
+    for (int64_t head = 0; head < p_.heads; head++)
+      for (int64_t query = 0; query < queries_; query++)
+        largest_[head * queries_ + query] =
+            c_.sinks ? c_.sinks[(p_.head + head) * group_ + query % group_] * LOG2E : NONE;
   }
 
   // Where the tile's keys and values lie for the piece's first head, as offsets of elements. Keys that nobody sees

@@ -21,7 +21,7 @@ SIGNATURES = {
     "experts": "iniiiiffppppppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
-    "paged_attention": "iniiiiiifppppppp",
+    "paged_attention": "iniiiiiifpppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "rms_norm": "inifpppp",
     "route": "iniiiifiiipppp",

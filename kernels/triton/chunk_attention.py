@@ -98,6 +98,7 @@ def _chunk_attention(
     tables_ptr,
     query_start_ptr,
     seq_lens_ptr,
+    sinks_ptr,
     out_ptr,
     scale,
     table_width,
@@ -139,6 +140,9 @@ def _chunk_attention(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
+    if sinks_ptr is not None:
+        top = tl.load(sinks_ptr + kv_head * GROUP + row % GROUP) * 1.4426950408889634  # LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
 
     table_ptr = tables_ptr + seq.to(tl.int64) * table_width
     end = past + last_token + 1
@@ -176,6 +180,7 @@ def chunk_attention(
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
     num_tokens, q_heads, head_dim = q.shape
@@ -200,6 +205,7 @@ def chunk_attention(
         block_tables,
         query_start,
         seq_lens,
+        sinks,
         out,
         scale * LOG2_E,
         block_tables.stride(0),

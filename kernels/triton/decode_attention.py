@@ -37,6 +37,7 @@ def _decode_attention(
     seq_lens_ptr,
     starts_ptr,
     order_ptr,
+    sinks_ptr,
     out_ptr,
     parts_ptr,
     logs_ptr,
@@ -84,6 +85,10 @@ def _decode_attention(
     top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_WIDTH], tl.float32)
     out = tl.zeros([GROUP_WIDTH, WIDTH], tl.float32)
+    if sinks_ptr is not None:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
+        if split == 0:
+            sink = tl.load(sinks_ptr + kv_head * GROUP + member, mask=member < GROUP, other=0.0)
+            top, total = sink * 1.4426950408889634, tl.full([GROUP_WIDTH], 1.0, tl.float32)  # LOG2_E
     if MERGE:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
         if start > 0:
             for other in range(part_stride):
@@ -142,6 +147,7 @@ def decode_attention(
     scale: float,
     sliding_window: int,
     order: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """paged_attention where every sequence has one row. A sequence of length 0 gives zeros.
 
@@ -150,7 +156,8 @@ def decode_attention(
     num_splits = splits_for(q.size(0), k_cache.size(2))
     out = torch.empty_like(q)
     parts = Parts.empty(q, num_splits) if num_splits > 1 else None
-    attend_rest(q, k_cache, v_cache, block_tables, seq_lens, None, order, scale, sliding_window, num_splits, out, parts)
+    rest = block_tables, seq_lens, None, order, scale, sliding_window, num_splits, out, parts
+    attend_rest(q, k_cache, v_cache, *rest, sinks=sinks)
     if parts is not None:
         combine(parts.outputs, parts.logs, out.view(-1, q.size(2)))
     return out
@@ -171,6 +178,7 @@ def attend_rest(
     parts: Parts | None,
     *,
     merge: bool = False,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
     parts of each query. With starts, the other parts (up to MOST_OTHER_PARTS) are for what lies before them: where that
@@ -194,6 +202,7 @@ def attend_rest(
         seq_lens,
         starts,
         order,
+        sinks,
         out,
         None if parts is None else parts.outputs,
         None if parts is None else parts.logs,

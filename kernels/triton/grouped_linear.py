@@ -175,7 +175,7 @@ def grouped_linear(
         ALPHA=alpha,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
-        DEPTH=tile.depth,
+        DEPTH=tile.depth if in_features % tile.depth == 0 else tile.depth // 2,
         STAGES=tile.stages,
         PRECISION=dot_precision(x.element_size()),
         num_warps=tile.warps,

@@ -17,7 +17,8 @@ def paged_attention(
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if q.size(0) == block_tables.size(0):
-        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window)
-    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window)
+        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks)
+    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks)

@@ -31,6 +31,7 @@ class ExpertsShape:
     intermediate_size: int
     routing: Routing
     gate: Gate
+    biased: bool
     shared_is_there: bool
     shared_is_gated: bool
     single_row: bool  # their part of the fused chain is used
@@ -54,6 +55,7 @@ class ModelShape:
     single_row: bool  # the fused chain is used
     batch_invariant: bool = False  # the kernels of batch_invariant are used
     experts: ExpertsShape | None = None
+    attention_sinks: bool = False
 
 
 @dataclass(frozen=True)

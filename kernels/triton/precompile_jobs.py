@@ -40,6 +40,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     caches = [of(16, shape.block_size, kv_heads, head_dim, dtype=kv_dtype) for _ in range(2)]
     scale, width = head_dim**-0.5, 16
     norm = of(head_dim) if shape.qk_norm else None
+    sinks = torch.empty(heads) if shape.attention_sinks else None
     cos_sin = torch.empty(shape.block_size * width, head_dim)
     floats = torch.empty(many)
     keys = torch.zeros(many, dtype=torch.int64), ints(many)
@@ -47,7 +48,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
 
     def decode(rows: int, *, ordered: bool) -> None:
         order = ints(rows) if ordered else None
-        decode_attention(of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), scale, 0, order)
+        decode_attention(of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), scale, 0, order, sinks)
 
     def shared(rows: int) -> None:
         per_tile = shared_prefix.rows_per_tile(heads, kv_heads)
@@ -69,7 +70,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             combine(parts, logs, of(heads, head_dim))
 
     def chunk() -> None:
-        chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0)
+        chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks)
 
     def attend_row() -> None:
         row_attention(

@@ -134,3 +134,23 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     half = len(x) // 2
     turned = torch.complex(x[:half], x[half:]) * torch.complex(cos_sin[:half].double(), cos_sin[half:].double())
     return torch.cat((turned.real, turned.imag))
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize(("lengths", "rows"), [([7, 1, 16], [1, 1, 1]), ([5, 20, 17], [5, 1, 6])])
+def test_sinks_take_their_share(lengths: list[int], rows: list[int], window: int) -> None:
+    """As if every head saw one more key, of that score, with a value of zeros."""
+    arguments, sequences = paged(lengths, rows, 4, (6, 2), dim=8)
+    sinks = torch.linspace(-2, 3, 6)
+    plain = paged_attention(**arguments, scale=0.3, sliding_window=window)
+    found = paged_attention(**arguments, scale=0.3, sliding_window=window, sinks=sinks)
+    starts = arguments["query_start"].tolist()
+    for i, (k, _) in enumerate(sequences):
+        for row in range(rows[i]):
+            last = k.size(0) - rows[i] + row + 1
+            keys = k[max(0, last - window) if window else 0 : last].double()
+            q = arguments["q"][starts[i] + row].double()
+            for head in range(6):
+                total = (keys[:, head // 3] @ q[head] * 0.3).exp().sum()
+                want = plain[starts[i] + row, head] * total / (total + sinks[head].exp())
+                assert (found[starts[i] + row, head] - want).abs().max() < MAX_ERROR

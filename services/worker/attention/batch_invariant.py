@@ -27,6 +27,8 @@ class BatchInvariantAttention:
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cuda":
             return f"runs on CUDA, not on {spec.device}"
+        if spec.has_sinks:
+            return "has no attention sinks"
         package, reason = kernels.find(PACKAGE)
         if package is None:
             return str(reason)
@@ -36,8 +38,17 @@ class BatchInvariantAttention:
         return None
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        assert sinks is None
         tables, lens = metadata.block_tables, metadata.seq_lens
         if metadata.is_decode:
             return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order)

@@ -38,8 +38,16 @@ class ByPhase:
         return self.decode.reject_reason(spec) or self.chunk.reject_reason(spec)
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
         backend = self.decode if metadata.is_decode else chunk
-        return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window)
+        return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, sinks=sinks)

@@ -35,9 +35,17 @@ class CpuAttention:
         return None if callable(self._attend) else f"{PACKAGE} has no paged_attention"
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         assert self._attend is not None
         return self._attend(
-            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window
+            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window, sinks
         )

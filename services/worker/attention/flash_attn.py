@@ -36,8 +36,8 @@ class FlashAttention:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
             return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
-        if spec.kv_dtype != spec.dtype:
-            return f"has no cache of {spec.kv_dtype} on Hopper GPUs"
+        if spec.has_sinks or spec.kv_dtype != spec.dtype:
+            return "has no attention sinks" if spec.has_sinks else f"has no cache of {spec.kv_dtype} on Hopper GPUs"
         try:
             found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
         except Exception as error:  # flash-attn 2's, beside a newer cutlass DSL, misses more than modules
@@ -50,8 +50,17 @@ class FlashAttention:
         return None
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        assert sinks is None
         out = self._attend(
             q,
             k_cache,

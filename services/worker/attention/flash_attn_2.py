@@ -54,8 +54,17 @@ class FlashAttention2:
         return None
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        assert sinks is None
         options: dict[str, Any] = {
             "block_table": metadata.block_tables,
             "softmax_scale": scale,
@@ -98,6 +107,7 @@ def _unfit(spec: AttentionSpec) -> str | None:
         (spec.capability < LEAST_CAPABILITY, needs),
         (spec.dtype not in DTYPES, f"takes {' and '.join(DTYPES)}, not {spec.dtype}"),
         (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype}"),
+        (spec.has_sinks, "has no attention sinks"),
         (spec.head_dim > MOST_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
         (spec.block_size % PAGE, f"takes blocks of multiples of {PAGE} positions, not {spec.block_size}"),
     )

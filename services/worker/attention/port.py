@@ -22,6 +22,7 @@ class AttentionSpec:
     block_size: int
     has_window: bool  # some layer has a sliding window
     capability: tuple[int, int] = (0, 0)  # of the GPU: (9, 0) for a Hopper
+    has_sinks: bool = False  # a score of each head takes part in every softmax
     batch_invariant: bool = False  # a row must have the same bits alone, in any batch and in any chunk
 
 
@@ -73,9 +74,18 @@ class AttentionBackend(Protocol):
         """Why this one cannot serve `spec` on this machine, or None."""
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """q [num_tokens, num_q_heads, head_dim], caches [num_blocks, block_size, num_kv_heads, head_dim] -> like q.
 
-        window: positions a row sees at most, itself included; 0: all.
+        window: positions a row sees at most, itself included; 0: all. sinks: float32 [num_q_heads], a score of each
+        head that takes its share of the softmax and gives nothing; only if the spec has them.
         """

@@ -20,8 +20,16 @@ class ReferenceAttention:
         return None
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         return reference.paged_attention(
-            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window
+            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window, sinks
         )

@@ -21,6 +21,7 @@ def attention_spec(
         num_q_heads=config.num_q_heads,
         num_kv_heads=config.num_kv_heads,
         block_size=block_size,
+        has_sinks=config.attention_sinks,
         has_window=any(config.sliding_windows),
         capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
         batch_invariant=place.batch_invariant,

@@ -27,7 +27,7 @@ class TritonAttention:
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         from kernels.triton.shared_prefix import rows_per_tile
 
-        return 0 if spec.has_window else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
+        return 0 if spec.has_window or spec.has_sinks else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cuda":
@@ -44,14 +44,23 @@ class TritonAttention:
         return None
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float, window: int
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         tables, lens = metadata.block_tables, metadata.seq_lens
         if not metadata.is_decode:
-            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window)
+            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks)
         shared = metadata.prefixes
         if shared is None:
-            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order)
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks)
         assert not window
+        assert sinks is None
         prefixes = self._prefixes(shared.members, shared.tables, shared.lens, shared.starts)
         return self._shared(q, k_cache, v_cache, tables, lens, prefixes, scale, metadata.order)

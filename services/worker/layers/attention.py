@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from services.worker.step.forward_batch import ForwardBatch
 
 
+class Sinks:
+    """Scores that take their share of every softmax and give nothing."""
+
+    def __init__(self, name: str, num_q_heads: int, place: Placement) -> None:
+        self._name = name
+        self._given: Tensor = place.empty(num_q_heads)
+        self.scores: Tensor = self._given  # float32, once loaded
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield self._name, self._given
+
+    def finish(self) -> None:
+        self.scores = self._given.float()
+
+
 class Attention:
     """Grouped-query attention with rotary positions, and per-head norms where the model has them."""
 
@@ -33,7 +48,13 @@ class Attention:
         offset = config.norm_offset
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]
         self._scale = config.attention_scale or head_dim**-0.5
-        self._parts: tuple[Loadable, ...] = (self.qkv, self.output, *self._norms)
+        self._sinks = Sinks(f"{name}.sinks", config.num_q_heads, place) if config.attention_sinks else None
+        self._parts: tuple[Loadable, ...] = (
+            self.qkv,
+            self.output,
+            *self._norms,
+            *([self._sinks] if self._sinks else []),
+        )
         self._config, self._window, self._backend, self._ops = config, window, backend, place.ops
         self._place = place
 
@@ -109,7 +130,10 @@ class Attention:
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
-        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=self._scale, window=self._window)
+        sinks = self._sinks.scores if self._sinks else None
+        attended = self._backend.attend(
+            q, cache.k, cache.v, metadata, scale=self._scale, window=self._window, sinks=sinks
+        )
         return self.output(attended.flatten(1))
 
     def run_row(

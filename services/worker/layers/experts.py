@@ -59,8 +59,10 @@ class Experts:
 class SparseMLP:
     """Every token's best experts, weighted, and the shared expert's addition where there is one."""
 
-    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
-        """`name`: of the layer's module in the checkpoint."""
+    def __init__(
+        self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement, experts: Experts | None = None
+    ) -> None:
+        """`name`: of the layer's module in the checkpoint; `experts`: of a layout of the family's own."""
         if place.quantization != "none":
             raise InvalidArgument(
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
@@ -68,8 +70,8 @@ class SparseMLP:
             )
         self._routing, self._ops = config.routing, place.ops
         router = Part(f"{name}.{config.names.router}", config.num_experts)
-        self.router = Linear([router], hidden_size, False, place)
-        self.experts = Experts(f"{name}.experts", hidden_size, config, place)
+        self.router = Linear([router], hidden_size, config.router_bias, place)
+        self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
         self._shared: MLP | None = None
         self._shared_gate: Linear | None = None
         if config.shared_intermediate_size:

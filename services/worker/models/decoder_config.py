@@ -31,6 +31,7 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
     experts: ExpertsConfig | None = None
     activation: str = "silu"
     fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint

@@ -31,6 +31,8 @@ class ExpertsConfig:
     shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
     shared_is_gated: bool = False  # by a sigmoid of its own, a token at a time
     activation: Gate = SILU
+    router_bias: bool = False
+    biased: bool = False  # the experts' products
     names: ExpertNames = ExpertNames()
 
 

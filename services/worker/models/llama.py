@@ -34,13 +34,15 @@ class LlamaLayer:
         config: DecoderConfig,
         backend: AttentionBackend,
         place: Placement,
+        *,
+        attention: Attention | None = None,
         experts: SparseMLP | None = None,
     ) -> None:
-        """`experts`: what the layer has in place of one feed-forward for all tokens."""
+        """`attention`: another than Llama's; `experts`: what there is in place of one feed-forward for all tokens."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        offset = config.norm_offset
+        offset, window = config.norm_offset, config.sliding_windows[index]
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
-        self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
+        self._attention = attention or Attention(f"{name}.self_attn", config, window, backend, place)
         self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place, offset=offset)
         self._mlp: MLP | SparseMLP = experts or MLP(
             f"{name}.mlp",

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from services.worker.layers.attention import Attention
 from services.worker.layers.experts import SparseMLP
 from services.worker.models import single_row
 from services.worker.models.config_file import ConfigFile
@@ -20,13 +21,23 @@ if TYPE_CHECKING:
 class MixtureLayer(LlamaLayer):
     """`experts` is None in a layer that has none."""
 
-    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(
+        self,
+        index: int,
+        config: DecoderConfig,
+        backend: AttentionBackend,
+        place: Placement,
+        experts: SparseMLP | None = None,
+        *,
+        attention: Attention | None = None,
+    ) -> None:
+        """`experts`, `attention`: others than those that the configuration says."""
         assert config.experts is not None
-        self.experts: SparseMLP | None = None
-        if config.experts.sparse_layers[index]:
+        self.experts = experts
+        if experts is None and config.experts.sparse_layers[index]:
             name = f"model.layers.{index}.{config.experts.names.module}"
             self.experts = SparseMLP(name, config.hidden_size, config.experts, place)
-        super().__init__(index, config, backend, place, self.experts)
+        super().__init__(index, config, backend, place, attention=attention, experts=self.experts)
 
 
 class MixtureForCausalLM(LlamaForCausalLM):

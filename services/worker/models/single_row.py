@@ -31,6 +31,8 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
         return "sums in an order of its own"
     if place.ops.sources["rms_norm"] != "kernels.triton":
         return "needs kernels.triton"
+    if config.attention_sinks:
+        return "attention sinks have no place in the chain"
     from kernels.reference.fp8_linear import GROUP
     from kernels.triton.row_attention import row_attention_takes
     from kernels.triton.row_linear import row_linear_takes
@@ -48,6 +50,8 @@ def experts_reject_reason(experts: ExpertsConfig) -> str | None:
     """The same for a choice of experts in place of the feed-forward layer."""
     from kernels.triton.row_experts import row_experts_takes
 
+    if experts.biased:
+        return "experts' biases have no place in the chain"
     if experts.shared_intermediate_size:
         return "a shared expert has no place in the chain"
     return None if row_experts_takes(experts.routing) else f"{experts.routing.top_k} experts of a token are too many"

@@ -83,6 +83,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         batch_invariant=settings.batch_invariant,
         single_row=fused and (experts is None or experts.single_row),
         experts=experts,
+        attention_sinks=config.attention_sinks,
     )
 
 
@@ -95,6 +96,7 @@ def experts_shape(config: ExpertsConfig) -> ExpertsShape:
         intermediate_size=config.intermediate_size,
         routing=config.routing,
         gate=config.activation,
+        biased=config.biased,
         shared_is_there=config.shared_intermediate_size > 0,
         shared_is_gated=config.shared_is_gated,
         single_row=experts_reject_reason(config) is None,

@@ -46,6 +46,17 @@ def test_is_the_reference(dtype, window):
         assert_close(got, want, units=2, absolute=2 * ABSOLUTE[dtype])
 
 
+@pytest.mark.parametrize("window", [0, 33])
+def test_sinks_take_their_share(dtype, window):
+    case, sinks = paged([300, 17, 80], 8, 2, 64, 16, dtype), torch.linspace(-3, 4, 8)
+    for rows in ([(0, 299, 300), (1, 16, 17), (2, 79, 80)], [(0, 150, 300), (1, 16, 17), (2, 0, 80)]):
+        step = case.step(rows)
+        got, plain = (cpu.paged_attention(*step, 0.125, window, given) for given in (sinks, None))
+        want = reference.paged_attention(*step, 0.125, window, sinks)
+        assert_close(got, want, units=2, absolute=2 * ABSOLUTE[dtype])
+        assert (got - plain).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 32), (8, 1, 80), (3, 3, 128)])
 def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, q_heads, kv_heads, head_dim, window):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import triton
+from kernels import reference, triton
 from kernels.triton import decode_attention as module
 from kernels.triton.decode_attention import decode_attention, splits_for
 from tests.kernels.triton.closeness import assert_close
@@ -38,6 +38,18 @@ def test_chunks_and_rows_together(dtype, device, q_heads, kv_heads, head_dim, bl
     rows = [(0, 0, 1), (1, 149, 150), (2, 0, 64), (3, 30, 65), (4, 100, 130)]
     got = triton.paged_attention(*case.step(rows), case.scale, window)
     assert_close(got, case.exact(rows, window))
+
+
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "block_size"), [(6, 2, 16, 4), (8, 2, 64, 64)])
+def test_sinks_take_their_share(dtype, device, q_heads, kv_heads, head_dim, block_size, window):
+    case = Case([1, 150, 64, 65], (q_heads, kv_heads), head_dim, block_size, dtype, device)
+    sinks = torch.linspace(-3, 4, q_heads).to(device)
+    for rows in ([(0, 0, 1), (1, 149, 150), (2, 63, 64)], [(0, 0, 1), (1, 149, 150), (2, 0, 64), (3, 30, 65)]):
+        step = case.step(rows)
+        got = triton.paged_attention(*step, case.scale, window, sinks)
+        wide = [t.double().float() if t.is_floating_point() else t for t in step]
+        assert_close(got, reference.paged_attention(*wide, case.scale, window, sinks))
 
 
 def test_splits_fill_the_gpu_and_large_batches_have_none(monkeypatch):

@@ -89,6 +89,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256}),
     "opt": ("OPT", {"ffn_dim": 88, "word_embed_proj_dim": 48, "enable_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9, "swiglu_limit": 1.5},
+            "rope_parameters": {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 8}),
     "qwen2-moe": ("Qwen2Moe", {**SMALL_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),
     "qwen3-moe-tied": ("Qwen3Moe", {**SMALL_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
     "qwen3-moe-some-layers": (

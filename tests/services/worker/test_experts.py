@@ -106,3 +106,23 @@ def test_metrics_say_how_evenly_experts_are_used() -> None:
     assert [value("quire_worker_expert_tokens_total", layer) for layer in (0, 3)] == [8, 0]
     assert [value("quire_worker_expert_busiest_ratio", layer) for layer in (0, 3)] == [2.5, 0]
     assert [value("quire_worker_experts_unused", layer) for layer in (0, 3)] == [1, 4]
+
+
+def test_gpt_oss_has_windows_on_every_other_layer_or_as_it_says() -> None:
+    values = {**MIXTRAL, "architectures": ["GptOssForCausalLM"], "sliding_window": 100}
+    config = read_model_config(values)
+    assert config.sliding_windows == (100, 0, 100, 0)
+    assert config.attention_sinks
+    kinds = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
+    assert read_model_config({**values, "layer_types": kinds}).sliding_windows == (0, 0, 100, 0)
+    with pytest.raises(InvalidArgument, match="layer_types is .*: one of full_attention, sliding_attention is needed"):
+        read_model_config({**values, "layer_types": kinds[:2]})
+    with pytest.raises(InvalidArgument, match=r"quantization_config is .*mxfp4.*: quantized checkpoints cannot be"):
+        read_model_config({**values, "quantization_config": {"quant_method": "mxfp4"}})
+
+
+def test_olmoe_that_cuts_its_queries_off_is_refused() -> None:
+    values = {**QWEN3, "architectures": ["OlmoeForCausalLM"]}
+    assert read_model_config({**values, "clip_qkv": None}).experts is not None
+    with pytest.raises(InvalidArgument, match="clip_qkv is 8.0: queries, keys and values are not cut off here"):
+        read_model_config({**values, "clip_qkv": 8.0})

@@ -53,11 +53,15 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 
     class Config:
         head_dim, hidden_size, num_q_heads, intermediate_size = 128, 1024, 16, 3072
+        attention_sinks = False
 
     assert single_row.reject_reason(Config(), Place()) is None
     Place.batch_invariant = True
     assert "order" in str(single_row.reject_reason(Config(), Place()))
     Place.batch_invariant = False
+    Config.attention_sinks = True
+    assert "sinks" in str(single_row.reject_reason(Config(), Place()))
+    Config.attention_sinks = False
     Config.intermediate_size = 3000
     assert "3000" in str(single_row.reject_reason(Config(), Place()))
     Config.head_dim = 96

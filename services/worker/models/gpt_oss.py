@@ -1,0 +1,99 @@
+"""gpt-oss (GptOssForCausalLM, arXiv 2508.10925): attention sinks, windows on every other layer, biased experts with a
+gate that is cut off. Weights in 16 bits; checkpoints in MXFP4 are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels.routing import Gate, Routing
+from services.worker.layers.experts import Experts, SparseMLP
+from services.worker.models.config_file import ConfigFile, refusal
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+from services.worker.models.qwen2 import WINDOWED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Alternative, Placement
+
+NAMES = ExpertNames(router="router")
+
+
+class InterleavedExperts(Experts):
+    """One tensor for all experts, input features before output features, gates and ups in turns."""
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        super().__init__(name, hidden_size, config, place)
+        count, size = config.num_experts, config.intermediate_size
+        self._gate_up = place.empty(count, hidden_size, 2 * size)
+        self._down = place.empty(count, size, hidden_size)
+        self._gate_up_bias: Tensor = place.empty(count, 2 * size)
+        self._down_bias: Tensor = place.empty(count, hidden_size)
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield f"{self._name}.gate_up_proj", self._gate_up
+        yield f"{self._name}.gate_up_proj_bias", self._gate_up_bias
+        yield f"{self._name}.down_proj", self._down
+        yield f"{self._name}.down_proj_bias", self._down_bias
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+    def finish(self) -> None:
+        gate_up, down = _gates_first(self._gate_up.transpose(1, 2)), self._down.transpose(1, 2).contiguous()
+        bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
+        self.packed = self._ops.prepare_experts(gate_up, down, bias, self._down_bias, self._gate)
+        del self._gate_up, self._down, self._gate_up_bias, self._down_bias
+
+
+def _gates_first(rows: Tensor) -> Tensor:
+    """[num_experts, 2 * size, n] with gates and ups in turns -> all gates, then all ups"""
+    import torch  # here: families are also read where there is none
+
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
+
+
+class GptOssForCausalLM(MixtureForCausalLM):
+    """Experts in every layer."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder, num_experts = read_decoder(config), read_num_experts(config, "num_local_experts")
+        experts = ExpertsConfig(
+            num_experts,
+            decoder.intermediate_size,
+            Routing(read_top_k(config, num_experts)),
+            sparse_layers=(True,) * decoder.num_layers,
+            activation=Gate(config.number("swiglu_limit", 7.0), config.number("swiglu_alpha", 1.702)),
+            router_bias=True,
+            biased=True,
+            names=NAMES,
+        )
+        bias, windows = config.flag("attention_bias", True), _read_windows(config, decoder.num_layers)
+        return replace(
+            decoder, sliding_windows=windows, qkv_bias=bias, o_bias=bias, attention_sinks=True, experts=experts
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        assert config.experts is not None
+        name = f"model.layers.{index}.{config.experts.names.module}"
+        stacked = InterleavedExperts(f"{name}.experts", config.hidden_size, config.experts, place)
+        experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
+        return MixtureLayer(index, config, backend, place, experts)
+
+
+def _read_windows(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
+    """By layer_types; without them every other layer, the first one included, has one."""
+    window = config.integer("sliding_window", 128)
+    implied = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
+    types = config.get("layer_types", implied)
+    if len(types) != num_layers or not set(types) <= set(WINDOWED):
+        raise refusal("layer_types", types, f"one of {', '.join(WINDOWED)} is needed for each of {num_layers} layers")
+    return tuple(window if WINDOWED[kind] else 0 for kind in types)
