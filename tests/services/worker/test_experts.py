@@ -115,7 +115,7 @@ def test_gpt_oss_has_windows_on_every_other_layer_or_as_it_says() -> None:
     assert config.attention_sinks
     kinds = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
     assert read_model_config({**values, "layer_types": kinds}).sliding_windows == (0, 0, 100, 0)
-    with pytest.raises(InvalidArgument, match="layer_types is .*: one of full_attention, sliding_attention is needed"):
+    with pytest.raises(InvalidArgument, match=r"layer_types is .*: one of full_attention, sliding_attention is needed"):
         read_model_config({**values, "layer_types": kinds[:2]})
     with pytest.raises(InvalidArgument, match=r"quantization_config is .*mxfp4.*: quantized checkpoints cannot be"):
         read_model_config({**values, "quantization_config": {"quant_method": "mxfp4"}})
@@ -124,5 +124,5 @@ def test_gpt_oss_has_windows_on_every_other_layer_or_as_it_says() -> None:
 def test_olmoe_that_cuts_its_queries_off_is_refused() -> None:
     values = {**QWEN3, "architectures": ["OlmoeForCausalLM"]}
     assert read_model_config({**values, "clip_qkv": None}).experts is not None
-    with pytest.raises(InvalidArgument, match="clip_qkv is 8.0: queries, keys and values are not cut off here"):
+    with pytest.raises(InvalidArgument, match=r"clip_qkv is 8\.0: queries, keys and values are not cut off here"):
         read_model_config({**values, "clip_qkv": 8.0})
