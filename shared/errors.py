@@ -11,6 +11,16 @@ import grpc
 
 from shared.pb.common.v1 import finish_pb2 as pb
 
+FIRST_CHARACTERS, LAST_CHARACTERS = 1200, 400  # of a message: what is wrong stands at its beginning or its end
+FIELD_CHARACTERS = 200
+
+
+def _shortened(text: str) -> str:
+    """Messages quote what was sent, which may be megabytes."""
+    if len(text) <= FIRST_CHARACTERS + LAST_CHARACTERS:
+        return text
+    return f"{text[:FIRST_CHARACTERS]} ... {text[-LAST_CHARACTERS:]}"
+
 
 class QuireError(Exception):
     """Anything that ends a request or a session with a reason for whoever sent it."""
@@ -19,10 +29,11 @@ class QuireError(Exception):
 
     def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0, reason: str = "") -> None:
         """`reason`: a word that clients look for; not carried between services."""
+        message = _shortened(message)
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.field = field
+        self.field = field[:FIELD_CHARACTERS]
         self.retry_after_ms = retry_after_ms
 
 

@@ -22,7 +22,18 @@ log = logger("grpc_edge")
 ADMIN = frozenset({"GetStatus", "Drain", "ResetPrefixCache"})  # which has a port and a key of its own
 UNKNOWN = "none"  # a method nobody serves
 UNLOGGED = frozenset({"GetStatus"})  # operators watch with it
+MESSAGE_BYTES = 1000
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def _for_trailers(error: QuireError) -> str:
+    """Its message, so short that the trailers, which hold it twice and partly at three bytes for one, have less than
+    8 KiB: beyond that a client reads RESOURCE_EXHAUSTED instead."""
+    text = error.message.encode()
+    if len(text) <= MESSAGE_BYTES:
+        return error.message
+    half = MESSAGE_BYTES // 2
+    return f"{text[:half].decode(errors='ignore')} ... {text[-half:].decode(errors='ignore')}"
 
 
 def _details(error: QuireError) -> list[any_pb2.Any]:
@@ -32,7 +43,7 @@ def _details(error: QuireError) -> list[any_pb2.Any]:
         delay.FromMilliseconds(error.retry_after_ms)
         messages.append(error_details_pb2.RetryInfo(retry_delay=delay))
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_for_trailers(error))
         messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
     packed = [any_pb2.Any() for _ in messages]
     for box, message in zip(packed, messages, strict=True):
@@ -58,7 +69,7 @@ class Refusals:
 
 async def abort(context: Context, error: QuireError) -> NoReturn:
     code = transport(error).grpc_code
-    status = status_pb2.Status(code=code.value[0], message=error.message, details=_details(error))
+    status = status_pb2.Status(code=code.value[0], message=_for_trailers(error), details=_details(error))
     await context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status has raised")
 

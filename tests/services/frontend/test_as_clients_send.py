@@ -215,3 +215,23 @@ async def test_the_document_names_every_status_and_no_other(frontend: Running) -
         answers = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert "properties" in answers["application/json"]["schema"]
         assert "text/event-stream" in answers
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("/v1/chat/completions", {"tools": [{"type": "x" * 500_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "x" * 500_000, "content": "x"}]}),
+        ("/v1/completions", {"x" * 500_000: 1}),
+        ("/v1/completions", {"logit_bias": {"x" * 500_000: "y"}}),
+        ("/v1/completions", {"model": "x" * 500_000}),
+        ("/v1/completions", {"truncation_side": "x" * 500_000}),
+        ("/v1/responses", {"previous_response_id": "x" * 500_000}),
+        ("/v1/messages", {"x" * 500_000: 1}),
+        ("/v1/messages", {"tool_choice": {"type": "x" * 500_000}, "tools": [{"name": "f", "input_schema": {}}]}),
+    ],
+)
+async def test_what_is_wrong_comes_back_shortened(frontend: Running, path: str, changes: dict[str, Any]) -> None:
+    answer = await frontend.http.post(path, json={**BODIES[path], **changes})
+    assert answer.status_code in (400, 404)
+    assert len(answer.content) < 8192
