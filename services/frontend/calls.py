@@ -67,6 +67,7 @@ class Call:
             usage = self.generation.usage
             self.caller.account.charge(usage.prompt_tokens + usage.completion_tokens)
         self._calls.ended(self)
+        self.error = None  # whose traceback leads back here: tokens of a refused prompt would stay until Python looks
 
 
 class Calls:

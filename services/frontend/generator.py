@@ -16,7 +16,7 @@ from services.frontend.output_processor.pace import Pace
 from services.frontend.request import Request
 from services.frontend.scheduler_client.client import Limits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument
+from shared.errors import InvalidArgument, QuireError
 from shared.metrics.frontend import FrontendMetrics
 
 
@@ -96,5 +96,9 @@ class Generator:
     async def _prepare(self, request: Request, limits: Limits) -> list[Prepared]:
         try:
             return await self._processor.prepare(request, limits)
-        except InvalidArgument as error:
-            raise self._formats.blame(error, request) from None
+        except QuireError as error:
+            refusal = self._formats.blame(error, request) if isinstance(error, InvalidArgument) else error
+        try:
+            raise refusal.with_traceback(None)  # whose frames hold the tokens, for as long as anybody holds the error
+        finally:
+            del refusal
