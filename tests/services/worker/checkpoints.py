@@ -96,6 +96,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
         },
     ),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+            **{"residual_multiplier": 0.4, "attention_multiplier": 0.2, "head_dim": 8, "tie_word_embeddings": True},
+        },
+    ),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 8}),
     "qwen2-moe": ("Qwen2Moe", {**SMALL_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),
     "qwen3-moe-tied": ("Qwen3Moe", {**SMALL_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
