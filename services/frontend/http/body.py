@@ -18,6 +18,7 @@ from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
 JSON = "application/json"
+PLAIN = "identity"
 CLIENT_GONE = 499  # nobody reads it
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -37,11 +38,15 @@ class ReadRequest(Request):
         return json.loads(self._bytes) if self._document is None else self._document
 
     def parse(self) -> Any:
-        """None, and what it is stays unknown, if it is no JSON: FastAPI words that, and asks again."""
+        """None, and what it is stays unknown, if it is no JSON: FastAPI words that, and asks again. InvalidArgument for
+        what FastAPI has no words for."""
         try:
             self._document = json.loads(self._bytes)
-        except (ValueError, RecursionError):
+        except json.JSONDecodeError:
             return None
+        except (ValueError, RecursionError) as error:  # half a character, a number of thousands of digits
+            reason = str(error).partition(";")[0]
+            raise InvalidArgument(f"the body is not JSON: {reason}") from None
         self._bytes = b"{}" if self._bytes else b""
         return self._document
 
@@ -98,3 +103,6 @@ def _check_type(request: Request) -> None:
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")
+    packed = request.headers.get("content-encoding", PLAIN).strip().lower()
+    if packed != PLAIN:
+        raise InvalidArgument(f"content-encoding is {packed!r}: bodies are not packed", field="content-encoding")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -235,3 +236,32 @@ async def test_what_is_wrong_comes_back_shortened(frontend: Running, path: str, 
     answer = await frontend.http.post(path, json={**BODIES[path], **changes})
     assert answer.status_code in (400, 404)
     assert len(answer.content) < 8192
+
+
+async def test_packed_bodies_are_named_and_bodies_in_chunks_are_read(frontend: Running) -> None:
+    body = json.dumps(BODIES["/v1/completions"]).encode()
+    for path in ("/v1/completions", "/v1/messages"):
+        packed = await frontend.http.post(path, content=gzip.compress(body), headers={"content-encoding": "gzip"})
+        assert packed.status_code == 400
+        assert "content-encoding is 'gzip'" in packed.json()["error"]["message"]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 7):
+            yield body[at : at + 7]
+
+    for headers in ({}, {"content-encoding": "identity"}):
+        answer = await frontend.http.post("/v1/completions", content=pieces(), headers=headers)
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(b"1" * 5000, "4300 digits"), (b'"\xff"', "'utf-8' codec can't decode byte 0xff"), (b'"\xed"', "can't decode")],
+)
+async def test_what_no_parser_takes_is_told_with_its_reason(frontend: Running, value: bytes, text: str) -> None:
+    for path in BODIES:
+        answer = await frontend.http.post(path, content=b'{"model": ' + value + b"}")
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert message.startswith("the body is not JSON: ")
+        assert text in message
