@@ -110,7 +110,7 @@ class PaperScheduler:
         """Its blocks are handed out last."""
         self.free[:0] = [block for position in self.rows[slot].blocks[::-1] for block in ids_of(position)]
 
-    def _take(self) -> Block:
+    def take_block(self) -> Block:
         if self.num_groups == 1:
             return self.free.pop()
         return tuple(self.free.pop() for _ in range(self.num_groups))
@@ -125,7 +125,7 @@ class PaperScheduler:
             row = self.rows[slot]
             while len(row.blocks) * self.block_size < row.num_computed + count:
                 was_shared = bool(row.shared)
-                row.blocks.append(row.shared.pop(0) if was_shared else self._take())
+                row.blocks.append(row.shared.pop(0) if was_shared else self.take_block())
                 if row.copied and not was_shared:
                     self._copies += zip(ids_of(row.copied), ids_of(row.blocks[-1]), strict=True)
                     row.copied = 0

@@ -13,7 +13,7 @@ from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.plans import New
+from tests.services.worker.plans import New, ids_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.test_logits import prompt
 from tests.services.worker.test_replica import expected, held
@@ -46,7 +46,7 @@ class Search:
             for slot in (1, 2)
         ]
         plan = paper.plan(new, {0: 1, 1: 1, 2: 1})
-        plan.beams.CopyFrom(moves([(0, 0, ids[0], 0)]))
+        plan.beams.CopyFrom(moves([(0, 0, ids[0], *(0,) * paper.num_groups)]))
         paper.rows[0].tokens[-1] = ids[0]
         self.result = rig.execute(plan)
         paper.take(self.result)
@@ -61,14 +61,14 @@ class Search:
         for slot, parent in wanted:
             token = found[parent][0][taken[parent]]
             taken[parent] += 1
-            row, last = paper.rows[slot], 0
+            row, last = paper.rows[slot], (0,) * paper.num_groups
             row.tokens = [*before[parent][0], token]
             row.blocks = list(before[parent][1])
             if slot != parent and not begins:
-                last = paper.free.pop()
-                copies.append((row.blocks[-1], last))
-                row.blocks[-1] = last
-            made.append((slot, parent, token, last))
+                copied, row.blocks[-1] = row.blocks[-1], paper.take_block()
+                last = ids_of(row.blocks[-1])
+                copies += zip(ids_of(copied), last, strict=True)
+            made.append((slot, parent, token, *last))
         plan = paper.plan(counts={0: 1, 1: 1, 2: 1})
         plan.beams.CopyFrom(moves(made))
         if copies:
@@ -78,8 +78,10 @@ class Search:
         paper.take(self.result)
 
 
-def moves(wanted: list[tuple[int, int, int, int]]) -> pb.BeamMoves:
-    slots, parents, tokens, blocks = (list(column) for column in zip(*wanted, strict=True))
+def moves(wanted: list[tuple[int, ...]]) -> pb.BeamMoves:
+    """(slot, parent, token, last block of each KV group)"""
+    slots, parents, tokens, *_ = (list(column) for column in zip(*wanted, strict=True))
+    blocks = [block for move in wanted for block in move[3:]]
     return pb.BeamMoves(
         slots=columns.u32_bytes(slots),
         parents=columns.u32_bytes(parents),
@@ -95,9 +97,10 @@ def check(search: Search, made: Checkpoint, max_error: float = MAX_ERROR) -> Non
         assert np.abs(np.array(values) - row[ids].numpy()).max() < max_error
 
 
+@pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows", "mistral-window"])
 @pytest.mark.parametrize("length", [7, 8, 10])
-def test_candidates_are_those_of_what_each_beam_says(checkpoint: Make, length: int) -> None:
-    made = checkpoint("qwen3-tied")
+def test_candidates_are_those_of_what_each_beam_says(checkpoint: Make, length: int, family: str) -> None:
+    made = checkpoint(family)
     search = Search(Rig(made.folder), prompt(length))
     check(search, made)
     for parents in ((0, 0, 2), (1, 1, 2), (0, 1, 2), (2, 2, 2), (0, 0, 0), (0, 1, 1)):
