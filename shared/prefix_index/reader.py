@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shared.block_hash import page_name
+from shared.kv_retention import Retention, longest_match, retention_of
+from shared.kv_specs import FULL, Window
 from shared.prefix_index.keys import BlockKeys, RegistryKeys, member
 
 # Blocks are evicted tail first, so what a worker holds of a prompt is a prefix, and its length is found by bisection: 7
@@ -42,6 +46,7 @@ class WorkerEntry:
     id: str
     epoch: int
     scheduler: str
+    groups: tuple[Retention, ...] = ()  # of KV; none: a single one that keeps everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +79,45 @@ class PrefixReader:
 
     async def workers(self) -> list[WorkerEntry]:
         entries = await _entries(self._redis, self._keys.workers, self._keys.worker)
-        return [WorkerEntry(name, e["epoch"], e["scheduler"]) for name, e in entries]
+        return [WorkerEntry(name, e["epoch"], e["scheduler"], _groups(e)) for name, e in entries]
 
     async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[Match]:
-        """One round trip for all workers."""
-        if not block_hashes or not workers:
-            return []
-        keys = [self._keys.blocks(worker.id, worker.epoch) for worker in workers]
-        depths = await self._depths(keys=keys, args=[member(block_hash) for block_hash in block_hashes])
-        return [Match(worker, depth) for worker, depth in zip(workers, depths, strict=True) if depth]
+        """One round trip for all workers of one kind."""
+        plain = [worker for worker in workers if not worker.groups]
+        grouped = [worker for worker in workers if worker.groups]
+        found: list[tuple[WorkerEntry, int]] = []
+        if block_hashes and plain:
+            depths = await self._depths(keys=self._blocks(plain), args=[member(digest) for digest in block_hashes])
+            found += zip(plain, depths, strict=True)
+        if block_hashes and grouped:
+            found += zip(grouped, await self._depths_of_groups(block_hashes, grouped), strict=True)
+        return [Match(worker, depth) for worker, depth in found if depth]
+
+    def _blocks(self, workers: Sequence[WorkerEntry]) -> list[str]:
+        return [self._keys.blocks(worker.id, worker.epoch) for worker in workers]
+
+    async def _depths_of_groups(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[int]:
+        """What a window has left is no prefix: every membership is asked for, and reckoned with here."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for key, worker in zip(self._blocks(workers), workers, strict=True):
+            groups = range(len(worker.groups))
+            pipeline.smismember(key, [member(page_name(digest, group)) for group in groups for digest in block_hashes])
+        count, answers = len(block_hashes), await pipeline.execute()
+        return [
+            longest_match(worker.groups, functools.partial(_is_there, held, count), count)
+            for worker, held in zip(workers, answers, strict=True)
+        ]
+
+
+def _is_there(held: Sequence[int], count: int, group: int, block: int) -> bool:
+    return bool(held[group * count + block])
+
+
+def _groups(entry: dict[str, Any]) -> tuple[Retention, ...]:
+    size = int(entry.get("block_size", 1))
+    return tuple(
+        retention_of(Window(length) if length else FULL, size) for length in map(int, entry.get("windows", ()))
+    )
 
 
 async def _entries(redis: Any, index: str, key: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:

@@ -2,83 +2,23 @@
 
 A block position is given to a sequence in all groups at once, a page for each; so all groups have room for as many
 tokens. They differ in what they give back: whoever looks through a window needs the last pages only. One small class
-for each kind of spec says which pages that are, and everything else (matching, sliding, cost) follows.
+for each kind of spec says which pages that are (shared/kv_retention.py); matching, sliding and cost follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shared.kv_specs import ONE_FULL, KVSpec, Window
+from shared.kv_retention import KeepsWindow, Retention, longest_match, retention_of
+from shared.kv_specs import ONE_FULL, KVSpec
 
 Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
-Found = Callable[[int], bool]  # whether the page of a block position is cached
-
-
-class Retention(Protocol):
-    """What a group keeps of a sequence."""
-
-    def match(self, found: Found, num_blocks: int) -> int:
-        """The most of `num_blocks` leading block positions that a sequence can start behind."""
-
-    def first_needed(self, num_blocks: int) -> int:
-        """The first block position that somebody reads who starts behind so many whole blocks, of which the last token
-        may have to be computed again."""
-
-    def first_kept(self, num_computed: int) -> int:
-        """The first block position that somebody who has computed so many tokens still reads."""
-
-    def cost(self, num_blocks: int, chunk: int) -> int:
-        """Most pages held at a time on the way to `num_blocks` positions, in steps of at most `chunk` positions."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeepsAll:
-    """Full and latent attention."""
-
-    def match(self, found: Found, num_blocks: int) -> int:
-        return next((block for block in range(num_blocks) if not found(block)), num_blocks)
-
-    def first_needed(self, num_blocks: int) -> int:
-        return 0
-
-    def first_kept(self, num_computed: int) -> int:
-        return 0
-
-    def cost(self, num_blocks: int, chunk: int) -> int:
-        return num_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class KeepsWindow:
-    """The next token, at position num_computed, sees `length` positions, its own included."""
-
-    length: int
-    block_size: int
-
-    def match(self, found: Found, num_blocks: int) -> int:
-        """A run of cached pages that ends at the start is enough: looked for from the right."""
-        end = block = num_blocks
-        while end and block > self.first_needed(end):
-            block -= 1
-            if not found(block):
-                end = block
-        return end
-
-    def first_needed(self, num_blocks: int) -> int:
-        return self.first_kept(num_blocks * self.block_size - 1)
-
-    def first_kept(self, num_computed: int) -> int:
-        return max(0, num_computed - self.length + 1) // self.block_size
-
-    def cost(self, num_blocks: int, chunk: int) -> int:
-        return min(num_blocks, -(-self.length // self.block_size) + chunk + 2)
 
 
 @dataclass(frozen=True)
@@ -103,10 +43,8 @@ class Groups:
         return bool(self.windows)
 
     @cached_property
-    def retentions(self) -> tuple[KeepsAll | KeepsWindow, ...]:
-        return tuple(
-            KeepsWindow(spec.length, self.block_size) if isinstance(spec, Window) else KeepsAll() for spec in self.specs
-        )
+    def retentions(self) -> tuple[Retention, ...]:
+        return tuple(retention_of(spec, self.block_size) for spec in self.specs)
 
     @cached_property
     def windows(self) -> dict[KeepsWindow, tuple[int, ...]]:
@@ -153,10 +91,4 @@ class Groups:
 
     def match(self, found: Callable[[int, int], bool], num_blocks: int) -> int:
         """Leading block positions that a sequence can start behind in every group. `found`: of group and position."""
-        of_group: Sequence[Found] = [lambda block, group=group: found(group, block) for group in range(self.num)]  # type: ignore[misc]
-        most, before = num_blocks, -1
-        while most != before:
-            before = most
-            for kept, known in zip(self.retentions, of_group, strict=True):
-                most = kept.match(known, most)
-        return most
+        return longest_match(self.retentions, found, num_blocks)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from services.scheduler.replicas.replica import Replica
+from shared.kv_specs import Window
 from shared.prefix_index import BlockKeys
 from shared.prefix_index.keys import member
 
@@ -20,7 +21,7 @@ class WorkerIndex:
     def __init__(self, replica: Replica, keys: BlockKeys, scheduler_id: str) -> None:
         self.replica = replica
         self._keys = keys
-        self._entry = json.dumps({"epoch": replica.epoch, "scheduler": scheduler_id})
+        self._entry = json.dumps({"epoch": replica.epoch, "scheduler": scheduler_id, **_groups(replica)})
         self._blocks = keys.blocks(replica.id, replica.epoch)
         self._whole = False  # what Redis holds is all there was at the last publication
         self.num_published = 0
@@ -79,6 +80,15 @@ class WorkerIndex:
         pipeline.scard(self._blocks)
         *_, held = await pipeline.execute()
         return bool(held == self.num_published)
+
+
+def _groups(replica: Replica) -> dict[str, Any]:
+    """Of KV, where a prefix is more than a run of blocks: the window of each, 0 if it keeps everything."""
+    groups = replica.core.kv.groups
+    if groups.plain:
+        return {}
+    windows = [spec.length if isinstance(spec, Window) else 0 for spec in groups.specs]
+    return {"windows": windows, "block_size": groups.block_size}
 
 
 def _in_parts(command: Any, key: str, members: Collection[bytes]) -> None:

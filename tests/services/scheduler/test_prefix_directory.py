@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
 from shared import block_hash
 from shared.columns import i32_bytes
+from shared.kv_specs import FULL, ONE_FULL, KVSpec, Window
 from shared.metrics.scheduler import DirectoryMetrics, SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2
 from shared.prefix_index import BlockKeys, PrefixReader, RegistryKeys, SchedulerEntry, connect
@@ -38,10 +40,11 @@ HASHES = block_hash.chain(block_hash.root_hash(), i32_bytes(PROMPT), 4)
 class Worker:
     """A core whose cache is published, and a worker on paper that fills it."""
 
-    def __init__(self, name: str, epoch: int) -> None:
+    def __init__(self, name: str, epoch: int, kv_specs: tuple[KVSpec, ...] = ONE_FULL) -> None:
         changes = BlockChanges()
-        self.core = Core(LIMITS, observer=changes)
-        self.paper = PaperWorker(LIMITS)
+        limits = replace(LIMITS, kv_specs=kv_specs)
+        self.core = Core(limits, observer=changes)
+        self.paper = PaperWorker(limits)
         self.replica = Replica(
             worker_pb2.WorkerHello(worker_id=name),
             epoch,
@@ -145,6 +148,27 @@ async def test_what_workers_hold_is_found_by_everybody(opened: Open, reader: Pre
         first.compute([1000 + i] * 8)
     await becomes(reader, {"w1": 2})
     await until(lambda: directory.num_entries == first.core.use.cached + second.core.use.cached)
+
+
+@pytest.mark.parametrize("specs", [(Window(6),), (FULL, Window(6)), (FULL, FULL, Window(9))])
+async def test_a_prefix_of_several_groups_is_as_long_as_the_scheduler_finds_it(
+    opened: Open, reader: PrefixReader, specs: tuple[KVSpec, ...]
+) -> None:
+    """Whatever has been evicted. Blocks of several groups, and those that a window left behind, are told apart."""
+    worker, plain = Worker("w0", 10, specs), Worker("w1", 11)
+    directory = opened().directory
+    directory.track(worker.replica, KEYS)
+    directory.track(plain.replica, KEYS)
+    plain.compute(PROMPT[:9])
+    worker.compute(PROMPT)
+    await becomes(reader, {"w0": 6, "w1": 2})
+    seen = set()
+    for i in range(24):
+        worker.compute([1000 + i] * 8)
+        there = len(worker.core.kv.match(HASHES).blocks) // len(specs)
+        seen.add(there)
+        await becomes(reader, {"w0": there, "w1": 2} if there else {"w1": 2})
+    assert len(seen) > 1, "something was evicted"
 
 
 async def test_a_worker_that_goes_takes_its_entries_along(
