@@ -341,7 +341,7 @@ def test_fields_are_counted_without_parsing() -> None:
     message = pb.ChatRequest(messages=[pb.ChatMessage(role="u", tool_calls=[pb.ToolCall(id="a")] * 3)] * 100)
     fields = 100 * (1 + 1 + 3 * 2)
     data = message.SerializeToString()
-    assert not [*wire_scan.check(data, pb.ChatRequest.DESCRIPTOR, RequestLimits(max_values=fields))]
+    assert set(wire_scan.check(data, pb.ChatRequest.DESCRIPTOR, RequestLimits(max_values=fields))) <= {None}
     with pytest.raises(InvalidArgument, match=f"more than {fields - 1} values"):
         for _ in wire_scan.check(data, pb.ChatRequest.DESCRIPTOR, RequestLimits(max_values=fields - 1)):
             pass
