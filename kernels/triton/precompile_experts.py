@@ -43,7 +43,7 @@ def expert_jobs(model: ModelShape, shape: ExpertsShape, pdl: Callable[[], bool])
         experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile)
 
     def choose() -> None:
-        route(logits, shape.routing)
+        route(logits, shape.routing, of(count, dtype=torch.float32) if shape.choice_bias else None)
 
     if model.batch_invariant:
         yield lambda: batch_invariant.experts(x, ids, weights, packed, shared, shared_gate, load)

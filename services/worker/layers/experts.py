@@ -56,6 +56,20 @@ class Experts:
         del self._gate_up, self._down
 
 
+class ChoiceBias:
+    """Added to the experts' scores where they are chosen, so that all of them are used (arXiv 2408.15664)."""
+
+    def __init__(self, name: str, num_experts: int, place: Placement) -> None:
+        self._name = f"{name}.e_score_correction_bias"
+        self.values: Tensor = place.empty(num_experts).float()
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield self._name, self.values
+
+    def finish(self) -> None:
+        """Used as it is, in float32."""
+
+
 class SparseMLP:
     """Every token's best experts, weighted, and the shared expert's addition where there is one."""
 
@@ -72,6 +86,7 @@ class SparseMLP:
         router = Part(f"{name}.{config.names.router}", config.num_experts)
         self.router = Linear([router], hidden_size, config.router_bias, place)
         self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
+        self._choice_bias = ChoiceBias(router.name, config.num_experts, place) if config.choice_bias else None
         self._shared: MLP | None = None
         self._shared_gate: Linear | None = None
         if config.shared_intermediate_size:
@@ -86,6 +101,8 @@ class SparseMLP:
     def _parts(self) -> Iterator[Loadable]:
         yield self.router
         yield self.experts
+        if self._choice_bias is not None:
+            yield self._choice_bias
         if self._shared is not None:
             yield self._shared
         if self._shared_gate is not None:
@@ -105,7 +122,8 @@ class SparseMLP:
             part.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
-        ids, weights = self._ops.route(self.router(x), self._routing)
+        bias = None if self._choice_bias is None else self._choice_bias.values
+        ids, weights = self._ops.route(self.router(x), self._routing, bias)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
         return self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, self.load)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.worker.layers.activation import SILU
+from services.worker.layers.latent_attention import LatentConfig
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.experts_config import ExpertsConfig
 from services.worker.models.rope_config import RopeConfig, max_positions, read_rope
@@ -33,6 +34,7 @@ class DecoderConfig:
     qk_norm: bool = False
     attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # keys and values are made of a small vector
     activation: str = "silu"
     fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
     fused_mlp: bool = False  # gates and ups are

@@ -32,6 +32,7 @@ class ExpertsConfig:
     shared_is_gated: bool = False  # by a sigmoid of its own, a token at a time
     activation: Gate = SILU
     router_bias: bool = False
+    choice_bias: bool = False  # the choice has one that the weights of the chosen have not
     biased: bool = False  # the experts' products
     names: ExpertNames = ExpertNames()
 

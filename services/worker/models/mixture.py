@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.layers.attention import Attention
 from services.worker.layers.experts import SparseMLP
+from services.worker.layers.latent_attention import LatentAttention
 from services.worker.models import single_row
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
@@ -29,7 +30,7 @@ class MixtureLayer(LlamaLayer):
         place: Placement,
         experts: SparseMLP | None = None,
         *,
-        attention: Attention | None = None,
+        attention: Attention | LatentAttention | None = None,
     ) -> None:
         """`experts`, `attention`: others than those that the configuration says."""
         assert config.experts is not None

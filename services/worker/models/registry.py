@@ -16,6 +16,8 @@ GROUP = "quire.models"
 ARCHITECTURES = {
     "Cohere2ForCausalLM": "services.worker.models.cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "services.worker.models.cohere:CohereForCausalLM",
+    "DeepseekV2ForCausalLM": "services.worker.models.deepseek:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "services.worker.models.deepseek:DeepseekV3ForCausalLM",
     "GPT2LMHeadModel": "services.worker.models.gpt2:GPT2LMHeadModel",
     "Gemma3ForCausalLM": "services.worker.models.gemma3:Gemma3ForCausalLM",
     "GemmaForCausalLM": "services.worker.models.gemma:GemmaForCausalLM",

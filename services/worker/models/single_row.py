@@ -50,7 +50,7 @@ def experts_reject_reason(experts: ExpertsConfig) -> str | None:
     """The same for a choice of experts in place of the feed-forward layer."""
     from kernels.triton.row_experts import row_experts_takes
 
-    if experts.biased:
+    if experts.biased or experts.choice_bias or experts.router_bias:
         return "experts' biases have no place in the chain"
     if experts.shared_intermediate_size:
         return "a shared expert has no place in the chain"

@@ -97,6 +97,7 @@ def experts_shape(config: ExpertsConfig) -> ExpertsShape:
         routing=config.routing,
         gate=config.activation,
         biased=config.biased,
+        choice_bias=config.choice_bias,
         shared_is_there=config.shared_intermediate_size > 0,
         shared_is_gated=config.shared_is_gated,
         single_row=experts_reject_reason(config) is None,

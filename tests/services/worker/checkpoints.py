@@ -49,6 +49,12 @@ GEMMA3 = {
     },
 }
 SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+LATENT = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "q_lora_rank": 20, "kv_lora_rank": 24, "num_key_value_heads": 6},
+    **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 14, "head_dim": 8},
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 
 # Name -> (class prefix in transformers, configuration beyond SHAPE)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -89,6 +95,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256}),
     "opt": ("OPT", {"ffn_dim": 88, "word_embed_proj_dim": 48, "enable_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
+    "deepseek-v2": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "routed_scaling_factor": 1.5}),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {**LATENT, **GROUPS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
+    ),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, **GROUPS}),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        {
+            **{**LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False, "v_head_dim": 12},
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+        },
+    ),
     "gpt-oss": (
         "GptOss",
         {

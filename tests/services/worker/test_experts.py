@@ -126,3 +126,41 @@ def test_olmoe_that_cuts_its_queries_off_is_refused() -> None:
     assert read_model_config({**values, "clip_qkv": None}).experts is not None
     with pytest.raises(InvalidArgument, match=r"clip_qkv is 8\.0: queries, keys and values are not cut off here"):
         read_model_config({**values, "clip_qkv": 8.0})
+
+
+DEEPSEEK = {
+    **{**BASE, "architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 16, "moe_intermediate_size": 32},
+    **{"kv_lora_rank": 16, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "n_shared_experts": 2},
+    **{"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+}
+
+
+def test_deepseek_caches_the_keys_of_every_head_and_chooses_by_groups() -> None:
+    v3 = read_model_config(DEEPSEEK)
+    assert (v3.head_dim, v3.num_kv_heads) == (32, 4)
+    assert v3.experts is not None
+    assert v3.experts.sparse_layers == (False, True, True, True)
+    assert (v3.experts.shared_intermediate_size, v3.experts.shared_is_gated) == (64, False)
+    routing = v3.experts.routing
+    assert (routing.scoring, routing.num_groups, routing.top_groups, routing.group_top) == ("sigmoid", 4, 2, 2)
+    v2 = read_model_config({**DEEPSEEK, "architectures": ["DeepseekV2ForCausalLM"]}).experts
+    assert v2 is not None
+    assert (v2.routing.scoring, v2.routing.num_groups, v2.choice_bias) == ("softmax", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"n_group": 3}, "n_group is 3: must divide the number of experts, 16"),
+        ({"topk_group": 5}, "topk_group is 5: of 4 groups of 4 experts a token takes 2"),
+        ({"n_group": 16, "topk_group": 16}, "topk_group is 16: of 16 groups of 1 experts"),
+        ({"v_head_dim": 40}, "v_head_dim is 40: values are at most as long as keys, 32, of even parts"),
+        ({"kv_lora_rank": None}, "kv_lora_rank is None: a whole number is needed"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob is True"),
+    ],
+)
+def test_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_model_config({**DEEPSEEK, **changes})
+    assert text in str(refused.value)
