@@ -39,11 +39,16 @@ class Connections:
         self._metrics = metrics
         self._num = 0
         self._of: Counter[str] = Counter()  # by address
-        metrics.connections.set_function(lambda: self._num)
+        metrics.connections.set_function(lambda: self.num_kept)
 
     @property
     def most_of_one_over_grpc(self) -> int:
         return min(self.limits.per_address, max(1, self.most_of_grpc // 2))
+
+    @property
+    def num_kept(self) -> int:
+        """Of HTTP, at present."""
+        return self._num
 
     def enter(self, address: str) -> bool:
         """Whether there is room for one more; if so, leave() has to follow."""

@@ -16,7 +16,12 @@ from shared import ports
 from shared.settings.tls import Tls
 from shared.tls import server_context
 
-BACKLOG = 2048
+# Connections that wait to be accepted: a client that finds no place there tries again after a second. The system's own
+# bound (net.core.somaxconn) is 4096 as a rule.
+QUEUE = 65_535
+# asyncio accepts as many in one go as it has been told that wait. After so many others have a turn of the loop:
+# refusals of those that came first, tokens of streams.
+ACCEPTED_AT_ONCE = 64
 
 
 class _Uvicorn(uvicorn.Server):
@@ -32,6 +37,8 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
         self.listening.set()
 
 
@@ -65,7 +72,7 @@ class HttpServer:
                 proxy_headers=False,
                 timeout_keep_alive=connections.limits.idle_s,
                 timeout_graceful_shutdown=max(1, round(drain_timeout_s)),
-                backlog=BACKLOG,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
         if tls.serves:

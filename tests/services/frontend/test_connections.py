@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from services.frontend.http.connections import Connections
+from services.frontend.http.server import ACCEPTED_AT_ONCE
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1.sampling_pb2 import SamplingParams
 from shared.pb.inference.v1 import inference_pb2
@@ -235,3 +238,24 @@ async def talk(frontend: Running) -> None:
     message = inference_pb2.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3))
     deltas = [delta async for delta in frontend.inference.Generate(message, timeout=20, wait_for_ready=True)]
     assert deltas[-1].finish_reason
+
+
+async def test_connections_that_come_at_once_are_accepted_in_portions_and_none_is_dropped(folder: Path) -> None:
+    """Between two portions the loop does other things; whoever is not accepted yet waits in the system's queue."""
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address) as frontend:
+        host, _, port = frontend.frontend.http_address.rpartition(":")
+        sockets = [socket.socket() for _ in range(1500)]
+        try:
+            for sock in sockets:
+                sock.settimeout(10)
+                sock.connect((host, int(port)))  # the loop stands still meanwhile
+            kept: list[float] = []
+            while not kept or kept[-1] < len(sockets):
+                await asyncio.sleep(0)
+                kept.append(frontend.frontend._connections.num_kept)
+        finally:
+            for sock in sockets:
+                sock.close()
+    steps = [after - before for before, after in itertools.pairwise(kept)]
+    assert max(steps) <= 2 * ACCEPTED_AT_ONCE
