@@ -22,8 +22,8 @@ from services.frontend.http.door import Door
 from services.frontend.http.headers import REQUEST_ID
 from services.frontend.http.load_header import Load, LoadHeader
 from services.frontend.http.middleware import BodyLimit, KeyGuard
+from services.frontend.http.own_paths import OwnPaths, as_own
 from services.frontend.http.protocol import Refuse
-from services.frontend.http.root_path import RootPath, rooted
 from services.frontend.openai_edge import errors
 from shared.errors import Internal, QuireError
 from shared.metrics.frontend import FrontendMetrics
@@ -50,7 +50,7 @@ def build(
     metrics: FrontendMetrics,
     load: Load,
 ) -> Face:
-    app = FastAPI(title="Quire", version=VERSION, strict_content_type=False)
+    app = FastAPI(title="Quire", version=VERSION, strict_content_type=False, redirect_slashes=False)
     errors.install(app)
     app.add_exception_handler(Exception, _on_fault)
     for router in routers:
@@ -69,9 +69,7 @@ def build(
             allow_headers=("*",),
             expose_headers=(REQUEST_ID, "retry-after"),
         )
-    if root_path:
-        return Face(RootPath(guarded, root_path), rooted(door.refuse, root_path))
-    return Face(guarded, door.refuse)
+    return Face(OwnPaths(guarded, root_path), as_own(door.refuse, root_path))
 
 
 def refusal(path: str, error: QuireError) -> Response:

@@ -63,7 +63,9 @@ def worded(error: RequestValidationError) -> InvalidArgument:
     if found["type"] == "json_invalid":
         return InvalidArgument(f"the body is not JSON: {found['ctx']['error']} at character {found['loc'][-1]}")
     field = ".".join(str(part) for part in found["loc"] if part != "body")
-    return InvalidArgument(f"{field}: {found['msg']}" if field else found["msg"], field=field)
+    if not field and found["type"] == "missing":
+        return InvalidArgument("the body is empty; it has to be a JSON object")
+    return InvalidArgument(f"{field or 'the body'}: {found['msg']}", field=field)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -33,7 +33,9 @@ class ServiceRoutes:
         self.router.add_api_route("/health", self.health, methods=["GET"], response_class=Response)
         self.router.add_api_route("/ready", self.health, methods=["GET"], response_class=Response)
         self.router.add_api_route("/live", self.live, methods=["GET"], response_class=Response)
-        for method in ("GET", "POST"):
+        for path, probe in (("/health", self.health), ("/ready", self.health), ("/live", self.live)):
+            self.router.add_api_route(path, probe, methods=["HEAD"], response_class=Response, include_in_schema=False)
+        for method in ("GET", "HEAD", "POST"):
             self.router.add_api_route(
                 "/ping", self.health, methods=[method], response_class=Response, include_in_schema=False
             )

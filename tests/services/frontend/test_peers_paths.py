@@ -53,6 +53,41 @@ async def test_probes_tell_alive_from_ready(tmp_path: Path) -> None:
         assert statuses == [200, 503, 503]
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/live", "/ping"])
+async def test_probes_may_ask_for_the_head_alone(frontend: Running, path: str) -> None:
+    assert (await frontend.http.head(path)).status_code == 200
+
+
+async def test_a_slash_at_the_end_is_none(tmp_path: Path) -> None:
+    """Nobody is sent elsewhere: behind a proxy that would be a wrong address."""
+    folder = talking_folder(tmp_path / "talking")
+    script = ScriptedScheduler(count_up)
+    settings: Any = {"root_path": "/llm", "max_inflight_requests": 1}
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        for path in ("/v1/completions/", "/llm/v1/completions/?a=b"):
+            assert (await frontend.http.post(path, json=COMPLETION)).status_code == 200
+        assert (await frontend.http.get("/v1/models/")).json()["object"] == "list"
+        assert (await frontend.http.get("/")).status_code == 404
+        assert (await frontend.http.get("//")).status_code == 404
+        long = {**COMPLETION, "max_tokens": 400, "stream": True}
+        async with frontend.http.stream("POST", "/v1/completions/", json=long):
+            assert (await frontend.http.post("/v1/completions/?a", content=b"no JSON")).status_code == 429
+
+
+async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions/batch", "/v1/messages", "/invocations"):
+        message = (await post_raw(frontend, path, b""))["error"]["message"]
+        assert message == "the body is empty; it has to be a JSON object"
+        message = (await post_raw(frontend, path, b"[]"))["error"]["message"]
+        assert message.startswith("the body: Input should be a valid dictionary")
+
+
+async def post_raw(frontend: Running, path: str, body: bytes) -> Any:
+    answer = await frontend.http.post(path, content=body)
+    assert answer.status_code == 400
+    return answer.json()
+
+
 async def test_readiness_follows_sessions(frontend: Running) -> None:
     assert [(await frontend.http.get(path)).status_code for path in ("/live", "/ready")] == [200, 200]
 
