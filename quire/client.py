@@ -12,14 +12,16 @@ import grpc
 
 from quire.admin import AdminClient, admin_of
 from quire.api_key import showing_key
-from quire.outputs import Delta, Message, RequestOutput, collect, delta
+from quire.outputs import Delta, Message, RequestOutput, collect, delta, vectors
 from quire.params import SamplingParams
 from quire.requests import (
     ChatExtras,
     ChatMessages,
+    EmbedExtras,
     Options,
     Prompt,
     chat_request,
+    embed_request,
     from_rpc,
     generate_request,
     translated_errors,
@@ -85,6 +87,19 @@ class Client:
         calls = [self._inference.Chat(request, timeout=timeout_s) for request in requests]
         with translated_errors():
             return [collect(call, turns) for call, turns in zip(calls, batch, strict=True)]
+
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        options: Options | None = None,
+        timeout_s: float | None = None,
+        **extras: Unpack[EmbedExtras],
+    ) -> list[list[float]]:
+        """A vector for each input, text or token ids, in their order; `extras`: pooler, normalize, dimensions."""
+        batch = [inputs] if _is_one(inputs) else list(inputs)
+        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
+        with translated_errors():
+            return vectors(self._inference.Embed(request, timeout=timeout_s))
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
@@ -170,6 +185,15 @@ class AsyncClient:
     ) -> RequestOutput:
         call = self._inference.Chat(chat_request(messages, params, _final(options), extras))
         return await _gather(call, messages)
+
+    async def embed(
+        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+    ) -> list[list[float]]:
+        batch = [inputs] if _is_one(inputs) else list(inputs)
+        try:
+            return vectors(await self._inference.Embed(embed_request(batch, options or Options(), extras)))  # type: ignore[arg-type]
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None

@@ -10,7 +10,7 @@ from quire.client import AsyncClient, Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
-from quire.requests import ChatExtras, ChatMessages, Prompt
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES
 
@@ -80,6 +80,10 @@ class LLM(_Embedded):
         """Answers one conversation or several; `extras`: tools, tool_choice, reasoning_effort, ..."""
         return self.client.chat(messages, params, **extras)
 
+    def embed(self, inputs: Prompt | Sequence[Prompt], **extras: Unpack[EmbedExtras]) -> list[list[float]]:
+        """A vector for each input, text or token ids; `extras`: pooler (last, mean, cls), normalize, dimensions."""
+        return self.client.embed(inputs, **extras)
+
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
         self.client.close()
@@ -100,6 +104,7 @@ class AsyncLLM(_Embedded):
         self.client = AsyncClient(self.address, api_key=self._api_key)
         self.generate = self.client.generate
         self.chat = self.client.chat
+        self.embed = self.client.embed
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
 

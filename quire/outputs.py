@@ -189,3 +189,13 @@ def _more(
 def _logprob(entry: pb.TokenLogprobs) -> Logprob:
     top = {candidate.token_id: candidate.logprob for candidate in entry.top}
     return Logprob(entry.token_id, entry.logprob, entry.rank, top)
+
+
+def vectors(response: pb.EmbedResponse) -> list[list[float]]:
+    """One for each input."""
+    found = []
+    for column in response.vectors:
+        values = array("f")
+        values.frombytes(column)
+        found.append(values.tolist())
+    return found

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from quire.params import SamplingParams
 from shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
-from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1 import finish_pb2, pooling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
 Prompt = str | Sequence[int]
@@ -58,6 +58,39 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Opt
         request.text = prompt
     else:
         request.token_ids.ids.extend(prompt)
+    return request
+
+
+class EmbedExtras(TypedDict, total=False):
+    """How a vector is made: fields of PoolingParams in pooling.proto."""
+
+    pooler: str  # last, mean or cls; left out: the model's own
+    normalize: bool  # to length 1; left out: true
+    dimensions: int  # only the first so many elements
+
+
+def embed_request(inputs: Sequence[Prompt], options: Options, extras: EmbedExtras) -> pb.EmbedRequest:
+    unknown = set(extras) - set(EmbedExtras.__annotations__)
+    if unknown:
+        raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
+    request = pb.EmbedRequest(options=options.to_proto())
+    pooler = extras.get("pooler", "")
+    if pooler:
+        known = {name.removeprefix("POOLER_").lower(): name for name, number in pooling_pb2.Pooler.items() if number}
+        if pooler not in known:
+            raise InvalidArgument(f"pooler must be one of {', '.join(known)}, got {pooler!r}.", field="pooler")
+        request.pooling.MergeFrom(pooling_pb2.PoolingParams(pooler=known[pooler]))
+    if "normalize" in extras:
+        request.pooling.normalize = extras["normalize"]
+    if (dimensions := extras.get("dimensions")) is not None:
+        if not 0 < dimensions < 2**32:
+            raise InvalidArgument(f"dimensions must be at least 1, got {dimensions}.", field="dimensions")
+        request.pooling.dimensions = dimensions
+    for one in inputs:
+        if isinstance(one, str):
+            request.inputs.add(text=one)
+        else:
+            request.inputs.add().token_ids.ids.extend(one)
     return request
 
 

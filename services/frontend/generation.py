@@ -21,7 +21,7 @@ from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.scheduler_client.placement import Held
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import DeadlineExceeded, QuireError, ResourceExhausted
+from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
@@ -132,6 +132,14 @@ class Generation:
         """Of a request that is final_only: a delta for each sample."""
         deltas = [delta async for news in self for delta in news]
         return sorted(deltas, key=lambda delta: delta.sample)
+
+    @property
+    def vectors(self) -> list[bytes]:
+        """Of a request with pooling that has ended: an f32 column for each prompt. Raises Internal without one."""
+        found = [sample.vector for sample in self._samples]
+        if not all(found):
+            raise Internal("a prompt ended without its vector")
+        return found
 
     @property
     def usage(self) -> Usage:

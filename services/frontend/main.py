@@ -30,6 +30,7 @@ from services.frontend.http.connections import Connections, descriptors
 from services.frontend.http.server import HttpServer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
+from services.frontend.openai_edge.embedding_routes import EmbeddingRoutes
 from services.frontend.openai_edge.generation_routes import GenerationRoutes
 from services.frontend.openai_edge.model_routes import ModelRoutes
 from services.frontend.openai_edge.responses.routes import ResponseRoutes
@@ -214,6 +215,7 @@ class Frontend:
             GenerationRoutes(*parts),
             MessageRoutes(*parts),
             ResponseRoutes(*parts, store=ResponseStore(self._settings.response_store_mb * 2**20)),
+            EmbeddingRoutes(self._generator, self._catalogue, bounds),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, lambda: self._liveness.is_alive, self._admission, self.metrics),

@@ -115,6 +115,15 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """One vector of each prompt in place of samples: PoolingParams of pooling.proto."""
+
+    pooler: str = ""  # last, mean or cls; empty: the model's own
+    normalize: bool = True
+    dimensions: int | None = None  # only the first so many
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One call: every prompt is continued `sampling.n` times. Times are those of the event loop's clock, seconds."""
 
@@ -137,6 +146,7 @@ class Request:
     include_reasoning: bool = True
     return_times: bool = False
     form_field: str = ""  # the body's, if several can ask for a form of the output
+    pooling: Pooling | None = None  # None: prompts are continued
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
 
     @property
@@ -150,5 +160,5 @@ class Request:
     def num_promised_output_tokens(self, max_model_len: int) -> int:
         """Of all samples; an answer of open length promises nothing, and none can promise more than `max_model_len` (0
         while nobody knows it)."""
-        promised = self.sampling.max_tokens or self.default_max_tokens or 0
+        promised = 0 if self.pooling is not None else self.sampling.max_tokens or self.default_max_tokens or 0
         return self.num_samples * (min(promised, max_model_len) if max_model_len else promised)

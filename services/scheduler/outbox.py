@@ -91,8 +91,8 @@ def _fit(batch: pb.TokenBatch, later: pb.TokenBatch) -> bool:
 
 
 def _is_plain(message: pb.SessionResponse) -> bool:
-    """A step without log-probabilities, whose columns would have to be put in order as well."""
+    """A step of tokens alone: log-probabilities and vectors have columns that would have to be put in order as well."""
     if not message.HasField("tokens"):
         return False
     tokens = message.tokens
-    return not (tokens.HasField("logprobs") or tokens.HasField("prompt_logprobs"))
+    return not any(map(tokens.HasField, ("logprobs", "prompt_logprobs", "pooled")))

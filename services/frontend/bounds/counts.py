@@ -81,6 +81,9 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
     prompts = body.get("prompt")
     if isinstance(prompts, list) and len(prompts) > limits.max_parts and not isinstance(prompts[0], int):
         raise too_many("prompt", len(prompts), "max_parts", limits.max_parts)
+    inputs = body.get("input")  # of embeddings; items of responses have a bound of their own
+    if isinstance(inputs, list) and len(inputs) > limits.max_parts and isinstance(inputs[0], (str, list)):
+        raise too_many("input", len(inputs), "max_parts", limits.max_parts)
     _check_metadata(body.get("metadata"))
     _check_parts(body, limits)
     if num_bytes > limits.max_form_characters:

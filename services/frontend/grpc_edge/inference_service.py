@@ -73,6 +73,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                         is_first = False
                     await context.write(response)
 
+    async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        arrival = _arrival(context)
+        async with answering("Embed", context, self._metrics, self._calls) as call:
+            await call.enter()
+            request = requests.embed_request(message, arrival)
+            async with self._generator.answering(request, call) as generation:
+                await generation.collect()
+                return responses.embed_response(request.request_id, generation)
+
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with answering("Tokenize", context, self._metrics, self._calls):
             entry = self._catalogue.entry(message.model)

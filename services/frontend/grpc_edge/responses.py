@@ -50,6 +50,10 @@ def complete(response: Response, delta: Delta, generation: Generation, is_first:
         response.usage.CopyFrom(_usage(generation.usage))
 
 
+def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
+    return pb.EmbedResponse(request_id=request_id, vectors=generation.vectors, usage=_usage(generation.usage))
+
+
 def _usage(usage: Usage) -> finish_pb2.Usage:
     return finish_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,

@@ -20,6 +20,7 @@ RESPONSES = {
 NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/chat/completions": {"prompt": "messages"},
     "/v1/chat/completions/batch": {"prompt": "messages"},
+    "/v1/embeddings": {"prompt": "input"},
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": RESPONSES,
     "/v1/messages": {"prompt": "messages", "stop": "stop_sequences", "structured_output": "output_config.format"},

@@ -64,6 +64,12 @@ ANSWERS: Mapping[str, Schema] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
+    "/v1/embeddings": _object(
+        object={"const": "list"},
+        data=_list(_object(object=TEXT, index=COUNT, embedding={"anyOf": [_list(NUMBER), TEXT]})),
+        model=TEXT,
+        usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+    ),
     "/invocations": {"anyOf": [CHAT, COMPLETION]},
     "/v1/responses": _object(
         id=TEXT,

@@ -23,6 +23,7 @@ WORK = (
     "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/embeddings",
     "/invocations",
 )
 

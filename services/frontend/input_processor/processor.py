@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.frontend.bounds import prompts
-from services.frontend.input_processor import prompt_limits, sampling_rules
+from services.frontend.input_processor import pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
 from services.frontend.request import (
     BeamSearch,
     ChatPrompt,
+    Pooling,
     Prompt,
     RepetitionDetection,
     Request,
@@ -73,6 +74,8 @@ class InputProcessor:
         for prompt in request.prompts:
             self._check_characters(prompt, max_model_len)
         sampling_rules.check(request.sampling)
+        if request.pooling is not None:
+            pooling.check(request.pooling)
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
         if request.num_samples > self._max_samples:
@@ -98,6 +101,9 @@ class InputProcessor:
         return sum(_estimate(prompt) for prompt in request.prompts) + promised
 
     async def prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+        """Each prompt's tokens, and what schedulers and workers are told of it. Raises InvalidArgument."""
+        if request.pooling is not None:
+            return await self._prepare_pooled(request, request.pooling, limits)
         if request.sampling.structured_output is not None:
             await self._grammar_door.check(request.sampling.structured_output)
         _check_priority(request.priority, limits)
@@ -132,6 +138,34 @@ class InputProcessor:
                     think_end_token_ids=thinking[1],
                 ).SerializeToString(),
                 grammar=grammar,
+                priority=request.priority,
+                tenant=request.tenant,
+                arrival_s=request.arrival_s,
+                deadline_s=request.deadline_s,
+            )
+            prepared.append(Prepared(token_ids, work))
+        return prepared
+
+    async def _prepare_pooled(self, request: Request, asked: Pooling, limits: Limits) -> list[Prepared]:
+        _check_priority(request.priority, limits)
+        params, root_hash = pooling.params(asked), block_hash.root_hash(salt=request.cache_salt)
+        sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=asked.pooler not in pooling.READ_ONE)
+        prepared = []
+        for number, prompt in enumerate(request.prompts):
+            if number % PROMPTS_IN_A_TURN == PROMPTS_IN_A_TURN - 1:
+                await asyncio.sleep(0)
+            token_ids = await self._tokenize(prompt, request, limits.max_model_len)
+            prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
+            column = i32_bytes(token_ids)
+            work = Work(
+                request_id=request.request_id,
+                prompt=column,
+                num_prompt_tokens=len(token_ids),
+                hashes=PromptHashes(root_hash, column),
+                sampling=sampling,
+                eos_token_ids=b"",
+                params=params,
+                samples_nothing=True,
                 priority=request.priority,
                 tenant=request.tenant,
                 arrival_s=request.arrival_s,

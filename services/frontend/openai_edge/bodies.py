@@ -173,6 +173,23 @@ class BatchBody(ChatOptions):
     messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")
 
 
+class EmbeddingBody(Body):
+    """POST /v1/embeddings"""
+
+    input: PromptField
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
+    dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
+    pooler: str | None = Field(None, description="last, mean or cls; default: the model's own")
+    normalize: bool | None = Field(None, description="vectors of length 1; default: true")
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+
+
 class TokenizeBody(Body):
     """POST /tokenize"""
 

@@ -51,6 +51,7 @@ class Sample:
         "last_token_s",
         "num_tokens",
         "started_s",
+        "vector",
     )
 
     def __init__(
@@ -68,6 +69,7 @@ class Sample:
         from one piece of news to the next, or AT_END."""
         self.index = index
         self.done = False
+        self.vector = b""  # f32 column, in place of tokens
         self.num_tokens = 0
         self.started_s = self.first_token_s = self.last_token_s = 0.0
         self._words = words
@@ -95,6 +97,9 @@ class Sample:
     def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
         """They wait for the first token."""
         self._prompt_logprobs += logprobs
+
+    def on_vector(self, values: bytes) -> None:
+        self.vector = values
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
         silent_last = end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._silent

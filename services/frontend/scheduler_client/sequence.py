@@ -31,6 +31,7 @@ class Work:
     arrival_s: float
     deadline_s: float | None
     grammar: bytes = b""  # a serialized StructuredOutput; empty: the output is not constrained
+    samples_nothing: bool = False  # it ends with a vector when its prompt is computed; max_tokens is 0
 
     @property
     def is_search(self) -> bool:
@@ -63,6 +64,9 @@ class Sink(Protocol):
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprobs], end: End | None, now: float) -> bool:
         """Its next tokens; True: no more of them are wanted (a stop string matched)."""
+
+    def on_vector(self, values: bytes) -> None:
+        """What it ends with if it samples nothing: an f32 column."""
 
     def on_end(self, end: End, now: float) -> None:
         """It ended without a token in the same step."""

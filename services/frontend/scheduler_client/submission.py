@@ -28,6 +28,7 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         params=work.params,
         first_sample=first.number,
         max_tokens=sampling.max_tokens,
+        samples_nothing=work.samples_nothing,
         min_tokens=sampling.min_tokens,
         eos_token_ids=work.eos_token_ids,
         stop_token_ids=u32_bytes(sampling.stop_token_ids),

@@ -8,7 +8,7 @@ from itertools import islice
 
 from services.frontend.delta import Finish, TokenLogprobs
 from services.frontend.scheduler_client.sequence import End, Sequence
-from shared.columns import f32, i32, u32
+from shared.columns import NUMBER_BYTES, f32, i32, u32
 from shared.errors import DeadlineExceeded, Internal, QuireError, from_proto
 from shared.logs import logger
 from shared.pb.common.v1 import finish_pb2
@@ -46,6 +46,8 @@ def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Outc
                 outcome.lose(sequence, live)
     if batch.HasField("prompt_logprobs"):
         _deliver_prompts(batch.prompt_logprobs, live, outcome)
+    if batch.HasField("pooled"):
+        _deliver_vectors(batch.pooled, live, outcome)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
     _deliver_tokens(batch, live, ends, now, outcome)
     _deliver_ends(ends, live, now, outcome)
@@ -133,6 +135,20 @@ def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], ou
         sequence.num_prompt_logprobs += count
         try:
             sequence.sink.on_prompt_logprobs(new)
+        except Exception:
+            outcome.lose(sequence, live)
+
+
+def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], outcome: Outcome) -> None:
+    at = 0
+    for sequence_id, size in zip(u32(batch.sequence_ids).tolist(), u32(batch.sizes).tolist(), strict=True):
+        values = batch.values[at : at + size * NUMBER_BYTES]
+        at += size * NUMBER_BYTES
+        sequence = live.get(sequence_id)
+        if sequence is None:
+            continue
+        try:
+            sequence.sink.on_vector(values)
         except Exception:
             outcome.lose(sequence, live)
 

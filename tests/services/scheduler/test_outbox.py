@@ -97,6 +97,18 @@ def test_nothing_overtakes_and_log_probabilities_stay_apart() -> None:
     assert link.waiting == sent
 
 
+def test_vectors_stay_apart() -> None:
+    """What is merged into a message that waits must not lose them."""
+    link = Link()
+    box = Outbox(link)
+    pooled = pb.PooledBatch(sequence_ids=u32_bytes([3]), sizes=u32_bytes([1]), values=b"\0\0\x80\x3f")
+    ended = tokens_of({1: [8]}, pooled=pooled, finished=[pb.FinishedSequence(sequence_id=3)])
+    sent = [tokens_of({1: [5]}), ended, tokens_of({1: [9]})]
+    for message in sent:
+        box.send(message)
+    assert link.waiting == sent
+
+
 def test_a_message_does_not_outgrow_grpc() -> None:
     link, draw = Link(), random.Random(1)
     most = outbox.TOKEN_BYTES * outbox.MOST_TOKENS
