@@ -25,6 +25,9 @@ class ConfigFile:
         value = self._values.get(key)
         return default if value is None else value
 
+    def without(self, key: str) -> ConfigFile:
+        return ConfigFile({name: value for name, value in self._values.items() if name != key})
+
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool):

@@ -33,6 +33,7 @@ class ExpertsConfig:
     activation: Gate = SILU
     router_bias: bool = False
     choice_bias: bool = False  # the choice has one that the weights of the chosen have not
+    in_mxfp4: bool = False  # the checkpoint's experts
     biased: bool = False  # the experts' products
     names: ExpertNames = ExpertNames()
 

@@ -1,5 +1,5 @@
 """gpt-oss (GptOssForCausalLM, arXiv 2508.10925): attention sinks, windows on every other layer, biased experts with a
-gate that is cut off. Weights in 16 bits; checkpoints in MXFP4 are refused."""
+gate that is cut off. Experts in MXFP4 are widened to 16 bits as they are loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.routing import Gate, Routing
 from services.worker.layers.experts import Experts, SparseMLP
+from services.worker.layers.mxfp4 import GROUP, GROUP_BYTES
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
     from services.worker.layers.placement import Alternative, Placement
 
+MXFP4 = "mxfp4"
 NAMES = ExpertNames(router="router")
 
 
@@ -52,6 +54,48 @@ class InterleavedExperts(Experts):
         del self._gate_up, self._down, self._gate_up_bias, self._down_bias
 
 
+class Mxfp4Experts(InterleavedExperts):
+    """Of 4 bits, output features before input features."""
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        super().__init__(name, hidden_size, config, place)
+        import torch  # here: families are also read where there is none
+
+        self._dtype, self._sizes = place.dtype, (2 * config.intermediate_size, hidden_size)
+        count, widths = config.num_experts, (hidden_size, config.intermediate_size)
+
+        def bytes_of(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.uint8, device=place.device)
+
+        self._blocks, self._scales = (
+            [bytes_of(count, rows, width // GROUP, *rest) for rows, width in zip(self._sizes, widths, strict=True)]
+            for rest in ((GROUP_BYTES,), ())
+        )
+        del self._gate_up, self._down
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield f"{self._name}.gate_up_proj_bias", self._gate_up_bias
+        yield f"{self._name}.down_proj_bias", self._down_bias
+        for part, blocks, scales in zip(("gate_up", "down"), self._blocks, self._scales, strict=True):
+            yield f"{self._name}.{part}_proj_blocks", blocks
+            yield f"{self._name}.{part}_proj_scales", scales
+
+    def finish(self) -> None:
+        self._gate_up, self._down = (
+            self._widened(*given).transpose(1, 2) for given in zip(self._blocks, self._scales, strict=True)
+        )
+        del self._blocks, self._scales
+        super().finish()
+
+    def _widened(self, blocks: Tensor, scales: Tensor) -> Tensor:
+        """[num_experts, out_features, in_features], an expert at a time: what lies between takes four times as much."""
+        import torch
+
+        from services.worker.layers.mxfp4 import widened
+
+        return torch.stack([widened(*expert, self._dtype) for expert in zip(blocks, scales, strict=True)])
+
+
 def _gates_first(rows: Tensor) -> Tensor:
     """[num_experts, 2 * size, n] with gates and ups in turns -> all gates, then all ups"""
     import torch  # here: families are also read where there is none
@@ -64,7 +108,12 @@ class GptOssForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
-        decoder, num_experts = read_decoder(config), read_num_experts(config, "num_local_experts")
+        quantization = config.section("quantization_config")
+        in_mxfp4 = quantization is not None and quantization.get("quant_method") == MXFP4
+        decoder = read_decoder(config.without("quantization_config") if in_mxfp4 else config)
+        num_experts = read_num_experts(config, "num_local_experts")
+        if in_mxfp4 and (decoder.hidden_size % GROUP or decoder.intermediate_size % GROUP):
+            raise refusal("hidden_size", decoder.hidden_size, f"{GROUP} numbers of MXFP4 share a scale")
         experts = ExpertsConfig(
             num_experts,
             decoder.intermediate_size,
@@ -73,6 +122,7 @@ class GptOssForCausalLM(MixtureForCausalLM):
             activation=Gate(config.number("swiglu_limit", 7.0), config.number("swiglu_alpha", 1.702)),
             router_bias=True,
             biased=True,
+            in_mxfp4=in_mxfp4,
             names=NAMES,
         )
         bias, windows = config.flag("attention_bias", True), _read_windows(config, decoder.num_layers)
@@ -84,7 +134,8 @@ class GptOssForCausalLM(MixtureForCausalLM):
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
         assert config.experts is not None
         name = f"model.layers.{index}.{config.experts.names.module}"
-        stacked = InterleavedExperts(f"{name}.experts", config.hidden_size, config.experts, place)
+        layout = Mxfp4Experts if config.experts.in_mxfp4 else InterleavedExperts
+        stacked = layout(f"{name}.experts", config.hidden_size, config.experts, place)
         experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
         return MixtureLayer(index, config, backend, place, experts)
 

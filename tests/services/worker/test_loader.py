@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
@@ -104,6 +105,29 @@ def test_an_expert_that_is_missing_is_named(checkpoint: Make, tmp_path: Path) ->
     rewrite(folder, **{name: None})
     with pytest.raises(InvalidArgument, match=f"lacks tensors.*: {name.replace('.', chr(92) + '.')}$"):
         Rig(folder)
+
+
+def test_experts_in_mxfp4_are_widened(tmp_path: Path) -> None:
+    """As transformers widens them: the checkpoint with the wide numbers in it is the same model."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "num_hidden_layers": 2}
+    wide, packed = tmp_path / "wide", tmp_path / "packed"
+    checkpoints.make("gpt-oss", wide, **sizes)
+    tensors = load_file(wide / WEIGHTS)
+    shutil.copytree(wide, packed)
+    given = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, width, rows = tensors[name].shape
+        blocks = torch.randint(256, (count, rows, width // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 125, (count, rows, width // 32), dtype=torch.uint8)
+        given.update({f"{name}_blocks": blocks, f"{name}_scales": scales})
+        del given[name]
+        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(tensors, wide / WEIGHTS)
+    save_file(given, packed / WEIGHTS)
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (packed / "config.json").write_text(json.dumps(config))
+    assert torch.equal(last_logits(packed), last_logits(wide))
 
 
 def test_derived_tensors_of_old_checkpoints_are_passed_over(copy: Path) -> None:

@@ -1,0 +1,25 @@
+"""Numbers of 4 bits that share a scale, 32 of them each: OCP Microscaling Formats 1.0, MXFP4."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+GROUP = 32  # numbers of a scale
+GROUP_BYTES = GROUP // 2
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1; the fourth bit is the sign
+SCALE_BIAS = 127  # of E8M0: a power of two
+
+
+def widened(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """blocks: uint8 [rows, groups, GROUP_BYTES], the lower half of a byte first; scales: uint8 [rows, groups] ->
+    `dtype` [rows, groups * GROUP]"""
+    import torch
+
+    values = torch.tensor((*VALUES, *(-value for value in VALUES)), dtype=torch.float32, device=blocks.device)
+    halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)  # [rows, groups, GROUP]
+    powers = torch.exp2(scales.float() - SCALE_BIAS)
+    return (values[halves.int()] * powers.unsqueeze(2)).to(dtype).flatten(1)
