@@ -16,6 +16,7 @@ INTERRUPTED = 130  # what shells expect after Ctrl-C
 # name -> (module, what it is for). Modules are imported only when asked for.
 COMMANDS = {
     "up": ("quire.cli.up", "start a cluster on this machine and stay in the foreground"),
+    "serve": ("quire.cli.up", "the same as up"),
     "demo": ("quire.cli.demo", "start a cluster, chat with it, show its status, stop it"),
     "status": ("quire.cli.status", "show every service of a cluster"),
     "health": ("quire.cli.health", "ask a service whether it serves; exit status 0 if it does"),

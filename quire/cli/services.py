@@ -7,8 +7,8 @@ import functools
 import importlib
 
 from quire.cli.flags import add_settings
-from shared import lifecycle
-from shared.settings import SERVICES, load
+from shared import lifecycle, model_hub
+from shared.settings import SERVICES, FrontendSettings, Settings, WorkerSettings, load
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +19,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, SERVICES[role])
 
 
+def _located(settings: Settings) -> Settings:
+    """With a model's folder in place of its name on a hub, which stays the name that requests use."""
+    if not isinstance(settings, FrontendSettings | WorkerSettings):
+        return settings
+    weights = isinstance(settings, WorkerSettings) and settings.load_format != "dummy" and settings.engine == "device"
+    folder = str(model_hub.find(settings.model, settings.revision, weights=weights))
+    name = settings.served_model_name or ("" if folder == settings.model else settings.model)
+    return settings.model_copy(update={"model": folder, "served_model_name": name})
+
+
 def run(arguments: argparse.Namespace) -> int:
     flags = vars(arguments)
     role = flags.pop("command")
-    settings = load(SERVICES[role], SERVICES, flags)
+    settings = _located(load(SERVICES[role], SERVICES, flags))
     serve = importlib.import_module(settings.main_module).serve
     return lifecycle.run(functools.partial(serve, settings))

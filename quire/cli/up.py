@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+from quire.cli import vllm_flags
 from quire.cli.flags import add_setting, human_int
 from quire.cluster import Cluster, ClusterOptions
 from shared.lifecycle import EXIT_FORCED
@@ -14,8 +15,8 @@ from shared.settings import SERVICES, Settings
 
 # Decided by the launcher.
 MANAGED = {
-    "id", "host", "advertise", "model", "served_model_name", "grpc_port", "http_port", "metrics_port", "share_ports",
-    "scheduler", "schedulers", "redis", "admin_port", "cluster_secret_file", "insecure",
+    "id", "host", "advertise", "model", "revision", "served_model_name", "grpc_port", "http_port", "metrics_port",
+    "share_ports", "scheduler", "schedulers", "redis", "admin_port", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
 OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
@@ -23,20 +24,27 @@ OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several servic
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", default="", metavar="MODEL", help="Hugging Face folder (default: quire-tiny)"
+        "model",
+        nargs="?",
+        default="",
+        metavar="MODEL",
+        help="Hugging Face folder, or ORG/NAME on a hub (default: quire-tiny)",
     )
+    parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
+    parser.add_argument("--served-model-name", default="", help="name that requests use; default: the model's own")
     parser.add_argument("--workers", type=human_int, default=1, help="worker processes")
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address that frontends listen on; 0.0.0.0 for all interfaces"
     )
-    parser.add_argument("--http-port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
+    parser.add_argument("--http-port", "--port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
     parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
     parser.add_argument("--admin-port", type=human_int, default=0, help="admin of the first frontend; 0: any free port")
     parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
         add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
+    vllm_flags.add(parser)
 
 
 def settings_by_flag() -> list[tuple[str, str]]:
@@ -62,6 +70,8 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
             settings[target][name] = value
     return ClusterOptions(
         model=values["model"],
+        revision=values["revision"],
+        served_model_name=values["served_model_name"],
         workers=values["workers"],
         frontends=values["frontends"],
         schedulers=values["schedulers"],

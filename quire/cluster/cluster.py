@@ -50,6 +50,7 @@ class Cluster:
         if a service refuses to start."""
         atexit.register(self.stop)
         try:
+            self.options = self.options.located()
             check_model(self.options)
             self.specs = plan(self.options, self._endpoints)
             self.processes = [ServiceProcess(spec, self._report, self._log) for spec in self.specs]

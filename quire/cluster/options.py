@@ -11,7 +11,7 @@ from typing import Any
 
 from quire import bundled
 from quire.cluster.endpoints import LOOPBACK, Endpoints
-from shared import model_identity, secret_file
+from shared import model_hub, model_identity, secret_file
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES
 from shared.settings.base import is_secret
@@ -21,7 +21,9 @@ from shared.settings.base import is_secret
 class ClusterOptions:
     """`settings` are those of the services, by service and field; they go to every process of that service."""
 
-    model: str = ""  # Hugging Face folder; empty: the bundled model
+    model: str = ""  # Hugging Face folder or ORG/NAME on a hub; empty: the bundled model
+    revision: str = ""  # of a model on a hub
+    served_model_name: str = ""  # empty: as the model is called
     workers: int = 1
     frontends: int = 1
     schedulers: int = 1
@@ -38,7 +40,15 @@ class ClusterOptions:
 
     @property
     def model_name(self) -> str:
-        return self.model_folder.resolve().name if self.model else bundled.NAME
+        return self.served_model_name or (self.model_folder.resolve().name if self.model else bundled.NAME)
+
+    def located(self) -> ClusterOptions:
+        """With a folder in place of a name on a hub, downloaded where it is needed. Raises QuireError."""
+        worker = self.settings.get("worker", {})
+        weights = worker.get("engine", "device") == "device" and worker.get("load_format", "auto") != "dummy"
+        folder = str(model_hub.find(self.model, self.revision, weights=weights)) if self.model else ""
+        name = self.served_model_name or ("" if Path(folder) == Path(self.model).expanduser() else self.model)
+        return replace(self, model=folder, served_model_name=name)
 
 
 @dataclass(frozen=True, slots=True)

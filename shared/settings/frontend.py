@@ -15,7 +15,8 @@ from shared.settings.tls import NO_TLS, Tls
 class FrontendSettings(Settings):
     """Text in, text out."""
 
-    model: str = Field(..., description="Hugging Face folder with config.json and tokenizer.json")
+    model: str = Field(..., description="Hugging Face folder with config.json and tokenizer.json, or ORG/NAME on a hub")
+    revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
     http_port: int = Field(

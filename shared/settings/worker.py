@@ -12,7 +12,8 @@ from shared.settings.base import Settings
 class WorkerSettings(Settings):
     """Owns a device, executes."""
 
-    model: str = Field(..., description="Hugging Face folder with config.json and *.safetensors")
+    model: str = Field(..., description="Hugging Face folder with config.json and *.safetensors, or ORG/NAME on a hub")
+    revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and admin; 0: any free one")

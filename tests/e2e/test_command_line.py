@@ -209,3 +209,20 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
                     thief.bind((host, int(port)))
                 time.sleep(0.005)
         assert quire("chat", "What is 2 + 3?", "--temperature", "0", "--address", cluster.grpc_address).stdout == "5\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size is vLLM's; here: a model runs on one device"),
+        (["--api-key", "k"], "--api-key is vLLM's; here: set QUIRE_FRONTEND_API_KEY"),
+        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
+    ],
+)
+def test_what_vllms_users_type_is_answered_by_name(flags: list[str], text: str) -> None:
+    assert text in quire("serve", "nowhere", *flags, status=2).stderr
+
+
+def test_flags_of_vllm_that_ask_for_what_is_so_are_taken() -> None:
+    run = quire("serve", "./nowhere", "--tensor-parallel-size", "1", "--disable-log-requests", "--port", "0", status=1)
+    assert run.stderr == "quire: model 'nowhere' is not a Hugging Face folder: no config.json\n"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,7 @@ from services.worker.layers.placement import LoadableModel
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
+OLDER_INDEX = "pytorch_model.bin.index.json"
 NAMED_IN_ERRORS = 5
 
 # Tensors that old checkpoints carry although they follow from the configuration.
@@ -90,23 +92,36 @@ def _copy(name: str, tensor: Tensor, destination: Tensor) -> None:
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for path in _files(folder):
         try:
+            if path.suffix == ".bin":
+                yield from _pickled(path)
+                continue
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     yield name, file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise InvalidArgument(f"model: cannot read {path}: {error}", field="model") from None
+        except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
+
+
+def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """PyTorch's older format, of which only tensors are read: nothing in it is run."""
+    held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
+        raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
+    yield from held.items()
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every file once, in order: those the index names, else all there are."""
-    index = folder / INDEX
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        return [folder / name for name in names]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise InvalidArgument(f"model: no *.safetensors in {folder}", field="model")
-    return files
+    """Every file once, in order: those the index names, else all there are of the better format."""
+    for index in (folder / INDEX, folder / OLDER_INDEX):
+        if index.exists():
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            return [folder / name for name in names]
+    for pattern in ("*.safetensors", "pytorch_model*.bin"):
+        files = sorted(folder.glob(pattern))
+        if files:
+            return files
+    raise InvalidArgument(f"model: no *.safetensors and no pytorch_model*.bin in {folder}", field="model")
 
 
 def _complain(folder: Path, what: str, names: list[str]) -> None:

@@ -170,3 +170,49 @@ def test_dummy_weights_follow_the_seed_and_stay_finite(tmp_path: Path, family: s
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert 0.1 < first.std() < 10
+
+
+def older_format(made: Checkpoint, folder: Path, *, sharded: bool) -> Path:
+    """The same weights as PyTorch used to save them."""
+    folder.mkdir()
+    (folder / "config.json").write_text((made.folder / "config.json").read_text())
+    tensors = made.model.state_dict()
+    names = sorted(tensors)
+    parts = [names[::2], names[1::2]] if sharded else [names]
+    files = {f"pytorch_model-{i}.bin" if sharded else "pytorch_model.bin": part for i, part in enumerate(parts)}
+    for file, part in files.items():
+        torch.save({name: tensors[name] for name in part}, folder / file)
+    if sharded:
+        placed = {name: file for file, part in files.items() for name in part}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+    return folder
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_older_checkpoints_hold_the_same(checkpoint: Make, tmp_path: Path, sharded: bool) -> None:
+    made = checkpoint("llama")
+    older = older_format(made, tmp_path / "older", sharded=sharded)
+    assert torch.equal(last_logits(older), last_logits(made.folder))
+
+
+def test_a_pickle_that_is_more_than_tensors_is_not_run(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("llama")
+    folder = older_format(made, tmp_path / "older", sharded=False)
+
+    class Harm:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return eval, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
+
+    torch.save({"model.norm.weight": Harm()}, folder / "pytorch_model.bin")
+    with pytest.raises(InvalidArgument, match="cannot read .*pytorch_model.bin"):
+        Rig(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_that_breaks_off_is_named(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("llama")
+    folder = older_format(made, tmp_path / "older", sharded=False)
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(InvalidArgument, match="cannot read .*pytorch_model.bin"):
+        Rig(folder)

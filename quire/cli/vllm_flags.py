@@ -1,0 +1,60 @@
+"""Flags that vLLM's users type and that `quire up` does not have: each says what to do instead."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+# Flag -> what to do instead; "" where nothing has to be done.
+INSTEAD = {
+    "--api-key": "set QUIRE_FRONTEND_API_KEY, which other users of the machine cannot read, or --api-keys FILE",
+    "--allowed-origins": "--cors-origins",
+    "--data-parallel-size": "--workers, each of which is a replica",
+    "--disable-log-requests": "",
+    "--download-dir": "set HF_HOME",
+    "--enable-chunked-prefill": "",
+    "--enable-lora": "there are no adapters yet",
+    "--enable-log-requests": "",
+    "--enforce-eager": "--no-cuda-graphs",
+    "--guided-decoding-backend": "",
+    "--hf-token": "set HF_TOKEN",
+    "--kv-transfer-config": "there are no KV connectors",
+    "--max-seq-len-to-capture": "",
+    "--no-enable-log-requests": "",
+    "--pipeline-parallel-size": "a model runs on one device",
+    "--ssl-certfile": "--client-tls cert=FILE,key=FILE",
+    "--ssl-keyfile": "--client-tls cert=FILE,key=FILE",
+    "--structured-outputs-config": "",
+    "--swap-space": "KV blocks stay on the device",
+    "--task": "",
+    "--tensor-parallel-size": "a model runs on one device; --workers runs it several times",
+    "--tokenizer": "the model's folder has its tokenizer",
+    "--tokenizer-mode": "",
+    "--trust-remote-code": "code of a checkpoint is never run",
+    "--uvicorn-log-level": "--log-level",
+}
+HARMLESS = {"--tensor-parallel-size": "1", "--pipeline-parallel-size": "1", "--data-parallel-size": "1"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Out of the help, which lists what there is."""
+    taken = {flag for action in parser._actions for flag in action.option_strings}
+    for flag in INSTEAD.keys() - taken:
+        parser.add_argument(flag, nargs="?", action=_Elsewhere, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+
+
+class _Elsewhere(argparse.Action):
+    """Refuses by name, unless it asks for what is so anyway."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        flag = option_string or ""
+        instead = INSTEAD[flag]
+        if instead and values != HARMLESS.get(flag, object()):
+            parser.error(f"{flag} is vLLM's; here: {instead}")

@@ -1,0 +1,93 @@
+"""Models by the names that they have on a hub (ORG/NAME): found among what was downloaded before, else downloaded.
+
+Goes by huggingface_hub and so by its variables: HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from shared.errors import InvalidArgument, QuireError, Unavailable
+from shared.logs import logger
+
+log = logger("model_hub")
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+TEXTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # configuration and tokenizer
+WEIGHTS, OLDER_WEIGHTS = ".safetensors", ".bin"
+SECOND_COPIES = ("consolidated",)  # of all weights, beside the others
+INDEX = "model.safetensors.index.json"
+
+
+def find(model: str, revision: str = "", *, weights: bool) -> Path:
+    """The folder of a model that is called by its folder or by its name on a hub; with or without `weights`. Raises
+    QuireError where there is none."""
+    folder = Path(model).expanduser()
+    if folder.exists() or NAME.fullmatch(model) is None:
+        return folder
+    return _snapshot(model, revision, weights)
+
+
+def _snapshot(name: str, revision: str, weights: bool) -> Path:
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise InvalidArgument(
+            f"model: {name!r} is no folder, and huggingface_hub is not installed to download it", field="model"
+        ) from None
+    at = revision or None
+    known = hub.try_to_load_from_cache(name, "config.json", revision=at)
+    if isinstance(known, str) and _is_whole(Path(known).parent, weights):
+        return Path(known).parent
+    files = _attempt(name, lambda: hub.HfApi().list_repo_files(name, revision=at))
+    wanted = [*_wanted(files, weights)]
+    log.info("downloading", model=name, files=len(wanted))
+    return Path(_attempt(name, lambda: hub.snapshot_download(name, revision=at, allow_patterns=wanted)))
+
+
+def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
+    top = [file for file in files if "/" not in file and not file.startswith(SECOND_COPIES)]
+    yield from (file for file in top if file.endswith(TEXTS))
+    if weights:
+        suffix = WEIGHTS if any(file.endswith(WEIGHTS) for file in top) else OLDER_WEIGHTS
+        yield from (file for file in top if file.endswith(suffix))
+
+
+def _is_whole(folder: Path, weights: bool) -> bool:
+    if not weights:
+        return (folder / "tokenizer.json").exists()
+    index = folder / INDEX
+    if index.exists():
+        return all((folder / name).exists() for name in set(json.loads(index.read_text())["weight_map"].values()))
+    return any(file.suffix in (WEIGHTS, OLDER_WEIGHTS) for file in folder.iterdir())
+
+
+def _attempt(name: str, work: Callable[[], Any]) -> Any:
+    """What huggingface_hub raises, in one line that names the model."""
+    from huggingface_hub import errors
+
+    try:
+        return work()
+    except errors.GatedRepoError:
+        text = f"model: {name} is gated: accept its terms on the hub and set HF_TOKEN"
+    except errors.RevisionNotFoundError:
+        raise InvalidArgument(f"revision: {name} has no such branch, tag or commit", field="revision") from None
+    except errors.RepositoryNotFoundError:
+        text = f"model: there is neither a folder nor, for this HF_TOKEN, a model on the hub called {name!r}"
+    except errors.OfflineModeIsEnabled:
+        text = f"model: {name} has not been downloaded yet, and HF_HUB_OFFLINE is set"
+    except (OSError, errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+        raise Unavailable(f"model: {name} cannot be downloaded: {_first_line(error)}") from None
+    except Exception as error:
+        if isinstance(error, QuireError):
+            raise
+        raise Unavailable(f"model: {name} cannot be downloaded: {_first_line(error)}") from None
+    raise InvalidArgument(text, field="model")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
