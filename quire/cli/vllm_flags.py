@@ -8,7 +8,6 @@ from typing import Any
 
 # Flag -> what to do instead; "" where nothing has to be done.
 INSTEAD = {
-    "--api-key": "set QUIRE_FRONTEND_API_KEY, which other users of the machine cannot read, or --api-keys FILE",
     "--allowed-origins": "--cors-origins",
     "--data-parallel-size": "--workers, each of which is a replica",
     "--disable-log-requests": "",

@@ -215,7 +215,6 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
     ("flags", "text"),
     [
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size is vLLM's; here: a model runs on one device"),
-        (["--api-key", "k"], "--api-key is vLLM's; here: set QUIRE_FRONTEND_API_KEY"),
         (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
     ],
 )
