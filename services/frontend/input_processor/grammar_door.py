@@ -6,14 +6,16 @@ The compiling happens in child processes (grammar_probe.py) with little memory a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import itertools
 import select
 import subprocess
 import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from queue import LifoQueue
 
+from services.frontend.bounds.turns import Turns
 from services.frontend.input_processor import grammar_probe
 from shared import structured_output
 from shared.errors import Internal, InvalidArgument
@@ -22,23 +24,25 @@ from shared.priority import step_back
 from shared.structured_output.checks import FIELD
 from shared.structured_output.literals import Specials
 
-PATIENCE_S = 3.0  # of a child's processor time: the largest constraints that people write take a tenth of it
+QUICK_S = 0.5  # of a child's processor time: the largest constraints that people write take 0.3
+PATIENCE_S = 3.0  # of those that take longer, one at a time
 LONGEST_WAIT_S = 60.0  # for that, and for a child's imports, on a machine that has much to do
 REMEMBERED = 4096  # constraints that were found good or bad
-NUM_PROBES = 2
+NUM_PROBES = 2  # for those that are quick
 
 
 class GrammarDoor:
-    """Remembers its verdicts: clients send the same form again and again."""
+    """Remembers its verdicts: clients send the same form again and again.
+
+    Whoever has sent dozens that take long waits for them, and not the others: those have a lane of their own, and in
+    both lanes the last to come is tried first."""
 
     def __init__(self, specials: Specials, vocab_size: int) -> None:
         """`specials`: tokens that a grammar may name."""
         introduction = grammar_probe.introduction(specials, vocab_size)
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._threads = ThreadPoolExecutor(NUM_PROBES, "grammar-door", step_back)  # and so the processes they start
-        self._probes: LifoQueue[Probe] = LifoQueue()  # the one that was used last is warm
-        for _ in range(NUM_PROBES):
-            self._probes.put(Probe(introduction))
+        self._quick = Lane("grammar-door", [Probe(introduction) for _ in range(NUM_PROBES)])
+        self._slow = Lane("grammar-door-slow", [Probe(introduction)])
 
     async def check(self, constraint: sampling_pb2.StructuredOutput) -> None:
         """Raises InvalidArgument."""
@@ -47,25 +51,64 @@ class GrammarDoor:
         key = hashlib.sha256(message).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message)
+            verdict = await self._judge(message)
             self._verdicts[key] = verdict
             if len(self._verdicts) > REMEMBERED:
                 self._verdicts.popitem(last=False)
         if verdict:
             raise InvalidArgument(verdict, field=FIELD)
 
+    async def _judge(self, message: bytes) -> str:
+        for lane, patience_s in ((self._quick, QUICK_S), (self._slow, PATIENCE_S)):
+            with contextlib.suppress(TookLong):
+                return await lane.ask(message, patience_s)
+        return _refusal(f"{PATIENCE_S:.0f} s")
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the child processes that there are."""
+        return [pid for lane in (self._quick, self._slow) for probe in lane.probes if (pid := probe.pid)]
+
     def close(self) -> None:
         """Ends the child processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        while not self._probes.empty():
-            self._probes.get().close()
+        self._quick.close()
+        self._slow.close()
 
-    def _ask(self, message: bytes) -> str:
-        probe = self._probes.get()
+
+class TookLong(Exception):
+    """More than the patience."""
+
+
+class Lane:
+    """Some probes, and those who wait for them, the last to come first."""
+
+    def __init__(self, name: str, probes: list[Probe]) -> None:
+        self.probes = probes
+        self._free = probes.copy()  # the one that was used last is warm
+        self._threads = ThreadPoolExecutor(len(probes), name, step_back)  # and so the processes they start
+        self._turns = Turns(len(probes))
+        self._numbers = itertools.count(0, -1)
+
+    async def ask(self, message: bytes, patience_s: float) -> str:
+        """The verdict; TookLong."""
+        async with self._turns.turn(next(self._numbers)):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message, patience_s)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for probe in self._free:
+            probe.close()
+
+    def _ask(self, message: bytes, patience_s: float) -> str:
+        probe = self._free.pop()
         try:
-            return probe.verdict(message)
+            return probe.verdict(message, patience_s)
         finally:
-            self._probes.put(probe)
+            self._free.append(probe)
+
+
+def _refusal(bound: str) -> str:
+    return structured_output.refuse(f"it takes more than {bound} to compile").message
 
 
 class Probe:
@@ -75,24 +118,29 @@ class Probe:
         self._introduction = introduction
         self._child: subprocess.Popen[bytes] | None = None
 
-    def verdict(self, message: bytes) -> str:
-        """Empty if nothing is wrong."""
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def verdict(self, message: bytes, patience_s: float) -> str:
+        """Empty if nothing is wrong; TookLong."""
         child = self._child or self._start()
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            grammar_probe.write(child.stdin, message)
+            grammar_probe.write(child.stdin, grammar_probe.order(message, patience_s))
         except BrokenPipeError:  # it has been killed from outside while nobody asked
             self.close()
-            return self.verdict(message)
+            return self.verdict(message, patience_s)
         ready, _, _ = select.select([child.stdout], [], [], LONGEST_WAIT_S)
         answer = grammar_probe.read(child.stdout) if ready else None
         if answer is not None:
             return answer.decode()
         took_long = not ready or child.wait() == -grammar_probe.OUT_OF_TIME
         self.close()
-        bound = f"{PATIENCE_S:.0f} s" if took_long else f"{grammar_probe.MEMORY_BYTES >> 20} MiB"
-        return structured_output.refuse(f"it takes more than {bound} to compile").message
+        if took_long:
+            raise TookLong
+        return _refusal(f"{grammar_probe.MEMORY_BYTES >> 20} MiB")
 
     def close(self) -> None:
         if self._child is not None:
@@ -101,7 +149,7 @@ class Probe:
             self._child = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", grammar_probe.__name__, str(PATIENCE_S)]
+        command = [sys.executable, "-m", grammar_probe.__name__]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert child.stdin is not None
         assert child.stdout is not None

@@ -3,9 +3,9 @@
 Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
 own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.
 
-Argument: the processor time for each, seconds.
-stdin: the vocabulary's special tokens, then constraints; stdout: an empty message when it has begun, then a verdict for
-each, empty if it is good. All of them with their length in front, 4 bytes, little-endian.
+stdin: the vocabulary's special tokens, then constraints, each behind the processor time for it; stdout: an empty
+message when it has begun, then a verdict for each, empty if it is good. All of them with their length in front, 4
+bytes, little-endian.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ def read(stream: IO[bytes]) -> bytes | None:
     return stream.read(int.from_bytes(length, "little")) if length else None
 
 
+def order(constraint: bytes, patience_s: float) -> bytes:
+    """The time in milliseconds, 4 bytes, little-endian."""
+    return round(1000 * patience_s).to_bytes(LENGTH_BYTES, "little") + constraint
+
+
 def introduction(specials: Specials, vocab_size: int) -> bytes:
     values = {"ids": dict(specials.ids), "in_text": sorted(specials.in_text), "vocab_size": vocab_size}
     return json.dumps(values).encode()
@@ -108,8 +113,8 @@ def main() -> None:
     judge = Judge(Specials(first["ids"], frozenset(first["in_text"])), first["vocab_size"])
     write(sys.stdout.buffer, b"")
     while (message := read(sys.stdin.buffer)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
-        verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(message))
+        signal.setitimer(signal.ITIMER_PROF, int.from_bytes(message[:LENGTH_BYTES], "little") / 1000)
+        verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(message[LENGTH_BYTES:]))
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sys.stdout.buffer, verdict.encode())
 

@@ -118,11 +118,11 @@ async def test_others_are_judged_while_one_takes_long(door: GrammarDoor, monkeyp
     slow = pb.StructuredOutput(regex="slow+")
     asked, go_on, verdict = threading.Event(), threading.Event(), grammar_door.Probe.verdict
 
-    def wait_with_slow(probe: grammar_door.Probe, message: bytes) -> str:
+    def wait_with_slow(probe: grammar_door.Probe, message: bytes, patience_s: float) -> str:
         if message == slow.SerializeToString(deterministic=True):
             asked.set()
             go_on.wait(60)
-        return verdict(probe, message)
+        return verdict(probe, message, patience_s)
 
     monkeypatch.setattr(grammar_door.Probe, "verdict", wait_with_slow)
     judged = asyncio.ensure_future(door.check(slow))
@@ -134,13 +134,37 @@ async def test_others_are_judged_while_one_takes_long(door: GrammarDoor, monkeyp
     await judged
 
 
+async def test_whoever_sends_many_that_take_long_waits_for_them_alone(
+    door: GrammarDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, go_on = list[bytes](), threading.Event()
+
+    def verdict(_: grammar_door.Probe, message: bytes, patience_s: float) -> str:
+        tried.append(message)
+        if b"long" in message:
+            go_on.wait(60)
+            raise grammar_door.TookLong
+        return ""
+
+    monkeypatch.setattr(grammar_door.Probe, "verdict", verdict)
+    many = [asyncio.ensure_future(door.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
+    while len(tried) < grammar_door.NUM_PROBES:
+        await asyncio.sleep(0.01)
+    other = asyncio.ensure_future(door.check(pb.StructuredOutput(regex="other")))
+    await asyncio.sleep(0)
+    go_on.set()
+    await other
+    refused = await asyncio.gather(*many, return_exceptions=True)
+    assert all(isinstance(refusal, InvalidArgument) for refusal in refused)
+    assert [b"other" in message for message in tried].index(True) <= 2 * grammar_door.NUM_PROBES + 1
+
+
 async def test_time_is_that_of_the_processor_and_leaves_it_to_others(door: GrammarDoor) -> None:
     """A machine that has much to do refuses nothing that it would else let in."""
     await door.check(pb.StructuredOutput(regex="first"))
-    probe = next(probe for probe in door._probes.queue if probe._child is not None)
-    assert probe._child is not None
-    assert os.getpriority(os.PRIO_PROCESS, probe._child.pid) > os.getpriority(os.PRIO_PROCESS, 0)
-    stopped = [other._child.pid for other in door._probes.queue if other._child is not None]
+    stopped = door.pids
+    assert stopped
+    assert all(os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0) for pid in stopped)
     judged = asyncio.ensure_future(door.check(pb.StructuredOutput(regex="second")))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -152,10 +176,11 @@ async def test_time_is_that_of_the_processor_and_leaves_it_to_others(door: Gramm
 
 async def test_a_probe_that_was_killed_is_replaced(door: GrammarDoor) -> None:
     await door.check(pb.StructuredOutput(regex="before"))
-    for probe in door._probes.queue:
-        if probe._child is not None:
-            probe._child.send_signal(signal.SIGKILL)
-            probe._child.wait()
+    for lane in (door._quick, door._slow):
+        for probe in lane.probes:
+            if probe._child is not None:
+                probe._child.send_signal(signal.SIGKILL)
+                probe._child.wait()
     await door.check(pb.StructuredOutput(regex="after"))
 
 
