@@ -125,11 +125,20 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
 
     def invariant_decode(rows: int, *, ordered: bool) -> None:
         invariant_attention.decode_attention(
-            of(rows, heads, head_dim), *caches, ints(rows, 4096), ints(rows), scale, 0, ints(rows) if ordered else None
+            of(rows, heads, head_dim),
+            *caches,
+            ints(rows, 4096),
+            ints(rows),
+            scale,
+            0,
+            ints(rows) if ordered else None,
+            sinks,
         )
 
     def invariant_chunk() -> None:
-        batch_invariant.paged_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0)
+        batch_invariant.paged_attention(
+            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks
+        )
 
     def invariant_choice() -> None:
         batch_invariant.sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])

@@ -40,6 +40,7 @@ def _attention(
     query_start_ptr,
     seq_lens_ptr,
     order_ptr,
+    sinks_ptr,
     out_ptr,
     parts_ptr,
     logs_ptr,
@@ -100,6 +101,9 @@ def _attention(
     all_top = tl.full([ROWS], float("-inf"), tl.float32)
     all_total = tl.zeros([ROWS], tl.float32)
     all_out = tl.zeros([ROWS, WIDTH], tl.float32)
+    if sinks_ptr is not None:  # where the parts are joined
+        all_top = tl.load(sinks_ptr + kv_head * GROUP + row % GROUP) * 1.4426950408889634  # LOG2_E
+        all_total = tl.full([ROWS], 1.0, tl.float32)
     log = tl.full([ROWS], float("-inf"), tl.float32)
     for span in range(first_span, last_span):
         top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -134,9 +138,11 @@ def _attention(
 def _join(
     parts_ptr,
     logs_ptr,
+    sinks_ptr,
     out_ptr,
     num_parts,
     num_queries,
+    Q_HEADS: tl.constexpr,
     QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -148,6 +154,9 @@ def _join(
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     out = tl.zeros([QUERIES, WIDTH], tl.float32)
+    if sinks_ptr is not None:
+        top = tl.load(sinks_ptr + query % Q_HEADS) * 1.4426950408889634  # LOG2_E
+        total = tl.full([QUERIES], 1.0, tl.float32)
     for span in range(num_parts):
         part = query * num_parts + span
         log = tl.load(logs_ptr + part, mask=query < num_queries, other=float("-inf"))
@@ -167,10 +176,11 @@ def paged_attention(
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if q.size(0) == block_tables.size(0):
-        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window)
-    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window)
+        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks)
+    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks)
 
 
 def decode_attention(
@@ -182,12 +192,13 @@ def decode_attention(
     scale: float,
     sliding_window: int,
     order: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """kernels.triton.decode_attention.decode_attention."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < ENOUGH_PROGRAMS else 1
-    return _attend(q, k_cache, v_cache, block_tables, None, seq_lens, order, scale, sliding_window, splits)
+    return _attend(q, k_cache, v_cache, block_tables, None, seq_lens, order, scale, sliding_window, splits, sinks)
 
 
 def chunk_attention(
@@ -199,9 +210,10 @@ def chunk_attention(
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """kernels.triton.chunk_attention.chunk_attention."""
-    return _attend(q, k_cache, v_cache, block_tables, query_start, seq_lens, None, scale, sliding_window, 1)
+    return _attend(q, k_cache, v_cache, block_tables, query_start, seq_lens, None, scale, sliding_window, 1, sinks)
 
 
 def _attend(
@@ -215,6 +227,7 @@ def _attend(
     scale: float,
     sliding_window: int,
     num_splits: int,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """`query_start`: None where every sequence has one row, one of length 0 included: it gives zeros."""
     (num_tokens, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape
@@ -245,6 +258,7 @@ def _attend(
         query_start,
         seq_lens,
         order,
+        sinks,
         out,
         parts,
         logs,
@@ -272,20 +286,22 @@ def _attend(
         enable_fp_fusion=False,
     )
     if parts is not None:
-        _join_parts(parts, logs, out)
+        _join_parts(parts, logs, sinks, out)
     return out
 
 
-def _join_parts(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor) -> None:
+def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
     """parts: float32 [num_queries, num_parts, head_dim]; logs: float32 [num_queries, num_parts]"""
     num_queries, num_parts, head_dim = parts.shape
     queries = 4
     _join[(triton.cdiv(num_queries, queries),)](
         parts,
         logs,
+        sinks,
         out,
         num_parts,
         num_queries,
+        Q_HEADS=out.size(1),
         QUERIES=queries,
         HEAD_DIM=head_dim,
         WIDTH=padded_head_dim(head_dim),

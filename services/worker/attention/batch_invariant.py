@@ -27,8 +27,6 @@ class BatchInvariantAttention:
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cuda":
             return f"runs on CUDA, not on {spec.device}"
-        if spec.has_sinks:
-            return "has no attention sinks"
         package, reason = kernels.find(PACKAGE)
         if package is None:
             return str(reason)
@@ -48,8 +46,7 @@ class BatchInvariantAttention:
         window: int,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        assert sinks is None
         tables, lens = metadata.block_tables, metadata.seq_lens
         if metadata.is_decode:
-            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order)
-        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window)
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks)
+        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks)

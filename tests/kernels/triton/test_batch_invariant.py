@@ -66,6 +66,19 @@ def test_attention(device, monkeypatch, q_heads, kv_heads, head_dim, block_size,
         assert torch.equal(alone[0], whole[position])
 
 
+@pytest.mark.parametrize("window", [0, 50])
+def test_sinks_take_their_share(device, monkeypatch, window):
+    case = Case([40, LENGTH, 130], (6, 2), 16, 4, torch.float32, device)
+    sinks = torch.linspace(-3, 4, 6).to(device)
+    rows = [(1, 0, LENGTH), (0, 39, 40)]
+    whole = batch_invariant.paged_attention(*case.step(rows), case.scale, window, sinks)
+    assert_close(whole, reference.paged_attention(*case.step(rows), case.scale, window, sinks))
+    for programs in (0, 1 << 20):  # one for all spans of a row; one for each
+        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)
+        alone = batch_invariant.paged_attention(*case.step([(1, LENGTH - 1, LENGTH)]), case.scale, window, sinks)
+        assert torch.equal(alone[0], whole[LENGTH - 1])
+
+
 def test_the_order_of_work_and_rows_without_a_sequence_change_nothing(device):
     case = Case([10, 90, 133], (4, 2), 32, 16, torch.float32, device)
     q, k, v, tables, _, lens = case.step([(0, 9, 10), (1, 89, 90), (2, 132, 133)])

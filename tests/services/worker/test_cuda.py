@@ -97,9 +97,10 @@ def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make) -> None:
     assert rigs[0].replica._runner._chunk_graphs.count > 0
 
 
-def test_a_single_row_in_its_own_chain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-moe-tied", "qwen3-moe-some-layers"])
+def test_a_single_row_in_its_own_chain(tmp_path: Path, family: str) -> None:
     """Sizes that the fused chain takes; one sequence, then two, then one."""
-    made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
+    made = checkpoints.make(family, tmp_path, **SINGLE_ROW_SIZES)
     rig, recording = cuda_rig(made, record_logits=False, **WAYS["graphs"]), cuda_rig(made, **WAYS["graphs"])
     calm = Rig(made.folder)
     for each in (rig, recording, calm):
@@ -114,6 +115,19 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path) -> None:
             each.step()
     assert rig.tokens(1) == recording.tokens(1) == calm.tokens(1)
     assert error(recording, made, 1) < MAX_ERROR
+
+
+def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
+    """A look says what had arrived by the one before."""
+    rig = cuda_rig(checkpoint("qwen3-moe-tied"), **WAYS["eager"])
+    before = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    rig.step([New(0, prompt(11))], {0: 11})
+    torch.cuda.synchronize()
+    rig.replica.expert_load()
+    torch.cuda.synchronize()
+    found = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
+    assert set(found) == set(before) == {0, 1, 2}
+    assert all(count >= before[layer] + 11 * 3 for layer, count in found.items())
 
 
 def test_rows_behind_one_prefix(tmp_path: Path) -> None:
