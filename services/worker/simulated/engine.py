@@ -17,6 +17,7 @@ from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.slots import SlotTable, Step
 from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
+from shared.errors import Unimplemented, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 Plans = asyncio.Queue[tuple[Attachment, pb.StepPlan]]
@@ -80,7 +81,9 @@ class SimulatedEngine:
         await self._take_time(step, inputs)
         if receiver is self._receiver:
             token_ids = columns.i32_bytes(self._tokens(inputs))
-            receiver.deliver(pb.StepResult(epoch=plan.epoch, step_id=plan.step_id, token_ids=token_ids))
+            failures = [_no_vector(slot) for slot in inputs.ended_slots.tolist()]
+            result = pb.StepResult(epoch=plan.epoch, step_id=plan.step_id, token_ids=token_ids, failures=failures)
+            receiver.deliver(result)
 
     async def _take_time(self, step: Step, inputs: StepInputs) -> None:
         """Steps follow each other without a gap, as on a device, whatever the timer's grain."""
@@ -93,6 +96,10 @@ class SimulatedEngine:
         mixed = _mix(self._seeds[inputs.sampling_slots] ^ _mix(inputs.sample_positions.astype(np.uint64)))
         tokens: npt.NDArray[np.int32] = (mixed % np.uint64(self._vocab_size)).astype(np.int32)
         return tokens
+
+
+def _no_vector(slot: int) -> pb.SlotFailure:
+    return pb.SlotFailure(slot=slot, error=to_proto(Unimplemented("a simulated worker has no hidden states to pool")))
 
 
 def _mix(words: U64) -> U64:

@@ -45,6 +45,7 @@ class Heard:
             sample=submission.first_sample,
             num_prompt_tokens=submission.num_prompt_tokens,
             prompt_logprobs_from=submission.prompt_logprobs_from,
+            samples_nothing=submission.samples_nothing,
         )
         self.params = Admission.of(first)
         self.sampling = self.params.sampling
@@ -135,6 +136,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.tokens_per_step = 1
         self.prompt_positions_per_step = 1000
         self.num_cached_tokens = 0
+        self.gives_vectors = True
         self.refusal: finish_pb2.Error | None = None
         self.reject_hello: str | None = None
         self.takes_further_submissions = True
@@ -272,6 +274,10 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if not sequence.started:
                 sequence.started = True
                 batch.started.add(sequence_id=sequence.id, num_cached_tokens=self.num_cached_tokens, queue_us=1000)
+            if sequence.submission.samples_nothing:
+                del session.running[sequence.id]
+                self._pool(batch, sequence)
+                continue
             if sequence.untold:
                 self._tell(batch.prompt_logprobs, sequence)
             if sequence.untold:
@@ -292,6 +298,14 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if asked:
             batch.logprobs.CopyFrom(_logprobs(asked))
         session.duplex.send(pb.SessionResponse(tokens=batch))
+
+    def _pool(self, batch: pb.TokenBatch, sequence: Running) -> None:
+        """The vector of a prompt is its length and its first token."""
+        batch.finished.add(sequence_id=sequence.id, reason=STOP)
+        if self.gives_vectors:
+            batch.pooled.sequence_ids += u32_bytes([sequence.id])
+            batch.pooled.sizes += u32_bytes([2])
+            batch.pooled.values += f32_bytes([float(len(sequence.tokens)), float(sequence.tokens[0])])
 
     def _tell(self, batch: pb.PromptLogprobBatch, sequence: Running) -> None:
         """The prompt's token has minus its position, the i-th of the others -(i + 1)."""

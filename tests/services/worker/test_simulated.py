@@ -15,6 +15,7 @@ from services.worker.simulated.engine import SimulatedEngine
 from services.worker.simulated.timing import Timing
 from shared import columns
 from shared.pb.common.v1 import sampling_pb2
+from shared.pb.common.v1.pooling_pb2 import PoolingParams
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 LIMITS = Limits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
@@ -109,3 +110,20 @@ def test_no_torch_is_needed(module: str) -> None:
 def test_a_step_costs_a_constant_its_prompts_and_its_sequences() -> None:
     timing = Timing(0.01, 0.001, 0.0001)
     assert np.isclose(timing.seconds(num_tokens=110, num_decoding=10), 0.01 + 0.1 + 0.001)
+
+
+async def test_what_samples_nothing_fails_alone() -> None:
+    """There is nothing to pool; the sequences beside it go on."""
+    engine = SimulatedEngine(LIMITS, 100, Timing(0.001, 0, 0))
+    running = asyncio.ensure_future(engine.run())
+    receiver = Receiver()
+    await engine.rest(receiver)  # type: ignore[arg-type]
+    plan = admit(1, 4, 7, [1])
+    plan.admitted[0].samples_nothing = True
+    plan.admitted[0].params = pb.SequenceParams(pooling=PoolingParams()).SerializeToString()
+    engine.submit(receiver, plan)  # type: ignore[arg-type]
+    result = await receiver.results.get()
+    running.cancel()
+    assert [failure.slot for failure in result.failures] == [0]
+    assert not result.token_ids
+    assert not receiver.reasons
