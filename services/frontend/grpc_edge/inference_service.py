@@ -91,7 +91,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         async with answering("Detokenize", context, self._metrics, self._calls):
             self._catalogue.check(message.model)
-            text = self._processor.detokenize(message.token_ids, skip_special_tokens=message.skip_special_tokens)
+            skips = message.skip_special_tokens
+            text = await self._processor.detokenize_long(message.token_ids, skip_special_tokens=skips)
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:

@@ -223,6 +223,11 @@ class InputProcessor:
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    async def detokenize_long(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The same; hundreds of thousands of ids hold up nobody."""
+        prompt_limits.check_vocabulary(token_ids, self._vocab_size)
+        return await self._tokenizer.decode_long(token_ids, skip_special_tokens=skip_special_tokens)
+
 
 def _check_priority(priority: int, limits: Limits) -> None:
     others = limits.scheduling_policies - {"priority"}

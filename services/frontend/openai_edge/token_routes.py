@@ -48,7 +48,7 @@ class TokenRoutes:
     async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         body.refuse_unknown()
         self._catalogue.check(body.model)
-        return {"prompt": self._processor.detokenize(body.tokens, skip_special_tokens=False)}
+        return {"prompt": await self._processor.detokenize_long(body.tokens, skip_special_tokens=False)}
 
     async def info(self) -> dict[str, Any]:
         """What tokenizer_config.json says, with the chat template that is in use."""

@@ -33,6 +33,7 @@ WhereAllowed = Literal["none", "raw_prompts", "everywhere"]
 NOWHERE, EVERYWHERE = "none", "everywhere"
 
 ANY_CLASS = "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
+LIGHT_IDS = 8192  # decoded in a millisecond
 LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millisecond
 
 
@@ -137,6 +138,18 @@ class Tokenizer:
             ids, skip_special_tokens = [i for i in ids if i not in skipped], False
         text: str = self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    async def decode_long(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The same, of many ids in a thread."""
+        if len(ids) <= LIGHT_IDS:
+            return self.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        def decode(ids: list[int]) -> str:
+            # A batch of one, because the GIL is released for it.
+            texts: list[str] = self._hf.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+            return texts[0]
+
+        return await self._encoder.in_thread(decode, list(ids), len(ids))
 
     def _skipped_but(self, shown: frozenset[str]) -> frozenset[int]:
         if shown not in self._skipped:

@@ -11,10 +11,12 @@ import threading
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
+from quire import bundled
 from services.frontend.bounds.turns import Turns
 from services.frontend.tokenizer import encoder
 from services.frontend.tokenizer.cuts import Cuts
 from services.frontend.tokenizer.encoder import Encoder
+from services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
 from shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
 
@@ -254,3 +256,19 @@ async def test_a_template_for_few_messages_does_not_wait_for_those_of_many() -> 
         assert order == [9, 1, 5, 7]
     finally:
         encoder.close()
+
+
+async def test_many_ids_are_decoded_to_the_same_text_beside_the_loop() -> None:
+    decoding = Tokenizers(bundled.FOLDER, 0)
+    try:
+        ids = [number % 2000 for number in range(30_000)]
+        for skips in (False, True):
+            waiting = asyncio.ensure_future(decoding.decode_long(ids, skip_special_tokens=skips))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert await waiting == decoding.decode(ids, skip_special_tokens=skips)
+            few = ids[:50]
+            one = await decoding.decode_long(few, skip_special_tokens=skips)
+            assert one == decoding.decode(few, skip_special_tokens=skips)
+    finally:
+        decoding.close()
