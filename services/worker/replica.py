@@ -206,7 +206,7 @@ class Replica:
         if flight.moves is not None:
             self._last_tokens[flight.moves.slots] = flight.moves.token_ids
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
-        token_ids[inputs.fed_tokens] = self._last_tokens[inputs.fed_slots]
+        token_ids[inputs.prev_sampled_tokens] = self._last_tokens[inputs.prev_sampled_slots]
         places = inputs.slot_mapping
         if self.limits.num_groups > 1:
             token_ids = np.tile(token_ids, self.limits.num_groups)

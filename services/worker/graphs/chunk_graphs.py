@@ -147,7 +147,7 @@ class ChunkGraphs:
         step = self._step(shape)
         padding = shape.num_tokens - inputs.num_tokens
         given = inputs.token_ids.copy()
-        given[inputs.fed_tokens] = FED
+        given[inputs.prev_sampled_tokens] = FED
         self._upload(
             step.columns,
             shape,

@@ -162,9 +162,9 @@ class DecodeGraphs:
 
     def _fill(self, columns: Tensor, inputs: StepInputs, new_blocks: NewBlocks, facts: RowFacts) -> None:
         given = np.full(inputs.num_rows, FED, dtype=np.int32)
-        if len(inputs.fed_tokens) < inputs.num_rows:
+        if len(inputs.prev_sampled_tokens) < inputs.num_rows:
             given[:] = inputs.token_ids
-            given[inputs.fed_tokens] = FED
+            given[inputs.prev_sampled_tokens] = FED
         arrays: list[Array] = [
             inputs.slots,
             given,

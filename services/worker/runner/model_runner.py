@@ -45,8 +45,8 @@ class Uploaded:
     query_start: Tensor
     seq_lens: Tensor
     slots: Tensor
-    fed_tokens: Tensor
-    fed_slots: Tensor
+    prev_sampled_tokens: Tensor
+    prev_sampled_slots: Tensor
     sampling_slots: Tensor
     sampling_tokens: Tensor
     sampling_rows: Tensor
@@ -213,8 +213,8 @@ class ModelRunner:
                     inputs.query_start,
                     inputs.seq_lens,
                     inputs.slots,
-                    inputs.fed_tokens,
-                    inputs.fed_slots,
+                    inputs.prev_sampled_tokens,
+                    inputs.prev_sampled_slots,
                     inputs.sampling_slots,
                     inputs.sampling_tokens,
                     np.searchsorted(inputs.slots, inputs.sampling_slots),
@@ -268,12 +268,12 @@ class ModelRunner:
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
         """The step's token ids, sampled ones put in place."""
-        if not len(inputs.fed_tokens):
+        if not len(inputs.prev_sampled_tokens):
             return up.token_ids
-        fed = self.slot_memory.last_tokens.index_select(0, up.fed_slots).clamp_(min=0)
-        if len(inputs.fed_tokens) == inputs.num_tokens:
+        fed = self.slot_memory.last_tokens.index_select(0, up.prev_sampled_slots).clamp_(min=0)
+        if len(inputs.prev_sampled_tokens) == inputs.num_tokens:
             return fed
-        up.token_ids.index_copy_(0, up.fed_tokens.long(), fed)
+        up.token_ids.index_copy_(0, up.prev_sampled_tokens.long(), fed)
         return up.token_ids
 
     def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:

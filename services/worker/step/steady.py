@@ -39,7 +39,7 @@ class Steady:
     def take(self, plan: pb.StepPlan, inputs: StepInputs) -> None:
         """A step that was made from the table; the next one may follow from it."""
         rows = inputs.num_rows
-        all_decode = rows == inputs.num_tokens == len(inputs.fed_tokens) == inputs.num_samples
+        all_decode = rows == inputs.num_tokens == len(inputs.prev_sampled_tokens) == inputs.num_samples
         self._last = inputs if rows and all_decode and not plan.counted_slots else None
         if self._last is not None:
             table = self._table
@@ -78,8 +78,8 @@ class Steady:
             query_start=last.query_start,
             seq_lens=seq_lens,
             num_blocks=num_blocks,
-            fed_tokens=last.fed_tokens,
-            fed_slots=last.fed_slots,
+            prev_sampled_tokens=last.prev_sampled_tokens,
+            prev_sampled_slots=last.prev_sampled_slots,
             sampling_slots=last.sampling_slots,
             sampling_tokens=last.sampling_tokens,
             sample_positions=seq_lens,

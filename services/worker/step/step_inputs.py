@@ -25,8 +25,10 @@ class StepInputs:
     query_start: I32  # [num_rows + 1]
     seq_lens: I32  # [num_rows] positions after the step
     num_blocks: int  # of the longest row
-    fed_tokens: I32  # [num_fed] indices of tokens that are the slot's last sampled one
-    fed_slots: Rows  # [num_fed]
+    prev_sampled_tokens: (
+        I32  # [num_prev_sampled] indices of tokens that are their slot's last sampled one, which is on the device
+    )
+    prev_sampled_slots: Rows  # [num_prev_sampled]
     sampling_slots: Rows  # [num_samples], ascending; a slot with drafts has several
     sampling_tokens: I32  # [num_samples] index of the token that each is sampled behind
     sample_positions: I32  # [num_samples] where the sampled tokens will stand
@@ -95,8 +97,8 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         query_start=query_start,
         seq_lens=seq_lens,
         num_blocks=-(-int(seq_lens.max(initial=0)) // table.block_size),
-        fed_tokens=query_start[fed_rows],
-        fed_slots=step.slots[fed_rows],
+        prev_sampled_tokens=query_start[fed_rows],
+        prev_sampled_slots=step.slots[fed_rows],
         sampling_slots=sampling_slots,
         sampling_tokens=sampling_tokens,
         sample_positions=seq_lens[samples] if rows is None else positions[sampling_tokens] + 1,

@@ -99,7 +99,7 @@ def test_inputs_of_a_mixed_step() -> None:
     assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 5, 3, 0, 1, 2, 3, 4]
     assert inputs.query_start.tolist() == [0, 6, 7, 12]
     assert inputs.seq_lens.tolist() == [6, 4, 5]
-    assert (inputs.fed_tokens.tolist(), inputs.fed_slots.tolist()) == ([6], [1])
+    assert (inputs.prev_sampled_tokens.tolist(), inputs.prev_sampled_slots.tolist()) == ([6], [1])
     assert (inputs.sampling_slots.tolist(), inputs.sampling_tokens.tolist()) == ([1, 3], [6, 11])
     assert inputs.sample_positions.tolist() == [4, 5]
     assert inputs.num_blocks == 2
@@ -112,8 +112,8 @@ def test_tokens_that_came_with_an_admission_are_not_fed_from_the_device() -> Non
     shared = tuple(both.paper.rows[0].blocks)
     inputs = both.inputs([New(1, tokens(9), num_prompt=6, cached_blocks=shared)], {0: 0})
     assert inputs.token_ids.tolist() == [108]
-    assert len(inputs.fed_tokens) == 0
-    assert both.inputs(counts={0: 0}).fed_slots.tolist() == [1]
+    assert len(inputs.prev_sampled_tokens) == 0
+    assert both.inputs(counts={0: 0}).prev_sampled_slots.tolist() == [1]
 
 
 def test_release_and_admission_of_a_slot_in_one_plan() -> None:

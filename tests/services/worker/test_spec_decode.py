@@ -345,7 +345,7 @@ def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None
     inputs = table.inputs
     assert inputs.positions.tolist() == [6, 7, 8]
     assert inputs.token_ids.tolist() == [0, 30, 31]
-    assert (inputs.fed_tokens.tolist(), inputs.fed_slots.tolist()) == ([0], [1])
+    assert (inputs.prev_sampled_tokens.tolist(), inputs.prev_sampled_slots.tolist()) == ([0], [1])
     assert inputs.sampling_tokens.tolist() == [0, 1, 2]
     assert inputs.sample_positions.tolist() == [7, 8, 9]
     assert inputs.slot_mapping.tolist() == [6 * 4 + 2, 6 * 4 + 3, 7 * 4]
