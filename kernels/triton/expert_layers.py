@@ -15,19 +15,19 @@ from kernels.routing import SILU, Gate
 from kernels.triton.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, tile_for
 
 PAIRS = 256  # a program
+TILES = 16  # a program
 MOST_COLUMNS = 1024  # of a token's sum, a program
 
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """As kernels.reference.ExpertsWeight; and the numbers of rows, which are zeros between two calls."""
+    """As kernels.reference.ExpertsWeight, dense."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
     gate: Gate
-    counts: torch.Tensor  # int32 [num_experts]
 
 
 def prepare_experts(
@@ -37,8 +37,7 @@ def prepare_experts(
     down_bias: torch.Tensor | None = None,
     gate: Gate = SILU,
 ) -> StackedExperts:
-    counts = torch.zeros(down.size(0), dtype=torch.int32, device=down.device)
-    return StackedExperts(gate_up.contiguous(), down.contiguous(), gate_up_bias, down_bias, gate, counts)
+    return StackedExperts(gate_up.contiguous(), down.contiguous(), gate_up_bias, down_bias, gate)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "table_width"])
@@ -62,47 +61,46 @@ def _cut_tiles(
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """The tiles of every list, expert after expert; the lists' lengths go to the load and begin at zero again."""
+    """The tiles of all lists, expert after expert, TILES a program; the lists' lengths are added to the load."""
     at = tl.arange(0, WIDTH)
     inside = at < EXPERTS
     count = tl.load(counts_ptr + at, mask=inside, other=0)
-    tl.store(counts_ptr + at, tl.zeros([WIDTH], tl.int32), mask=inside)
-    if load_ptr is not None:
-        tl.store(load_ptr + at, tl.load(load_ptr + at, mask=inside, other=0) + count, mask=inside)
+    if load_ptr is not None:  # noqa: SIM102 - one is known by the type of an argument, the other by its value
+        if tl.program_id(0) == 0:
+            tl.store(load_ptr + at, tl.load(load_ptr + at, mask=inside, other=0) + count, mask=inside)
     ends = tl.cumsum((count + ROWS - 1) // ROWS, 0)
     starts = ends - (count + ROWS - 1) // ROWS
-    for begin in range(0, num_tiles, TILES):
-        tile = begin + tl.arange(0, TILES)
-        is_mine = (tile[:, None] >= starts[None, :]) & (tile[:, None] < ends[None, :])
-        expert = tl.sum(tl.where(is_mine, at[None, :] + 1, 0), 1) - 1
-        first = (tile - tl.sum(tl.where(is_mine, starts[None, :], 0), 1)) * ROWS
-        left = tl.minimum(tl.sum(tl.where(is_mine, count[None, :], 0), 1) - first, ROWS)
-        kept = tile < num_tiles
-        tl.store(tiles_ptr + tile, expert, mask=kept)
-        tl.store(tiles_ptr + num_tiles + tile, first, mask=kept)
-        tl.store(tiles_ptr + 2 * num_tiles + tile, left, mask=kept)
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    is_mine = (tile[:, None] >= starts[None, :]) & (tile[:, None] < ends[None, :])
+    expert = tl.sum(tl.where(is_mine, at[None, :] + 1, 0), 1) - 1
+    first = (tile - tl.sum(tl.where(is_mine, starts[None, :], 0), 1)) * ROWS
+    left = tl.minimum(tl.sum(tl.where(is_mine, count[None, :], 0), 1) - first, ROWS)
+    kept = tile < num_tiles
+    tl.store(tiles_ptr + tile, expert, mask=kept)
+    tl.store(tiles_ptr + num_tiles + tile, first, mask=kept)
+    tl.store(tiles_ptr + 2 * num_tiles + tile, left, mask=kept)
 
 
-def group(ids: torch.Tensor, counts: torch.Tensor, load: torch.Tensor | None, tile: Tile) -> Grouping:
-    """ids [num_tokens, top_k]; `counts`: zeros, and again afterwards."""
-    num_pairs, num_experts = ids.numel(), counts.size(0)
-    table = torch.empty((num_experts, ids.size(0)), dtype=torch.int32, device=ids.device)
+def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: Tile) -> Grouping:
+    """ids [num_tokens, top_k]"""
+    num_pairs, device = ids.numel(), ids.device
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
+    table = torch.empty((num_experts, ids.size(0)), dtype=torch.int32, device=device)
     num_tiles = most_tiles(num_pairs, num_experts, tile.rows)
-    tiles = torch.empty((3, num_tiles), dtype=torch.int32, device=ids.device)
+    tiles = torch.empty((3, num_tiles), dtype=torch.int32, device=device)
     _list_pairs[(triton.cdiv(num_pairs, PAIRS),)](
         ids, counts, table, num_pairs, table.size(1), PAIRS=PAIRS, num_warps=4
     )
-    width = triton.next_power_of_2(num_experts)
-    _cut_tiles[(1,)](
+    _cut_tiles[(triton.cdiv(num_tiles, TILES),)](
         counts,
         load,
         tiles,
         num_tiles,
         EXPERTS=num_experts,
-        WIDTH=width,
+        WIDTH=triton.next_power_of_2(num_experts),
         ROWS=tile.rows,
-        TILES=max(4096 // width, 4),
-        num_warps=8,
+        TILES=TILES,
+        num_warps=4,
     )
     return Grouping(tiles, table, tile)
 
@@ -142,7 +140,7 @@ def experts(
     shared_gate: torch.Tensor | None = None,
     load: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    tile = tile_for(ids.numel(), packed.counts.size(0), x.element_size())
+    tile = tile_for(ids.numel(), packed.down.size(0), x.element_size())
     return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile)
 
 
@@ -164,7 +162,7 @@ def experts_in_tiles(
     if not num_tokens:
         return out
     num_pairs, gate = ids.numel(), packed.gate
-    grouping = group(ids, packed.counts, load, tile)
+    grouping = group(ids, packed.down.size(0), load, tile)
     gated = grouped_linear(
         x, packed.gate_up, packed.gate_up_bias, grouping, num_pairs,
         gated=True, limit=gate.limit, alpha=gate.alpha, **options,

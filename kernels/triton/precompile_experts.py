@@ -28,7 +28,7 @@ def expert_jobs(model: ModelShape, shape: ExpertsShape, pdl: Callable[[], bool])
     count, size, top_k = shape.num_experts, shape.intermediate_size, shape.routing.top_k
     gate_up, down = of(count, 2 * size, model.hidden_size), of(count, model.hidden_size, size)
     biases = (of(count, 2 * size), of(count, model.hidden_size)) if shape.biased else (None, None)
-    packed = StackedExperts(gate_up, down, *biases, shape.gate, of(count, dtype=torch.int32))
+    packed = StackedExperts(gate_up, down, *biases, shape.gate)
     load, norm = of(count, dtype=torch.int64), Norm(of(model.hidden_size), 1e-6)
     x, ids, weights = (
         of(ROWS, model.hidden_size),

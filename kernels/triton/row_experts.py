@@ -201,7 +201,7 @@ def row_experts(
     assert packed.gate_up_bias is None
     assert packed.down_bias is None
     shape, (_, hidden_size, size) = shape or ROW, packed.down.shape
-    chosen = constants(routing, packed.counts.size(0))
+    chosen = constants(routing, packed.down.size(0))
     launch = {"launch_pdl": True} if pdl else {}
     gated = torch.empty((routing.top_k, size), dtype=residual.dtype, device=residual.device)
     _row_experts_up[(triton.cdiv(size, shape.up), routing.top_k)](
