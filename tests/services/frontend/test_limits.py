@@ -254,7 +254,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")
-        sent = burst.message(480)
+        sent = burst.message(480, 16)
         callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile
         for caller in callers:
             caller.sendall(sent)
@@ -273,7 +273,7 @@ async def test_a_body_that_is_slow_holds_no_place(folder: Path) -> None:
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        sent = burst.message(480)
+        sent = burst.message(480, 16)
         writer.write(sent[:-100])
         await writer.drain()
         for _ in range(3):
@@ -292,7 +292,7 @@ async def test_a_refused_connection_serves_the_next_call(folder: Path) -> None:
         lease = frontend.frontend._admission.lease()
         lease.take(1, 1)
         reader, writer = await asyncio.open_connection(host, int(port))
-        sent = burst.message(480)
+        sent = burst.message(480, 16)
         for _ in range(3):
             writer.write(sent[:-100])
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
