@@ -75,7 +75,7 @@ class Burst:
         return "; ".join(parts) + (f"; others: {self.others[:3]}" if self.others else "")
 
 
-def message(prompt_bytes: int, tokens: int) -> bytes:
+def message(prompt_bytes: int, tokens: int = TOKENS) -> bytes:
     body = json.dumps({"prompt": "hello wo" * (prompt_bytes // 8), "max_tokens": tokens, "ignore_eos": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
