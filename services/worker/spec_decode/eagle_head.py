@@ -34,6 +34,10 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> DecoderConfig:
     head = replace(
         target,
         num_layers=1,
+        attention_sinks=False,
+        experts=None,
+        latent=None,
+        attention_scale=None if target.latent else target.attention_scale,  # that of another head_dim
         sliding_windows=(0,),
         num_q_heads=config.integer("num_attention_heads"),
         num_kv_heads=config.integer("num_key_value_heads"),

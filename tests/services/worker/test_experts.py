@@ -13,6 +13,7 @@ import kernels
 from services.worker.layers.experts import SparseMLP
 from services.worker.layers.placement import Placement
 from services.worker.models.registry import read_model_config
+from services.worker.spec_decode.eagle_head import read_eagle
 from shared.errors import InvalidArgument
 from shared.metrics.worker import ExpertLoadCollector
 from tests.services.worker.checkpoints import Checkpoint
@@ -164,3 +165,11 @@ def test_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, A
     with pytest.raises(InvalidArgument) as refused:
         read_model_config({**DEEPSEEK, **changes})
     assert text in str(refused.value)
+
+
+def test_an_eagle_head_of_such_a_model_is_dense() -> None:
+    """Its layer is Llama's, whatever the model's are."""
+    sizes = {**BASE, "num_key_value_heads": 2, "head_dim": 16}
+    for values in ({**MIXTRAL, "architectures": ["GptOssForCausalLM"]}, DEEPSEEK):
+        head = read_eagle({"model_type": "quire_eagle", **sizes}, read_model_config(values))
+        assert (head.experts, head.latent, head.attention_sinks, head.attention_scale) == (None, None, False, None)
