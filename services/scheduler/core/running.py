@@ -26,7 +26,7 @@ class Running:
     def __init__(self, num_slots: int, groups: Groups) -> None:
         self.num_slots = num_slots
         self.block_size = block_size = groups.block_size
-        self._groups = groups
+        self._groups, self._plain = groups, groups.plain
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.most_blocks = 0  # that all of them can ever need, sharing left out
         self.prefilling: set[int] = set()  # slots with more than one token to compute, or that compute only when named
@@ -102,7 +102,8 @@ class Running:
 
     def most_blocks_of(self, sequence: Sequence) -> int:
         """That it can ever need, sharing left out."""
-        return self._groups.cost(sequence.max_total_tokens // self.block_size + 1)
+        num_blocks = sequence.max_total_tokens // self.block_size + 1
+        return num_blocks if self._plain else self._groups.cost(num_blocks)
 
     def fork(self, parent: int, slot: int) -> None:
         """`slot` is where `parent` is: a beam goes on from another, of the same search."""

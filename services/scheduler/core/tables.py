@@ -33,6 +33,7 @@ class Tables:
             prefix_grain=limits.prefix_grain,
         )
         self.groups = self.kv.groups
+        self._has_windows = self.groups.has_windows
         self.running = Running(limits.max_num_seqs, self.groups)
         self._num_ordered: I32 = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions that ordered steps compute
 
@@ -94,7 +95,7 @@ class Tables:
 
     def slide(self) -> None:
         """Takes back what no step reads that is yet to be ordered."""
-        if self.groups.has_windows:
+        if self._has_windows:
             running = self.running
             certain = np.minimum(running.num_computed - running.num_drafts_in_flight, running.capacity)
             self.kv.slide(certain, running.live)

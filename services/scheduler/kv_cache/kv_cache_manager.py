@@ -38,6 +38,7 @@ class KVCacheManager:
         """`prefix_grain`: least tokens that are worth a copy of the block that begins with them; 0, or no less than a
         block: only whole blocks are found again."""
         self.groups, self.num_groups = groups, groups.num
+        self._plain, self._has_windows = groups.plain, groups.has_windows
         self.block_size = block_size = groups.block_size
         self.enable_caching = enable_caching
         has_parts = enable_caching and 0 < prefix_grain < block_size and groups.plain
@@ -69,7 +70,7 @@ class KVCacheManager:
     def match(self, block_hashes: Sequence[bytes]) -> Match:
         """Blocks that hold the longest known prefix of the chain. Changes nothing."""
         hashes = block_hashes if self.enable_caching else ()
-        return PlainMatch(self.pool, hashes) if self.groups.plain else GroupMatch(self.pool, self.groups, hashes)
+        return PlainMatch(self.pool, hashes) if self._plain else GroupMatch(self.pool, self.groups, hashes)
 
     def still_has(self, slot: int, num_computed: int) -> bool:
         """Whether the slot has every block that somebody reads who has computed its first so many tokens."""
@@ -112,7 +113,7 @@ class KVCacheManager:
 
     def _real(self, blocks: Sequence[int]) -> Sequence[int]:
         """Without the null block."""
-        return [block for block in blocks if block] if self.groups.has_windows else blocks
+        return [block for block in blocks if block] if self._has_windows else blocks
 
     def grow(self, slot: int, num_tokens: int) -> list[int] | None:
         """Blocks added so that `slot` has room for `num_tokens`; None, with nothing changed, if there are too few."""
@@ -133,12 +134,16 @@ class KVCacheManager:
         return blocks
 
     def append_each(self, slots: Sequence[int]) -> list[list[int]]:
-        """One more block position for each of `slots`; the caller has checked that there are enough blocks."""
-        size = self.num_groups
+        """One more block position for each of `slots`; there are enough blocks. Returns those of each slot."""
+        size, tables = self.num_groups, self._tables
         blocks = self.pool.allocate(len(slots) * size)
+        if size == 1:
+            for slot, block in zip(slots, blocks, strict=True):
+                tables[slot].append(block)
+            return [[block] for block in blocks]
         gains = [blocks[start : start + size] for start in range(0, len(blocks), size)]
         for slot, gain in zip(slots, gains, strict=True):
-            self._tables[slot] += gain
+            tables[slot] += gain
         return gains
 
     def slide(self, num_computed: Counts, live: npt.NDArray[np.bool_]) -> None:
@@ -165,7 +170,7 @@ class KVCacheManager:
         """Records the content of the next blocks of the table, which computed steps have filled."""
         start = int(self.num_named[slot])
         table = self._tables[slot]
-        if self.groups.plain:
+        if self._plain:
             for offset, block_hash in enumerate(block_hashes, start):
                 self.pool.name(table[offset], block_hash)
         else:
