@@ -11,7 +11,8 @@ import os
 import sys
 import threading
 
-# A third of the share of others (sched(7)). With much less a thread that has the interpreter's lock could stand still.
+# Behind the process itself: a third of its share (sched(7)). With much less a thread that has the interpreter's lock could
+# stand still.
 NICENESS = 5
 
 
@@ -20,4 +21,5 @@ def step_back() -> None:
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with contextlib.suppress(OSError):  # not where a sandbox forbids it
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+            own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+            os.setpriority(os.PRIO_PROCESS, thread, own + NICENESS)  # at most 19, says the kernel
