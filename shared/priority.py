@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 
-# Behind the process itself: a third of its share (sched(7)). With much less a thread that has the interpreter's lock could
-# stand still.
+# Behind the process itself: a third of its share (sched(7)). With much less a thread that has the interpreter's lock
+# could stand still.
 NICENESS = 5
 
 
