@@ -13,7 +13,9 @@ from services.worker.layers.mlp import MLP
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from services.worker.layers.placement import Alternative, Loadable, Placement, Tensor
+    from torch import Tensor
+
+    from services.worker.layers.placement import Alternative, Loadable, Placement
     from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.experts_config import ExpertNames, ExpertsConfig
     from services.worker.models.single_row import RowKernels

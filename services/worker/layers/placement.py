@@ -11,8 +11,6 @@ from torch import Tensor
 
 from kernels import Ops
 
-__all__ = ["Loadable", "LoadableModel", "Placement", "Tensor"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

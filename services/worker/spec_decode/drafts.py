@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.worker.step.slots import Rows
 from shared.columns import I32
+
+if TYPE_CHECKING:  # the simulated worker has no torch
+    from torch import Tensor
 
 NO_TOKEN = -1
 REFUSED = -2  # a row behind a draft that turned out wrong
@@ -22,7 +25,8 @@ class Drafts:
     slots: Rows
     counts: I32  # [num_slots]
     token_ids: I32  # slot after slot
-    proposed: Any = None  # float32 [num_tokens, vocab_size] logits that they were drawn from; None: they were certain
+    # float32 [num_tokens, vocab_size] logits that they were drawn from; None: they were certain
+    proposed: Tensor | None = None
 
     @classmethod
     def of(cls, proposals: dict[int, I32]) -> Drafts | None:
@@ -44,7 +48,7 @@ class DraftRows:
     first_of_row: Rows  # [num_rows] the same for each row
     ahead: I32  # [num_rows, most] drafts between the slot's last token and the row's, then NO_TOKEN
     following: I32  # [num_rows] the draft that the row is to confirm; NOTHING for a slot's last row
-    proposed: Any  # as in Drafts
+    proposed: Tensor | None  # as in Drafts
 
     @classmethod
     def of(cls, slots: Rows, counts: I32, drafts: Drafts) -> DraftRows:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -35,7 +36,7 @@ from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import SlotMemory, TritonEdges
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import BlockShape
-from services.worker.layers.placement import Placement, Tensor
+from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
