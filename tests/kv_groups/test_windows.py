@@ -220,6 +220,19 @@ def hashes_of(run: Pair, tokens: list[int]) -> list[bytes]:
     return block_hash.chain(block_hash.root_hash(), columns.i32_bytes(tokens), run.core.limits.block_size)
 
 
+@pytest.mark.parametrize("family", ["gemma3-tied", "cohere2", "gpt-oss"])
+def test_families_that_alternate_say_what_transformers_say(tmp_path: Path, family: str) -> None:
+    checkpoint = models.checkpoints.make(family, tmp_path)
+    run = pair(checkpoint)
+    asked = [run.ask(prompt(length, length), max_tokens=24, eos=()) for length in (50, 7, 23)]
+    run.run()
+    asked.append(run.ask(asked[0].prompt + asked[0].tokens, max_tokens=12, eos=()))
+    run.run()
+    assert {str(group.spec) for group in run.replica.limits.layout.groups} == {"full", f"window({WINDOW})"}
+    assert [a.tokens for a in asked] == [greedy(checkpoint, a.prompt, len(a.tokens)) for a in asked]
+    assert run.core.counts.cached_tokens >= 72
+
+
 def test_quire_tiny_with_a_window_says_what_transformers_say(tmp_path: Path) -> None:
     checkpoint = models.tiny(tmp_path / "tiny", window=24)
     run = pair(checkpoint, block_size=16)
