@@ -17,6 +17,8 @@ from shared.errors import Unavailable
 from shared.rpc.silence import TURNS_PER_INTERVAL, Silence
 from shared.supervision import is_asked_to_end
 
+READER_HEARS_WITHIN_S = 5.0  # of the end of a call that a writer has run into
+
 Incoming = TypeVar("Incoming")
 Outgoing = TypeVar("Outgoing")
 
@@ -118,6 +120,10 @@ class Duplex(Generic[Incoming, Outgoing]):
             await self._stream.write(message)
         except asyncio.CancelledError:
             _raise_unless_asked()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call is over. Why, is what its reader is told, and a writer only sometimes.
+            await asyncio.sleep(READER_HEARS_WITHIN_S)
+            raise Unavailable("the peer has ended the stream") from None
 
     async def _receive(self) -> Any:
         try:

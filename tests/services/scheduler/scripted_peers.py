@@ -40,6 +40,8 @@ class WorkerPeer:
     hello: worker_pb2.WorkerHello = field(default_factory=worker_pb2.WorkerHello)
     epoch: int = 0
     hold: asyncio.Event | None = None  # results wait for it
+    wrong: bool = False  # its next result ends the session; gRPC forgets why a call has ended if a write meets the end,
+    falls_silent: bool = False  # so it sends no more
     step_s: float = 0.0
     poison: int | None = None  # a sequence that begins with this token ends the connection
     attached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +82,9 @@ class WorkerPeer:
             if self.hold is not None:
                 await self.hold.wait()
             await asyncio.sleep(self.step_s)
-            self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+            if not self.falls_silent:
+                self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+            self.falls_silent = self.falls_silent or self.wrong
 
     def _result(self, result: StepResult) -> worker_pb2.StepResult:
         wire = worker_pb2.StepResult(

@@ -121,6 +121,7 @@ async def test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on
     def when_it_samples(wire: pb.StepResult) -> None:
         if wire.token_ids:
             lie(wire)
+            liar.wrong = True
 
     liar = Liar(running.address, LIMITS, id="liar")
     liar.lie = when_it_samples  # type: ignore[method-assign]

@@ -270,6 +270,7 @@ async def test_a_result_of_another_epoch_ends_the_session(start: Start) -> None:
     worker = await bench.worker()
     frontend = await bench.frontend()
     worker.epoch -= 1
+    worker.wrong = True
     await frontend.submit(0, PROMPTS[0])
     with pytest.raises(grpc.aio.AioRpcError, match="epoch: the scheduler is at"):
         await worker.task  # type: ignore[attr-defined]
