@@ -20,7 +20,8 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TEXTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # configuration and tokenizer
 WEIGHTS, OLDER_WEIGHTS = ".safetensors", ".bin"
 SECOND_COPIES = ("consolidated",)  # of all weights, beside the others
-INDEX = "model.safetensors.index.json"
+INDEX, OLDER_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+PART = re.compile(r"-\d+-of-\d+\.")
 
 
 def find(model: str, revision: str = "", *, weights: bool) -> Path:
@@ -53,17 +54,23 @@ def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
     top = [file for file in files if "/" not in file and not file.startswith(SECOND_COPIES)]
     yield from (file for file in top if file.endswith(TEXTS))
     if weights:
-        suffix = WEIGHTS if any(file.endswith(WEIGHTS) for file in top) else OLDER_WEIGHTS
-        yield from (file for file in top if file.endswith(suffix))
+        newer = [file for file in top if file.endswith(WEIGHTS)]
+        yield from newer or (file for file in top if _is_older_weights(file))
 
 
 def _is_whole(folder: Path, weights: bool) -> bool:
     if not weights:
         return (folder / "tokenizer.json").exists()
-    index = folder / INDEX
-    if index.exists():
-        return all((folder / name).exists() for name in set(json.loads(index.read_text())["weight_map"].values()))
-    return any(file.suffix in (WEIGHTS, OLDER_WEIGHTS) for file in folder.iterdir())
+    for index in (folder / INDEX, folder / OLDER_INDEX):
+        if index.exists():
+            return all((folder / name).exists() for name in set(json.loads(index.read_text())["weight_map"].values()))
+    held = [file.name for file in folder.iterdir() if file.suffix == WEIGHTS or _is_older_weights(file.name)]
+    return bool(held) and not any(PART.search(name) for name in held)  # parts without their index are not all
+
+
+def _is_older_weights(file: str) -> bool:
+    """Not what training left beside them."""
+    return file.startswith("pytorch_model") and file.endswith(OLDER_WEIGHTS)
 
 
 def _attempt(name: str, work: Callable[[], Any]) -> Any:

@@ -33,6 +33,15 @@ INSTEAD = {
     "--trust-remote-code": "code of a checkpoint is never run",
     "--uvicorn-log-level": "--log-level",
 }
+SWITCHES = frozenset({  # that take no value
+    "--disable-log-requests",
+    "--enable-chunked-prefill",
+    "--enable-log-requests",
+    "--enable-lora",
+    "--enforce-eager",
+    "--no-enable-log-requests",
+    "--trust-remote-code",
+})  # fmt: skip
 HARMLESS = {"--tensor-parallel-size": "1", "--pipeline-parallel-size": "1", "--data-parallel-size": "1"}
 
 
@@ -40,7 +49,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Out of the help, which lists what there is."""
     taken = {flag for action in parser._actions for flag in action.option_strings}
     for flag in INSTEAD.keys() - taken:
-        parser.add_argument(flag, nargs="?", action=_Elsewhere, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+        values = 0 if flag in SWITCHES else None  # "?" would take the model's name for a switch's value
+        parser.add_argument(flag, nargs=values, action=_Elsewhere, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
 
 
 class _Elsewhere(argparse.Action):

@@ -223,5 +223,5 @@ def test_what_vllms_users_type_is_answered_by_name(flags: list[str], text: str) 
 
 
 def test_flags_of_vllm_that_ask_for_what_is_so_are_taken() -> None:
-    run = quire("serve", "./nowhere", "--tensor-parallel-size", "1", "--disable-log-requests", "--port", "0", status=1)
+    run = quire("serve", "--tensor-parallel-size", "1", "--disable-log-requests", "./nowhere", "--port", "0", status=1)
     assert run.stderr == "quire: model 'nowhere' is not a Hugging Face folder: no config.json\n"

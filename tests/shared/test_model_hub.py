@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from shared import model_hub
+
 COMMIT, OTHER = "a" * 40, "b" * 40
 FILES = {
     "config.json": b'{"vocab_size": 7}',
@@ -135,6 +137,32 @@ def test_what_is_wrong_is_told_in_a_line(hub: Hub, tmp_path: Path) -> None:
     hub.token = "secret"
     assert "gated" in find(tmp_path, hub.url, "org/tiny")[1]
     assert find(tmp_path, hub.url, "org/tiny", HF_TOKEN="secret")[0]
+
+
+@pytest.mark.parametrize(
+    ("held", "whole"),
+    [
+        ({"model.safetensors"}, True),
+        ({"pytorch_model.bin"}, True),
+        ({"training_args.bin"}, False),
+        ({"model-00001-of-00002.safetensors"}, False),
+        ({"model-00001-of-00002.safetensors", "model.safetensors.index.json"}, False),
+        ({"pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"}, False),
+        (
+            {"pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"},
+            True,
+        ),
+    ],
+)
+def test_half_a_model_is_not_all_of_it(tmp_path: Path, held: set[str], whole: bool) -> None:
+    for name in held:
+        (tmp_path / name).write_text("")
+    for index, end in (("model.safetensors.index.json", "safetensors"), ("pytorch_model.bin.index.json", "bin")):
+        stem = index.split(".")[0]
+        placed = {f"w{i}": f"{stem}-0000{i}-of-00002.{end}" for i in (1, 2)}
+        if index in held:
+            (tmp_path / index).write_text(json.dumps({"weight_map": placed}))
+    assert model_hub._is_whole(tmp_path, weights=True) is whole
 
 
 def test_folders_stay_folders(tmp_path: Path) -> None:

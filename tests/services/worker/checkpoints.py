@@ -153,6 +153,11 @@ def make(family: str, folder: Path, **overrides: Any) -> Checkpoint:
     config._attn_implementation = "eager"
     head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
     model = getattr(transformers, prefix.removesuffix("Text") + head)(config).eval()
+    for part in model.modules():
+        if hasattr(part, "limit") and hasattr(
+            config, "swiglu_limit"
+        ):  # which transformers 5.17 takes for 7 whatever it is
+            part.limit = config.swiglu_limit
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         scale = 0.3 if parameter.dim() == 1 else 1.2 * parameter.size(-1) ** -0.5

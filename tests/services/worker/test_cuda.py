@@ -127,7 +127,8 @@ def test_the_load_of_experts_comes_from_the_device(checkpoint: Make) -> None:
     torch.cuda.synchronize()
     found = {layer: int(counts.sum()) for layer, counts in rig.replica.expert_load().items()}
     assert set(found) == set(before) == {0, 1, 2}
-    assert all(count >= before[layer] + 11 * 3 for layer, count in found.items())
+    through = {0: 11, 1: 11, 2: 1}  # the last layer feeds forward only the token that is sampled behind
+    assert all(count >= before[layer] + through[layer] * 3 for layer, count in found.items())
 
 
 def test_rows_behind_one_prefix(tmp_path: Path) -> None:
