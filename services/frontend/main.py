@@ -100,20 +100,7 @@ class Frontend:
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
         self._calls = Calls(self._admission, self._access)
-        self._grpc = Server(
-            settings.host,
-            settings.grpc_port,
-            SERVICES,
-            share_port=settings.share_ports,
-            max_receive_bytes=settings.max_request_bytes,
-            interceptors=[
-                Guard(self._access.check, Refusals(self.metrics, self._calls, REQUESTS)),
-                BoundedMessages(settings.request_limits, self._calls, self.metrics),
-            ],
-            tls=settings.client_tls,
-            tls_setting="client_tls",
-            more_options=grpc_connections.options(self._connections),
-        )
+        self._grpc = self._new_grpc_server()
         self._grpc_watch = grpc_connections.AddressWatch(
             self._grpc.port,
             self._connections.most_of_one_over_grpc,
@@ -139,24 +126,43 @@ class Frontend:
         )
         self._directory = None if settings.redis == "none" else self._new_directory(identity)
         self._lookup = None if self._directory is None else self._new_lookup(self._directory)
-        self._generator = Generator(
+        self._generator = self._new_generator()
+        self._add_grpc_services()
+        self._http = self._new_http_server()
+        self.http_address = settings.reachable(self._http.port)
+
+    def _new_grpc_server(self) -> Server:
+        return Server(
+            self._settings.host,
+            self._settings.grpc_port,
+            SERVICES,
+            share_port=self._settings.share_ports,
+            max_receive_bytes=self._settings.max_request_bytes,
+            interceptors=[
+                Guard(self._access.check, Refusals(self.metrics, self._calls, REQUESTS)),
+                BoundedMessages(self._settings.request_limits, self._calls, self.metrics),
+            ],
+            tls=self._settings.client_tls,
+            tls_setting="client_tls",
+            more_options=grpc_connections.options(self._connections),
+        )
+
+    def _new_generator(self) -> Generator:
+        return Generator(
             catalogue=self._catalogue,
             processor=self._processor,
             prefixes=self._lookup or NoPrefixes(),
             client=self._client,
             tokenizer=self._tokenizer,
             formats=AnswerFormats(
-                settings.tool_call_parser,
-                settings.reasoning_parser,
+                self._settings.tool_call_parser,
+                self._settings.reasoning_parser,
                 self._tokenizer,
-                auto_tool_choice=settings.enable_auto_tool_choice,
+                auto_tool_choice=self._settings.enable_auto_tool_choice,
             ),
             metrics=self.metrics,
-            stream_interval=settings.stream_interval,
+            stream_interval=self._settings.stream_interval,
         )
-        self._add_grpc_services()
-        self._http = self._new_http_server()
-        self.http_address = settings.reachable(self._http.port)
 
     def _new_access(self) -> Access:
         settings, sources = self._settings, list[Source]()

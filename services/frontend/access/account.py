@@ -33,16 +33,18 @@ class Level:
 
 @dataclass(slots=True)
 class Bucket:
-    """Holds a minute's worth at most. It may be overdrawn: what a request used is known at its end."""
+    """Holds a minute's worth at most. It may be overdrawn: what a request used is known at its end. While there is no
+    limit it is empty: what was taken then does not count against a later one."""
 
     level: float
     seen_s: float
 
     def fill(self, per_minute: int, now: float) -> None:
-        """What was taken while there was no limit does not count against a later one."""
-        level = self.level if per_minute else 0.0
-        self.level = min(float(per_minute), level + (now - self.seen_s) * per_minute / MINUTE_S)
+        self.level = min(float(per_minute), self.level + (now - self.seen_s) * per_minute / MINUTE_S)
         self.seen_s = now
+
+    def take(self, amount: float, per_minute: int) -> None:
+        self.level = self.level - amount if per_minute else 0.0
 
     def wait_s(self, wanted: float, per_minute: int) -> float:
         """Until there is so much; 0 if it is there."""
@@ -82,13 +84,13 @@ class Account:
             raise _over(key, "tokens_per_minute", key.tokens_per_minute, wait_s)
         if key.tokens_per_day and self._today() >= key.tokens_per_day:
             raise _over(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
-        self._requests.level -= 1.0
+        self._requests.take(1.0, key.requests_per_minute)
         self._untold = Use(self._untold.requests + 1, self._untold.tokens)
 
     def charge(self, num_tokens: int) -> None:
         """What a request has used, prompt and output."""
         self._touched_s = self._clock()
-        self._tokens.level -= num_tokens
+        self._tokens.take(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
         self._untold = Use(self._untold.requests, self._untold.tokens + num_tokens)
 

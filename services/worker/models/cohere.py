@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.layer_norm import LayerNorm
 from services.worker.layers.mlp import MLP
 from services.worker.models.causal_lm import CausalLM
+from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.gemma3 import WINDOWED, read_kinds
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement
-    from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
 
-class CohereLayer:
+class CohereLayer(ComposedLayer):
     """x + attention(norm(x)) + feed-forward(norm(x))"""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
@@ -34,14 +33,6 @@ class CohereLayer:
         self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
         self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
         self._parts = (self._norm, self._attention, self._mlp)
-
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        for part in self._parts:
-            yield from part.destinations()
-
-    def finish(self) -> None:
-        for part in self._parts:
-            part.finish()
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -57,9 +48,6 @@ class CohereLayer:
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         return self._attention.attend(q, cache, metadata).add_(self._mlp(self._norm(residual)))
-
-    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
-        raise AssertionError("not offered: the fused chain has no LayerNorm")
 
 
 def read_cohere(config: ConfigFile) -> DecoderConfig:

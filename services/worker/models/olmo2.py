@@ -13,6 +13,7 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import MLP
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.models.causal_lm import CausalLM
+from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement
-    from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
 
@@ -51,7 +51,7 @@ class Olmo2Attention(Attention):
         return torch.cat((q, k, v), dim=1)
 
 
-class Olmo2Layer:
+class Olmo2Layer(ComposedLayer):
     """Attention, then feed-forward, each with a norm behind it."""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
@@ -61,19 +61,6 @@ class Olmo2Layer:
         self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
         self._mlp_norm = RMSNorm(f"{name}.post_feedforward_layernorm", size, eps, place)
         self._parts = (self._attention, self._attention_norm, self._mlp, self._mlp_norm)
-
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        for part in self._parts:
-            yield from part.destinations()
-
-    def finish(self) -> None:
-        for part in self._parts:
-            part.finish()
-
-    def __call__(
-        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
-    ) -> Tensor:
-        return self.complete(self.store(x, residual, batch, cache, cos_sin), residual, cache, batch.attention)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
@@ -85,9 +72,6 @@ class Olmo2Layer:
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         residual += self._attention_norm(self._attention.attend(q, cache, metadata))
         return self._mlp_norm(self._mlp(residual))
-
-    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
-        raise AssertionError("not offered: the fused chain has no norm behind a product")
 
 
 class Olmo2ForCausalLM(CausalLM):

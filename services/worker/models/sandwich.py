@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import MLP
 from services.worker.layers.rms_norm import RMSNorm
+from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Placement
-    from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
 
@@ -31,7 +30,7 @@ class NormNames:
     after_mlp: str
 
 
-class SandwichLayer:
+class SandwichLayer(ComposedLayer):
     """Four norms."""
 
     def __init__(
@@ -51,19 +50,6 @@ class SandwichLayer:
         norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
         self._parts = (self._attention, self._mlp, *norms)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        for part in self._parts:
-            yield from part.destinations()
-
-    def finish(self) -> None:
-        for part in self._parts:
-            part.finish()
-
-    def __call__(
-        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
-    ) -> Tensor:
-        return self.complete(self.store(x, residual, batch, cache, cos_sin), residual, cache, batch.attention)
-
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
@@ -73,6 +59,3 @@ class SandwichLayer:
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         attended = self._after_attention(self._attention.attend(q, cache, metadata))
         return self._after_mlp(self._mlp(self._before_mlp(attended, residual)))
-
-    def run_row(self, kernels: RowKernels, residual: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
-        raise AssertionError("not offered: the fused chain has no norm behind a product")

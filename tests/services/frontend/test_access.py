@@ -276,7 +276,10 @@ def test_what_was_used_without_a_limit_does_not_count_once_there_is_one() -> Non
     limited = read_key({"name": "a", "requests_per_minute": 60, "tokens_per_minute": 60_000}, "")
     account.enter(free)
     now[0] += 60
-    account.enter(limited)
+    for _ in range(60):
+        account.enter(limited)
+    with pytest.raises(ResourceExhausted, match="requests_per_minute"):
+        account.enter(limited)
 
 
 async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(folder: Path, tmp_path: Path) -> None:
