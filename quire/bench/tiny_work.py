@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from evals import Split, items
-from evals.item import Item as Question
 from quire import bundled
 from quire.bench.workloads import Item, Workload
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from evals.item import Item as Question
 
 COUNT = 32
 MOST_OUTPUT = 160  # tokens of an answer that has no end
@@ -23,10 +26,14 @@ CLASSES = {
 
 
 def work(name: str) -> Workload:
-    """Greedy answers, as long as they are known to be."""
+    """Greedy answers, as long as they are known to be. InvalidArgument outside a checkout, where questions are."""
     from tokenizers import Tokenizer
 
-    from training.chat import prompt
+    try:
+        from training.chat import prompt
+    except ImportError as error:
+        text = f"work: {name!r}: the questions are in the source tree only (no module {error.name})"
+        raise InvalidArgument(text, field="work") from error
 
     tokenizer = Tokenizer.from_file(str(bundled.FOLDER / "tokenizer.json"))
 
@@ -41,6 +48,8 @@ def work(name: str) -> Workload:
 
 
 def _distinct(skill: str, size: str) -> Iterator[Question]:
+    from evals import Split, items
+
     seen = set()
     for question in items(skill, Split.HELD_BACK, size, group=4):
         if question.key not in seen:

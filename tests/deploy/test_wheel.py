@@ -63,6 +63,11 @@ def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: 
     # -S: the checkout may be installed in this environment, as editable
     asked = run(installed, tmp_path, "-S", "-m", "quire", "eval", PYTHONPATH=packages)
     assert asked.stderr == "quire: eval: the questions are in the source tree only (no module evals)\n"
+    bench = ("-S", "-m", "quire", "bench", "throughput", "tiny", "--work")
+    helped = run(installed, tmp_path, *bench, "single", "--help", PYTHONPATH=packages)
+    assert helped.returncode == 0, helped.stderr
+    refused = run(installed, tmp_path, *bench, "tiny_recall", PYTHONPATH=packages)
+    assert refused.stderr.startswith("quire: work: 'tiny_recall': the questions are in the source tree only")
 
 
 def test_without_kernels_and_compiler_the_demo_says_what_that_costs(installed: Path, tmp_path: Path) -> None:
