@@ -14,6 +14,8 @@ from services.frontend.access.shared_use import SharedUse
 from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
 from services.frontend.admission import Admission
 from services.frontend.anthropic_edge.routes import MessageRoutes
+from services.frontend.bounds.large_bodies import LargeBodies
+from services.frontend.bounds.room import Room
 from services.frontend.calls import Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.directory import Directory
@@ -72,6 +74,7 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
         ports.check(settings.host, getattr(settings, field), field, share=settings.share_ports)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     frontend = Frontend(settings, shutdown)
+    frontend.look_ahead()
     keep_for_good()
     try:
         await frontend.run()
@@ -96,6 +99,7 @@ class Frontend:
         self._access = self._new_access()
         self._shared_use = None if settings.redis == "none" or self._access.is_open else self._new_shared_use()
         self._connections = Connections(settings.connection_limits, descriptors(), self.metrics)
+        self._large = LargeBodies(settings.request_limits, self._room)
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
@@ -140,7 +144,7 @@ class Frontend:
             max_receive_bytes=self._settings.max_request_bytes,
             interceptors=[
                 Guard(self._access.check, Refusals(self.metrics, self._calls, REQUESTS)),
-                BoundedMessages(self._settings.request_limits, self._calls, self.metrics),
+                BoundedMessages(self._settings.request_limits, self._large, self._calls, self.metrics),
             ],
             tls=self._settings.client_tls,
             tls_setting="client_tls",
@@ -215,7 +219,7 @@ class Frontend:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._grpc.grpc)
 
     def _new_http_server(self) -> HttpServer:
-        bounds = BodyBounds(self._settings.request_limits)
+        bounds = BodyBounds(self._settings.request_limits, self._large)
         parts = (self._generator, self._processor, self._tokenizer, self._catalogue, bounds)
         routes = (
             GenerationRoutes(*parts),
@@ -248,8 +252,16 @@ class Frontend:
             connections=self._connections,
         )
 
+    def _room(self) -> Room:
+        limits = self._client.limits
+        return Room(0 if limits is None else limits.max_model_len, self._tokenizer.longest_token)
+
     def is_serving(self) -> bool:
         return self._client.is_open and self._liveness.is_alive and not self._shutdown.requested
+
+    def look_ahead(self) -> None:
+        """Starts what the first large body would else wait for."""
+        self._large.start()
 
     async def run(self) -> None:
         await self._grpc.start()
@@ -314,5 +326,6 @@ class Frontend:
             await self._redis_keys.close()
         if self._shared_use is not None:
             await self._shared_use.close()
+        self._large.close()
         self._processor.close()
         self._tokenizer.close()

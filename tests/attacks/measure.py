@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.attacks.bystander import Bystander, Noticed
 from tests.attacks.calls import Target
-from tests.attacks.memory import Growth, Memory
+from tests.attacks.memory import Growth, Memory, family
 
 CALM_S = 2.0
 BEHIND_S = 0.3
@@ -75,7 +75,7 @@ async def measure(name: str, target: Target, pids: Iterable[int], calm_s: float 
     async with attacker(name, target) as go, Bystander(target.http) as bystander:
         await bystander.over(0.3)
         calm = await bystander.over(calm_s)
-        memory = Memory(pids)
+        memory = Memory([member for pid in pids for member in family(pid)])
         bystander.noticed = attacked = Noticed()
         answer = await go()
         await asyncio.sleep(BEHIND_S)

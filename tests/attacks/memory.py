@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,14 @@ from pathlib import Path
 def _kilobytes(pid: int, name: str) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def family(pid: int) -> Iterator[int]:
+    """It and the processes that it has started."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from family(int(child))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Memory:
 
     def growth(self) -> Growth:
         def grown(name: str) -> int:
-            return 1024 * sum(_kilobytes(pid, name) - self._before[pid] for pid in self._pids)
+            kept = [pid for pid in self._pids if Path(f"/proc/{pid}").exists()]
+            return 1024 * sum(_kilobytes(pid, name) - self._before[pid] for pid in kept)
 
         return Growth(grown("VmHWM"), grown("VmRSS"))

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.frontend.bounds import counts
-from services.frontend.input_processor.prompt_limits import TOO_LONG
+from services.frontend.bounds.room import Room
 from services.frontend.request import ChatPrompt, Request, TextPrompt
 from shared import structured_output
-from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
 FIELDS = ("stop", "stop_token_ids", "bad_words", "logit_bias")
@@ -27,19 +26,13 @@ def check(request: Request, limits: RequestLimits) -> None:
             counts.check_entries([("messages", prompt.messages), ("tools", prompt.tools)], limits)
 
 
-def check_characters(prompt: TextPrompt | ChatPrompt, max_model_len: int, longest_token: int) -> None:
-    """By what one token stands for at most, `longest_token` characters. Raises InvalidArgument."""
-    most = max_model_len * longest_token
+def check_characters(prompt: TextPrompt | ChatPrompt, room: Room) -> None:
+    """Raises InvalidArgument."""
+    if not room.max_model_len:
+        return
     is_text = isinstance(prompt, TextPrompt)
-    characters = len(prompt.text) if isinstance(prompt, TextPrompt) else characters_of(prompt, most)
-    if characters > most:
-        has = f"{characters} characters" if is_text else f"more than {most} characters"
-        raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens, in which at most {most} characters fit. "
-            f"However, your {'prompt has' if is_text else 'messages have'} {has}. Please reduce their number.",
-            field="prompt" if is_text else "messages",
-            reason=TOO_LONG,
-        )
+    characters = len(prompt.text) if isinstance(prompt, TextPrompt) else characters_of(prompt, room.most)
+    room.check(characters, is_text=is_text)
 
 
 def characters_of(prompt: ChatPrompt, enough: int) -> int:

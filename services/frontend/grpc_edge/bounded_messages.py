@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from services.frontend.bounds import counts, wire_scan
-from services.frontend.bounds.heavy import HeavyWork, in_steps
+from services.frontend.bounds import messages, wire_scan
+from services.frontend.bounds.heavy import HEAVY_BYTES, HeavyWork, in_steps
+from services.frontend.bounds.large_bodies import LargeBodies
+from services.frontend.bounds.spool import Spool
 from services.frontend.calls import Calls
 from services.frontend.grpc_edge.errors import Context, answering
-from shared.errors import InvalidArgument, QuireError
+from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
@@ -25,17 +27,17 @@ REQUESTS: dict[str, type[Message]] = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-NAMES = {"options": "choice"}  # of lists that clients know by another name
-IDS = ("ids", "token_ids", "allowed_token_ids", "prompt_logprob_token_ids")
+SLICE_BYTES = 1 << 20  # copied in half a millisecond
 
 
 class BoundedMessages(grpc.aio.ServerInterceptor):
     """For the methods of InferenceService."""
 
-    def __init__(self, limits: RequestLimits, calls: Calls, metrics: FrontendMetrics) -> None:
+    def __init__(self, limits: RequestLimits, large: LargeBodies, calls: Calls, metrics: FrontendMetrics) -> None:
         self._limits = limits
         self._calls = calls
         self._metrics = metrics
+        self._large = large
         self._heavy = HeavyWork()
 
     async def intercept_service(
@@ -63,39 +65,18 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return parsed
 
     async def _parse(self, data: bytes, kind: type[Message]) -> Message:
+        is_checked = len(data) > HEAVY_BYTES and await self._check_apart(data, kind)
         async with self._heavy.turn(len(data)):
+            if is_checked:
+                return messages.parse(data, kind)
             await in_steps(wire_scan.check(data, kind.DESCRIPTOR, self._limits))
-            try:
-                message = kind.FromString(data)
-            except Exception as error:  # protobuf's own errors have no common class in all its implementations
-                text = f"the message is no {kind.DESCRIPTOR.full_name}: {error}"
-                raise InvalidArgument(text, field="message") from None
-            check_message(message, self._limits)
+            message = messages.parse(data, kind)
+            messages.check(message, self._limits)
             return message
 
-
-def check_message(message: Message, limits: RequestLimits) -> None:
-    """Raises InvalidArgument."""
-    for field, value in _lists(message):
-        if field.name in IDS and len(value) > limits.max_values:
-            raise counts.too_many(field.name, len(value), "max_values", limits.max_values)
-        counts.check_entries([(NAMES.get(field.name, field.name), value)], limits)
-        if field.name == "tools":
-            _check_tools(value, limits)
-    if isinstance(message, pb.ChatRequest) and len(message.chat_template_kwargs) > limits.max_form_characters:
-        raise counts.too_long_form("chat_template_kwargs", limits)
-
-
-def _check_tools(tools: Iterable[pb.Tool], limits: RequestLimits) -> None:
-    characters = sum(len(tool.parameters) + len(tool.description) + len(tool.name) for tool in tools)
-    if characters > limits.max_form_characters:
-        raise counts.too_long_form("tools", limits)
-
-
-def _lists(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
-    """In it and in the messages that are in it once."""
-    for field, value in message.ListFields():
-        if isinstance(value, Message):
-            yield from _lists(value)
-        elif not isinstance(value, str | bytes | int | float):
-            yield field, value
+    async def _check_apart(self, data: bytes, kind: type[Message]) -> bool:
+        with Spool() as spool:
+            for start in range(0, len(data), SLICE_BYTES):
+                spool.add(data[start : start + SLICE_BYTES])
+                await asyncio.sleep(0)
+            return await self._large.check(spool, kind.DESCRIPTOR.name)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
+from json import JSONDecodeError
 from typing import Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from services.frontend.bounds import counts, json_scan
+from services.frontend.bounds import json_body, json_scan
 from services.frontend.bounds.heavy import HeavyWork, in_steps
-from services.frontend.http import text
+from services.frontend.bounds.large_bodies import LargeBodies
+from services.frontend.bounds.spool import Spool
 from services.frontend.http.disconnect import while_connected
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
@@ -26,27 +28,31 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class ReadRequest(Request):
     """Its body has been read. Once that is known as JSON, the bytes are given up."""
 
-    def __init__(self, request: Request, body: bytes) -> None:
+    def __init__(self, request: Request, body: bytes, error: JSONDecodeError | None = None) -> None:
+        """`error`: why it is known to be no JSON."""
         super().__init__(request.scope, request.receive)
         self._bytes = body
         self._document: Any = None
+        self._error = error
 
     async def body(self) -> bytes:
         return self._bytes
 
     async def json(self) -> Any:
+        """FastAPI has words for what is no JSON."""
+        if self._error is not None:
+            raise self._error
         return json.loads(self._bytes) if self._document is None else self._document
 
     def parse(self) -> Any:
-        """None, and what it is stays unknown, if it is no JSON: FastAPI words that, and asks again. InvalidArgument for
-        what FastAPI has no words for."""
-        try:
-            self._document = json.loads(self._bytes)
-        except json.JSONDecodeError:
+        """None, and json() will say why, if it is no JSON. InvalidArgument for what FastAPI has no words for."""
+        if self._error is not None:
             return None
-        except (ValueError, RecursionError) as error:  # half a character, a number of thousands of digits
-            reason = str(error).partition(";")[0]
-            raise InvalidArgument(f"the body is not JSON: {reason}") from None
+        try:
+            self._document = json_body.parse(self._bytes)
+        except JSONDecodeError as error:
+            self._error = error
+            return None
         self._bytes = b"{}" if self._bytes else b""
         return self._document
 
@@ -54,20 +60,30 @@ class ReadRequest(Request):
 class BodyBounds:
     """Reads bodies within the limits of a request."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, large: LargeBodies) -> None:
         self._limits = limits
+        self._large = large
         self._heavy = HeavyWork()
 
     async def handle(self, request: Request, handler: Handler, *, at_once: bool = True) -> Response:
         """What `handler` answers, which does its work `at_once`, or else waits for others. Raises InvalidArgument."""
-        # Not request.body(), which keeps them.
-        body = b"".join([chunk async for chunk in request.stream()])
-        num_bytes, read = len(body), ReadRequest(request, body)
-        del body
-        async with self._heavy.turn(num_bytes):
-            await self._check(read, num_bytes)
-            if at_once:
-                return await handler(read)
+        with Spool() as spool:
+            async for chunk in request.stream():  # not request.body(), which keeps them
+                spool.add(chunk)
+            _check_type(request)
+            num_bytes, is_checked, error = spool.num_bytes, False, None
+            try:
+                is_checked = await self._large.check(spool)
+            except JSONDecodeError as found:
+                error = found
+            async with self._heavy.turn(num_bytes if error is None else 0):
+                read = ReadRequest(request, spool.take() if error is None else b"?", error)
+                if is_checked:
+                    read.parse()
+                else:
+                    await self._check(read)
+                if at_once:
+                    return await handler(read)
         async with while_connected(request.receive):
             return await handler(read)
         return Response(status_code=CLIENT_GONE)
@@ -89,13 +105,11 @@ class BodyBounds:
 
         return BoundedRoute
 
-    async def _check(self, request: ReadRequest, num_bytes: int) -> None:
-        _check_type(request)
+    async def _check(self, request: ReadRequest) -> None:
         body = await request.body()
         await in_steps(json_scan.check(body, self._limits))
         document = request.parse()
-        counts.check_body(document, num_bytes, self._limits)
-        text.check(body, document)
+        json_body.check(document, body, self._limits)
 
 
 def _check_type(request: Request) -> None:

@@ -9,16 +9,14 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-import select
-import subprocess
-import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 from services.frontend.bounds.turns import Turns
+from services.frontend.child import Child, ChildEnded
 from services.frontend.input_processor import grammar_probe
 from shared import structured_output
-from shared.errors import Internal, InvalidArgument
+from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.priority import step_back
 from shared.structured_output.checks import FIELD
@@ -26,7 +24,6 @@ from shared.structured_output.literals import Specials
 
 QUICK_S = 0.5  # of a child's processor time: the largest constraints that people write take 0.3
 PATIENCE_S = 3.0  # of those that take longer, one at a time
-LONGEST_WAIT_S = 60.0  # for that, and for a child's imports, on a machine that has much to do
 REMEMBERED = 4096  # constraints that were found good or bad
 NUM_PROBES = 2  # for those that are quick
 
@@ -112,51 +109,23 @@ def _refusal(bound: str) -> str:
 
 
 class Probe:
-    """A child process, started when it is first asked and after each time that it had to be ended."""
+    """A child process that compiles."""
 
     def __init__(self, introduction: bytes) -> None:
-        self._introduction = introduction
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child = Child(grammar_probe.__name__, introduction)
 
     @property
     def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
+        return self._child.pid
 
     def verdict(self, message: bytes, patience_s: float) -> str:
         """Empty if nothing is wrong; TookLong."""
-        child = self._child or self._start()
-        assert child.stdin is not None
-        assert child.stdout is not None
         try:
-            grammar_probe.write(child.stdin, grammar_probe.order(message, patience_s))
-        except BrokenPipeError:  # it has been killed from outside while nobody asked
-            self.close()
-            return self.verdict(message, patience_s)
-        ready, _, _ = select.select([child.stdout], [], [], LONGEST_WAIT_S)
-        answer = grammar_probe.read(child.stdout) if ready else None
-        if answer is not None:
-            return answer.decode()
-        took_long = not ready or child.wait() == -grammar_probe.OUT_OF_TIME
-        self.close()
-        if took_long:
-            raise TookLong
-        return _refusal(f"{grammar_probe.MEMORY_BYTES >> 20} MiB")
+            return self._child.ask(grammar_probe.order(message, patience_s)).decode()
+        except ChildEnded as ended:
+            if ended.status in (None, -grammar_probe.OUT_OF_TIME):
+                raise TookLong from None
+            return _refusal(f"{grammar_probe.MEMORY_BYTES >> 20} MiB")
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
-            self._child = None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", grammar_probe.__name__]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert child.stdin is not None
-        assert child.stdout is not None
-        self._child = child
-        grammar_probe.write(child.stdin, self._introduction)
-        ready, _, _ = select.select([child.stdout], [], [], LONGEST_WAIT_S)
-        if not ready or grammar_probe.read(child.stdout) is None:
-            self.close()
-            raise Internal("the process that compiles constraints at the door does not start")
-        return child
+        self._child.close()

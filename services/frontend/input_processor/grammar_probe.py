@@ -3,9 +3,8 @@
 Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
 own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.
 
-stdin: the vocabulary's special tokens, then constraints, each behind the processor time for it; stdout: an empty
-message when it has begun, then a verdict for each, empty if it is good. All of them with their length in front, 4
-bytes, little-endian.
+Introduced with the vocabulary's special tokens; asked with constraints, each behind the processor time for it; answers
+with a verdict, empty if it is good (child.py).
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import sys
-from collections.abc import Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from services.frontend.child import LENGTH_BYTES, answer_all
 from shared import structured_output
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
@@ -28,7 +26,6 @@ from shared.structured_output.literals import Specials
 MEMORY_BYTES = 1 << 30
 OUT_OF_TIME = signal.SIGPROF  # ends the process, where nothing else could interrupt the library
 NUM_BYTES = 256
-LENGTH_BYTES = 4
 SILENT = 0
 
 
@@ -85,17 +82,6 @@ def _take_one(matcher: LLMatcher, mask: bytes) -> None:
         matcher.try_consume_tokens([int(allowed[0]) * 8 + (bits & -bits).bit_length() - 1])
 
 
-def write(stream: IO[bytes], message: bytes) -> None:
-    stream.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
-    stream.flush()
-
-
-def read(stream: IO[bytes]) -> bytes | None:
-    """None at the end."""
-    length = stream.read(LENGTH_BYTES)
-    return stream.read(int.from_bytes(length, "little")) if length else None
-
-
 def order(constraint: bytes, patience_s: float) -> bytes:
     """The time in milliseconds, 4 bytes, little-endian."""
     return round(1000 * patience_s).to_bytes(LENGTH_BYTES, "little") + constraint
@@ -106,18 +92,20 @@ def introduction(specials: Specials, vocab_size: int) -> bytes:
     return json.dumps(values).encode()
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    first = json.loads(read(sys.stdin.buffer) or b"{}")
+def begin(introduction: bytes) -> Callable[[bytes], bytes]:
+    first = json.loads(introduction)
     judge = Judge(Specials(first["ids"], frozenset(first["in_text"])), first["vocab_size"])
-    write(sys.stdout.buffer, b"")
-    while (message := read(sys.stdin.buffer)) is not None:
+
+    def answer(message: bytes) -> bytes:
         signal.setitimer(signal.ITIMER_PROF, int.from_bytes(message[:LENGTH_BYTES], "little") / 1000)
         verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(message[LENGTH_BYTES:]))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write(sys.stdout.buffer, verdict.encode())
+        return verdict.encode()
+
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer_all(begin)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.frontend.bounds import prompts
+from services.frontend.bounds.room import Room
 from services.frontend.input_processor import pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
@@ -216,8 +217,8 @@ class InputProcessor:
 
     def _check_characters(self, prompt: Prompt, max_model_len: int) -> None:
         """`max_model_len`: 0 while nobody knows it."""
-        if max_model_len and not isinstance(prompt, TokenPrompt):
-            prompts.check_characters(prompt, max_model_len, self._tokenizer.longest_token)
+        if not isinstance(prompt, TokenPrompt):
+            prompts.check_characters(prompt, Room(max_model_len, self._tokenizer.longest_token))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)

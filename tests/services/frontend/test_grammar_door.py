@@ -176,11 +176,10 @@ async def test_time_is_that_of_the_processor_and_leaves_it_to_others(door: Gramm
 
 async def test_a_probe_that_was_killed_is_replaced(door: GrammarDoor) -> None:
     await door.check(pb.StructuredOutput(regex="before"))
-    for lane in (door._quick, door._slow):
-        for probe in lane.probes:
-            if probe._child is not None:
-                probe._child.send_signal(signal.SIGKILL)
-                probe._child.wait()
+    assert door.pids
+    for pid in door.pids:
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     await door.check(pb.StructuredOutput(regex="after"))
 
 

@@ -1,0 +1,54 @@
+"""A JSON body: measured before it is parsed, and counted before anybody looks at its fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from services.frontend.bounds import counts, text
+from services.frontend.bounds.room import Room
+from shared.errors import InvalidArgument
+from shared.settings.request_limits import RequestLimits
+
+
+def parse(body: bytes) -> Any:
+    """JSONDecodeError if it is no JSON; InvalidArgument for what nobody has words for."""
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:  # half a character, a number of thousands of digits
+        reason = str(error).partition(";")[0]
+        raise InvalidArgument(f"the body is not JSON: {reason}") from None
+
+
+def check(document: Any, body: bytes, limits: RequestLimits) -> None:
+    """`document`: what `body` was parsed as; None for what is no JSON. Raises InvalidArgument."""
+    counts.check_body(document, len(body), limits)
+    text.check(body, document)
+
+
+def check_prompt(document: Any, room: Room) -> None:
+    """Of a request: what would be refused in any case once its fields have been read. Raises InvalidArgument."""
+    if not isinstance(document, dict):
+        return
+    for name, value in document.items():
+        if name in ("prompt", "input"):
+            for prompt in value if isinstance(value, list) else [value]:
+                room.check(len(prompt) if isinstance(prompt, str) else 0, is_text=True)
+        if name in ("messages", "input") and isinstance(value, list):
+            room.check(sum(map(_characters, value)), is_text=False)
+
+
+def _characters(message: Any) -> int:
+    """Of its text, at least so many."""
+    if not isinstance(message, dict):
+        return 0
+    content = message.get("content")
+    if isinstance(content, list):
+        return sum(_length(part.get("text")) for part in content if isinstance(part, dict))
+    return _length(content)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str) else 0

@@ -1,0 +1,76 @@
+"""Large bodies are looked at in a process of their own first: one that is no use costs the event loop nothing.
+
+Parsing tens of megabytes cannot be interrupted and keeps Python's lock. What is let in is parsed once more here, within
+limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from json import JSONDecodeError
+
+from services.frontend.bounds import body_probe
+from services.frontend.bounds.body_probe import Question
+from services.frontend.bounds.heavy import HEAVY_BYTES
+from services.frontend.bounds.room import Room
+from services.frontend.bounds.spool import Spool
+from services.frontend.bounds.turns import Turns
+from services.frontend.child import Child, ChildEnded
+from shared.errors import Internal, InvalidArgument
+from shared.logs import logger
+from shared.priority import step_back
+from shared.settings.request_limits import RequestLimits
+
+log = logger("large bodies")
+
+
+class LargeBodies:
+    """Owns the process, which is asked about one body after the other, the smallest first."""
+
+    def __init__(self, limits: RequestLimits, room: Callable[[], Room]) -> None:
+        """`room`: for one prompt, by what is known now."""
+        self._child = Child(body_probe.__name__, json.dumps(asdict(limits)).encode())
+        self._room = room
+        self._thread = ThreadPoolExecutor(1, "large-bodies", step_back)  # and so the process that it starts
+        self._turns = Turns(1)
+
+    async def check(self, spool: Spool, kind: str = body_probe.JSON) -> bool:
+        """Whether it has been checked, which small ones are not. JSONDecodeError, InvalidArgument."""
+        if spool.num_bytes <= HEAVY_BYTES or spool.path is None:
+            return False
+        room = self._room()
+        question = Question(spool.path, spool.num_bytes, kind, room.max_model_len, room.longest_token)
+        async with self._turns.turn(spool.num_bytes):
+            try:
+                answer = await self._ask(question)
+            except (ChildEnded, Internal, OSError) as error:  # it is looked at here then
+                log.warning("the process that looks at large bodies does not answer", reason=str(error))
+                return False
+        if answer:
+            found = json.loads(answer)
+            if found.get("kind") == body_probe.UNREAD:
+                return False
+            if found.get("kind") == body_probe.NO_JSON:
+                raise JSONDecodeError(found["message"], "", found["position"])
+            raise InvalidArgument(found["message"], field=found["field"], reason=found["reason"])
+        return True
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._child.pid
+
+    def start(self) -> None:
+        """Before anybody needs it."""
+        self._thread.submit(self._child.start)
+
+    async def _ask(self, question: Question) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._child.ask, question.encode())
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._child.close()

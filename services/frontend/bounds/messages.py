@@ -1,0 +1,64 @@
+"""What a client's protobuf message may hold: its lists are counted before anybody converts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from services.frontend.bounds import counts
+from services.frontend.bounds.room import Room
+from shared.errors import InvalidArgument
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.settings.request_limits import RequestLimits
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+NAMES = {"options": "choice"}  # of lists that clients know by another name
+IDS = ("ids", "token_ids", "allowed_token_ids", "prompt_logprob_token_ids")
+
+
+def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
+    """Raises InvalidArgument."""
+    try:
+        return kind.FromString(data)
+    except Exception as error:  # protobuf's own errors have no common class in all its implementations
+        text = f"the message is no {kind.DESCRIPTOR.full_name}: {error}"
+        raise InvalidArgument(text, field="message") from None
+
+
+def check_prompt(message: Message, room: Room) -> None:
+    """What would be refused in any case once its fields have been read. Raises InvalidArgument."""
+    for field, value in message.ListFields():
+        if field.name == "text" and isinstance(value, str):
+            room.check(len(value), is_text=True)
+        if field.name == "messages":
+            room.check(sum(len(said.content) for said in value if isinstance(said, pb.ChatMessage)), is_text=False)
+
+
+def check(message: Message, limits: RequestLimits) -> None:
+    """Raises InvalidArgument."""
+    for field, value in _lists(message):
+        if field.name in IDS and len(value) > limits.max_values:
+            raise counts.too_many(field.name, len(value), "max_values", limits.max_values)
+        counts.check_entries([(NAMES.get(field.name, field.name), value)], limits)
+        if field.name == "tools":
+            _check_tools(value, limits)
+    if isinstance(message, pb.ChatRequest) and len(message.chat_template_kwargs) > limits.max_form_characters:
+        raise counts.too_long_form("chat_template_kwargs", limits)
+
+
+def _check_tools(tools: Iterable[pb.Tool], limits: RequestLimits) -> None:
+    characters = sum(len(tool.parameters) + len(tool.description) + len(tool.name) for tool in tools)
+    if characters > limits.max_form_characters:
+        raise counts.too_long_form("tools", limits)
+
+
+def _lists(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
+    """In it and in the messages that are in it once."""
+    for field, value in message.ListFields():
+        if isinstance(value, Message):
+            yield from _lists(value)
+        elif not isinstance(value, str | bytes | int | float):
+            yield field, value

@@ -1,0 +1,33 @@
+"""How many characters a prompt may have: so many that tokens could be made of them that fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.frontend.input_processor.prompt_limits import TOO_LONG
+from shared.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """For one prompt."""
+
+    max_model_len: int  # tokens; 0 while nobody knows it
+    longest_token: int  # characters
+
+    @property
+    def most(self) -> int:
+        """Characters."""
+        return self.max_model_len * self.longest_token
+
+    def check(self, characters: int, *, is_text: bool) -> None:
+        """Of a text, or, at least, of a conversation. Raises InvalidArgument."""
+        if self.max_model_len and characters > self.most:
+            has = f"{characters} characters" if is_text else f"more than {self.most} characters"
+            raise InvalidArgument(
+                f"This model's maximum context length is {self.max_model_len} tokens, in which at most {self.most} "
+                f"characters fit. However, your {'prompt has' if is_text else 'messages have'} {has}. Please reduce "
+                "their number.",
+                field="prompt" if is_text else "messages",
+                reason=TOO_LONG,
+            )

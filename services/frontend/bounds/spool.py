@@ -1,0 +1,55 @@
+"""What a client sends, kept where another process of this machine can read it, too."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self
+
+from services.frontend.bounds.heavy import HEAVY_BYTES
+
+
+class Spool:
+    """Bytes in the order in which they came: few in this process, many in a file in memory (memfd_create(2)).
+
+    A `with` gives the file back."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._file: int | None = None
+        self.num_bytes = 0
+
+    @property
+    def path(self) -> str | None:
+        """Of the file, for processes of the same user; None while there is none, and elsewhere than on Linux."""
+        return None if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def add(self, chunk: bytes) -> None:
+        self.num_bytes += len(chunk)
+        self._chunks.append(chunk)
+        if self._file is None and self.num_bytes > HEAVY_BYTES and hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("quire-body")
+        if self._file is not None:
+            for kept in self._chunks:
+                os.write(self._file, kept)  # a file in memory takes all of it
+            self._chunks.clear()
+
+    def take(self) -> bytes:
+        """All of it, which is kept here no longer."""
+        taken = b"".join(self._chunks) if self._file is None else os.pread(self._file, self.num_bytes, 0)
+        self.close()
+        return taken
+
+    def close(self) -> None:
+        self._chunks.clear()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
