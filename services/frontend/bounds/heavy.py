@@ -35,8 +35,9 @@ class HeavyWork:
             try:
                 yield
             finally:
-                took_s = time.thread_time() - began_s if num_bytes > HEAVY_BYTES else 0.0
-                await asyncio.sleep(min(REST * took_s, LONGEST_PAUSE_S))
+                took_s = time.thread_time() - began_s
+                rest = REST if num_bytes > HEAVY_BYTES else 1
+                await asyncio.sleep(min(rest * took_s, LONGEST_PAUSE_S))
 
 
 async def in_steps(steps: Iterator[None]) -> None:
