@@ -81,6 +81,7 @@ if TYPE_CHECKING:  # for type checkers alone; any of them is taken without
     @dataclass(frozen=True)
     class _Unnamed:
         top_n_sigma: float | None = field(default=None, kw_only=True)
+        logits_processors: Mapping[str, Mapping[str, Any]] | None = field(default=None, kw_only=True)
 else:
     _LATER = [one.name for one in pb.SamplingParams.DESCRIPTOR.fields if one.number > LAST_NAMED]
     _Unnamed = make_dataclass(
@@ -138,7 +139,8 @@ class SamplingParams(_Unnamed):
             if isinstance(value, StructuredOutput):
                 message.structured_output.CopyFrom(value.to_proto())
             elif isinstance(value, Mapping):
-                getattr(message, item.name).update(value)
+                texts = {key: _json_text(one) if isinstance(one, Mapping) else one for key, one in value.items()}
+                getattr(message, item.name).update(texts)
             elif isinstance(value, (RepetitionDetection, BeamSearch)):
                 getattr(message, item.name).CopyFrom(value.to_proto())
             elif item.name == "prompt_logprob_token_ids":

@@ -111,6 +111,7 @@ class Sampling:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
+    logits_processors: Mapping[str, str] = field(default_factory=dict)  # name -> arguments, JSON
     plain: Mapping[str, float] = field(default_factory=dict)  # what the frontend only checks (plain_parameters.py)
 
 

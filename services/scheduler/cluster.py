@@ -20,6 +20,7 @@ from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
 from shared.settings import SchedulerSettings
 
 log = logger("cluster")
@@ -204,6 +205,7 @@ class Cluster:
             draining=self.draining,
             scheduling_policy=self._settings.scheduling_policy,
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
+            logits_processors=_common([r.hello for r in taking]),
             kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,
         )
 
@@ -285,3 +287,8 @@ class Cluster:
         if reason is Reason.DEADLINE:
             failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
         self.deliver(Events(finished=finish(sequence, reason, failure=failure)))
+
+
+def _common(hellos: list[worker_pb2.WorkerHello]) -> list[str]:
+    """Logits processors that all have."""
+    return sorted(set.intersection(*(set(hello.logits_processors) for hello in hellos))) if hellos else []

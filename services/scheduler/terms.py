@@ -109,6 +109,7 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
+MOST_PROCESSORS = 256
 LONGEST_NAME = 256  # characters of ids, addresses, devices
 
 
@@ -134,6 +135,11 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     check_model(hello.model, who)
     for name in ("address", "version", "device"):
         check_name(name, attrgetter(name)(hello), needed=False)
+    if len(hello.logits_processors) > MOST_PROCESSORS:
+        text = f"logits_processors: {who} has {len(hello.logits_processors)}, the limit is {MOST_PROCESSORS}"
+        raise FailedPrecondition(text, field="logits_processors")
+    for name in hello.logits_processors:
+        check_name("logits_processors", name)
     _check_held(hello, who)
 
 

@@ -13,8 +13,10 @@ import grpc.aio
 from services.scheduler.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
+from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.timing.depth import Depth
 from services.scheduler.kv_cache.groups import Groups
+from services.scheduler.policies import find_policy
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.guard import Guard
@@ -57,6 +59,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         directory: PrefixDirectory | None,
     ) -> None:
         self._settings = settings
+        self._policy = find_policy(settings.scheduling_policy)
         self._cluster = cluster
         self._metrics = metrics
         self._door = door
@@ -200,9 +203,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             drafts_constrained_only=hello.drafts_constrained_only,
             enable_prefix_caching=settings.enable_prefix_caching,
             prefix_grain=settings.prefix_grain,
-            scheduling_policy=settings.scheduling_policy,
-            priority_aging_s=settings.priority_aging_s,
-            tenant_weights=settings.tenant_weights,
+            policy=self._policy,
+            policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:

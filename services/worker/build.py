@@ -38,6 +38,7 @@ from services.worker.runner import batch_invariance
 from services.worker.runner.expert_load import ExpertLoad
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.profiling import run_largest_steps
+from services.worker.sampling import logits_processors
 from services.worker.sampling.accept import CHOICES
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode import config as speculative_config
@@ -150,6 +151,7 @@ def _sampler(
         logprobs_mode=settings.logprobs_mode,
         grammars=grammars,
         batch_invariant=settings.batch_invariant,
+        processors=logits_processors.installed(),
     )
 
 

@@ -15,9 +15,10 @@ from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
 from services.worker.engine import Engine
 from services.worker.replica import Replica
+from services.worker.sampling import logits_processors
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.warmup.compile_process import CompileProcess
-from shared import block_hash, kv_wire, lifecycle, logs, model_identity
+from shared import block_hash, kv_wire, lifecycle, logs, model_identity, plugins
 from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
@@ -172,5 +173,6 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
         num_speculative_tokens=replica.num_speculative_tokens,
         fixed_draft_length=replica.fixed_draft_length,
         drafts_constrained_only=replica.drafts_constrained_only,
+        logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
         kv_groups=kv_wire.to_proto(limits.layout.groups),
     )

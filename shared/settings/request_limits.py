@@ -22,6 +22,7 @@ class RequestLimits:
     max_bad_words: int = 128
     max_word_characters: int = 1024  # of a stop string, and of a bad word
     max_logit_bias: int = 1024
+    max_logits_processors: int = 16
     max_choices: int = 16_384  # as many as fit in a constraint's 128 KiB
     max_metadata: int = 16  # pairs; OpenAI's own bound
 

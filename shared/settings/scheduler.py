@@ -15,8 +15,10 @@ class SchedulerSettings(Settings):
     grpc_port: int = Field(50052, ge=0, le=65535, description="port that frontends and workers dial; 0: any free one")
     share_ports: bool = Field(False, description="let the launcher, which holds the gRPC port, share it (SO_REUSEPORT)")
     metrics_port: int = Field(9102, ge=0, le=65535, description="port of /metrics; 0: any free one")
-    scheduling_policy: Literal["fcfs", "priority", "fair"] = Field(
-        "fcfs", description="order of waiting sequences: arrival, priority, or fairness between tenants by tokens"
+    scheduling_policy: str = Field(
+        "fcfs",
+        description="order of waiting sequences: fcfs (arrival), priority, fair (between tenants, by tokens), or the "
+        "name of an installed package's",
     )
     priority_aging_s: float = Field(
         0.0, ge=0, description="waited so long, a sequence is one level of priority more urgent, seconds; 0: never"

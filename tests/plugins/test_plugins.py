@@ -1,41 +1,26 @@
-"""A package that is merely installed beside Quire brings a family of models, an attention backend and a drafter."""
+"""A package that is merely installed beside Quire brings what the seams are for; one service at a time."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from services.scheduler.core.core import Core
+from services.scheduler.policies import find_policy
 from services.worker.attention import backends
 from services.worker.models import registry
 from services.worker.spec_decode import config as speculative_config
 from shared import plugins
 from shared.errors import InvalidArgument
+from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.worker import checkpoints
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 from tests.spec_decode.pair import Pair, build
 
-EXAMPLE = Path(__file__).parent / "example"
 PROMPT = [5, 9, 1, 77, 30, 12]
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that pip installed it into."""
-    site = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    source = tmp_path_factory.mktemp("source")
-    for file in EXAMPLE.rglob("*"):
-        if file.is_file() and "__pycache__" not in file.parts:
-            copy = source / file.relative_to(EXAMPLE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
-    subprocess.run([*pip, "--target", str(site), str(source)], check=True, capture_output=True)
-    return site
 
 
 @pytest.fixture
@@ -76,11 +61,23 @@ def test_a_method_of_drafting(example: Path) -> None:
     assert pairs[0].core.speculation.counts.draft_tokens >= 20
 
 
+def test_a_scheduling_policy(example: Path) -> None:
+    core = Core(make_limits(policy=find_policy("shortest_first"), max_num_seqs=1))
+    for key, length in enumerate((30, 10, 20)):
+        core.add(make_sequence(key, [key + 1] * length))
+    assert core.waiting.peek().key == 1
+    plan = core.schedule(0.0)
+    assert plan is not None
+    assert [admission.sequence.key for admission in plan.admitted] == [1]
+
+
 def test_unknown_names_are_told_apart_from_those_installed(example: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"there are .*Qwen3ForCausalLM, .*BackwardsLlamaForCausalLM"):
         registry.find_model({"architectures": ["NobodysForCausalLM"]})
     with pytest.raises(InvalidArgument, match=r"there are .*grammar, same_again"):
         speculative_config.parse(json.dumps({"method": "nobodys", "num_speculative_tokens": 1}))
+    with pytest.raises(InvalidArgument, match=r"'nobodys' does not exist; there are fcfs, .*fair, shortest_first"):
+        find_policy("nobodys")
 
 
 def test_a_name_that_is_declared_twice_is_refused(example: Path) -> None:

@@ -22,6 +22,7 @@ ENTRIES = {
     "stop_token_ids": "max_stop_token_ids",
     "bad_words": "max_bad_words",
     "logit_bias": "max_logit_bias",
+    "logits_processors": "max_logits_processors",
     "choice": "max_choices",
     "metadata": "max_metadata",
 }

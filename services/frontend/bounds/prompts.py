@@ -11,7 +11,7 @@ from services.frontend.request import ChatPrompt, Request, TextPrompt
 from shared import structured_output
 from shared.settings.request_limits import RequestLimits
 
-FIELDS = ("stop", "stop_token_ids", "bad_words", "logit_bias")
+FIELDS = ("stop", "stop_token_ids", "bad_words", "logit_bias", "logits_processors")
 
 
 def check(request: Request, limits: RequestLimits) -> None:

@@ -17,6 +17,7 @@ UNASKED = Sampling()
 NOT_WITH_BEAMS = (
     "repetition_penalty",
     "bad_words",
+    "logits_processors",
     "stop",
     "repetition_detection",
     "thinking_token_budget",

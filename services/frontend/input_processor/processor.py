@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.frontend.bounds import prompts
 from services.frontend.bounds.room import Room
-from services.frontend.input_processor import pooling, prompt_limits, sampling_rules
+from services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
 from services.frontend.request import (
@@ -37,6 +37,7 @@ from shared.settings.request_limits import RequestLimits
 MAX_NAME_CHARACTERS = 256  # request_id, tenant
 MAX_SALT_CHARACTERS = 1024
 PRIORITY_BOUND = 2**31
+WITHOUT_PRIORITY = frozenset({"", "fcfs", "fair"})  # policies that do not look at it; others may
 DEFAULT_BOUNDS = RequestLimits()
 PROMPTS_IN_A_TURN = 32  # of the event loop: 1 to 2 ms
 CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
@@ -75,6 +76,7 @@ class InputProcessor:
         for prompt in request.prompts:
             self._check_characters(prompt, max_model_len)
         sampling_rules.check(request.sampling)
+        logits_processors.check(request.sampling)
         if request.pooling is not None:
             pooling.check(request.pooling)
         prompt_limits.check_output(request, max_model_len)
@@ -109,6 +111,7 @@ class InputProcessor:
             await self._grammar_door.check(request.sampling.structured_output)
         _check_priority(request.priority, limits)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
+        logits_processors.check_known(request.sampling, limits.logits_processors)
         sampling = sampling_rules.settle(request.sampling)
         bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
         thinking = self._thinking_marks(sampling)
@@ -231,9 +234,9 @@ class InputProcessor:
 
 
 def _check_priority(priority: int, limits: Limits) -> None:
-    others = limits.scheduling_policies - {"priority"}
-    if priority and others:
-        policy = " and ".join(sorted(policy or "unknown" for policy in others))
+    without = limits.scheduling_policies & WITHOUT_PRIORITY
+    if priority and without:
+        policy = " and ".join(sorted(policy or "unknown" for policy in without))
         text = f"priority needs the scheduling policy 'priority'; the schedulers' policy is {policy}"
         raise Unimplemented(text, field="priority")
 
@@ -279,6 +282,7 @@ def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParam
         prompt_logprob_token_ids=[sampling_pb2.NamedTokens(ids=ids) for ids in sampling.prompt_logprob_token_ids],
         thinking_token_budget=sampling.thinking_token_budget,
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+        logits_processors=sampling.logits_processors,
     )
     for name, value in sampling.plain.items():
         setattr(message, name, value)

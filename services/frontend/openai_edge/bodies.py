@@ -97,6 +97,9 @@ class GenerationBody(Body, PlainFields):
     include_stop_str_in_output: bool = False
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    logits_processors: dict[str, dict[str, Any] | None] | None = Field(
+        None, description="of packages installed beside the workers: name to arguments"
+    )
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionBody | None = None

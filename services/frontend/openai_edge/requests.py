@@ -21,6 +21,7 @@ from services.frontend.openai_edge.bodies import (
     StreamOptions,
 )
 from services.frontend.openai_edge.logit_bias import logit_bias
+from services.frontend.openai_edge.logits_processors import logits_processors
 from services.frontend.openai_edge.older_names import GUIDED, older_names
 from services.frontend.openai_edge.output_forms import constraint
 from services.frontend.openai_edge.prompts import chat_prompt, completion_prompts
@@ -163,6 +164,7 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
     given["logprobs"] = logprobs
     given["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     given["logit_bias"] = logit_bias(body.logit_bias) if body.logit_bias else None
+    given["logits_processors"] = logits_processors(body.logits_processors)
     given["structured_output"] = constraint(body.response_format, older_names(body))
     if (rule := body.repetition_detection) is not None:
         given["repetition_detection"] = RepetitionDetection(**rule.model_dump())

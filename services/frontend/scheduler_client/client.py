@@ -36,6 +36,7 @@ class Limits:
     max_model_len: int
     max_logprobs: int
     scheduling_policies: frozenset[str]
+    logits_processors: frozenset[str] = frozenset()  # that all of them have
 
 
 class SchedulerClient:
@@ -82,6 +83,7 @@ class SchedulerClient:
             max(v.max_model_len for v in views),
             max(v.max_logprobs for v in views),
             frozenset(v.scheduling_policy for v in views),
+            frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
         )
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
+from services.scheduler.core.policies.fcfs import Fcfs
 from services.scheduler.kv_cache.groups import Groups
 from shared.kv_specs import ONE_FULL, KVSpec
 
@@ -26,9 +27,8 @@ class Limits:
     fixed_draft_length: bool = False  # always as many as the budget allows, whether that pays or not
     enable_prefix_caching: bool = True
     prefix_grain: int = 16  # least tokens of a block that are worth a copy of it; 0: only whole blocks are used again
-    scheduling_policy: str = "fcfs"
-    priority_aging_s: float = 0.0  # waited, as much as a level of priority under that policy; 0: they do not age
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # under the fair policy; 1 if not named
+    policy: PolicyMaker = Fcfs
+    policy_options: PolicyOptions = DEFAULTS
     kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
 
     @property

@@ -11,7 +11,6 @@ from collections import deque
 
 import numpy as np
 
-from services.scheduler.core import policies
 from services.scheduler.core.beam.groups import Groups
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import ANSWERED, Failure, Reason
@@ -35,7 +34,7 @@ class State:
         self.counts = counts
         self.tables = Tables(limits, observer)
         self.kv, self.running = self.tables.kv, self.tables.running
-        self.waiting: Policy = policies.make(limits.scheduling_policy, limits.tenant_weights, limits.priority_aging_s)
+        self.waiting: Policy = limits.policy(limits.policy_options)
         self.grammars = Grammars()
         self.siblings = Siblings()
         self.searches = Groups()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from services.worker.sampling.bad_words import BadWords
 from services.worker.sampling.component import Bound, Component, Positions, SlotState
 from services.worker.sampling.core import BoundCore, Core
 from services.worker.sampling.logit_bias import LogitBias
+from services.worker.sampling.logits_processors import LogitsProcessors, Make
 from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogprobs
 from services.worker.sampling.logprobs_mode import LogprobsMode
 from services.worker.sampling.min_tokens import MinTokens
@@ -26,6 +29,8 @@ from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.mask_maker import MaskedStep
 from services.worker.structured.masks import BoundGrammarMasks, GrammarMasks
 from shared.errors import QuireError
+
+NO_PROCESSORS: Mapping[str, Make] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,9 @@ class Sampler:
         logprobs_mode: str = "raw_logprobs",
         grammars: CompilePool | None = None,
         batch_invariant: bool = False,
+        processors: Mapping[str, Make] = NO_PROCESSORS,
     ) -> None:
-        """`grammars`: None where no output is constrained."""
+        """`grammars`: None where no output is constrained; `processors`: of other packages, by name."""
         mode = LogprobsMode.of(logprobs_mode, ops.log_softmax, ties_by_id=batch_invariant)
         self.logprobs = Logprobs(num_slots, vocab_size, max_logprobs, device, mode)
         self.grammar_masks = GrammarMasks(num_slots, vocab_size, grammars, ops, device)
@@ -140,6 +146,7 @@ class Sampler:
             BadWords(num_slots, vocab_size, device),
             MinTokens(vocab_size, device),
             LogitBias(vocab_size, device),
+            LogitsProcessors({name: make(num_slots, vocab_size, device) for name, make in processors.items()}),
             Penalties(vocab_size, device),
             ThinkingBudget(num_slots, vocab_size, device),
             self.grammar_masks,  # what a grammar leaves may have to be allowed again

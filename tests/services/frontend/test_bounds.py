@@ -41,6 +41,7 @@ SMALL = {
     "max_bad_words": 7,
     "max_word_characters": 30,
     "max_logit_bias": 8,
+    "max_logits_processors": 2,
     "max_choices": 9,
     "max_metadata": 3,
 }
@@ -106,6 +107,11 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
         "/v1/completions",
         {"prompt": "x", "logit_bias": {str(i): 1 for i in range(9)}},
         "logit_bias has 9 entries; at most 8 are taken (max_logit_bias)",
+    ),
+    "logits processors": (
+        "/v1/completions",
+        {"prompt": "x", "logits_processors": {"a": None, "b": {}, "c": {"d": 1}}},
+        "logits_processors has 3 entries; at most 2 are taken (max_logits_processors)",
     ),
     "choices": (
         "/v1/completions",

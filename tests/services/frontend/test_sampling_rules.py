@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor import not_offered, sampling_rules
+from services.frontend.input_processor import logits_processors, not_offered, sampling_rules
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.request import BeamSearch, RepetitionDetection
 from services.frontend.tokenizer.generation_config import GenerationDefaults
@@ -165,6 +165,30 @@ def test_what_the_model_or_the_workers_cannot_do_is_refused(given: dict[str, Any
     with pytest.raises(InvalidArgument) as refusal:
         sampling_rules.check_model(sampling_rules.build(given, NO_DEFAULTS), vocab_size=100, max_logprobs=5)
     assert refusal.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"a": "[]"}, "logits_processors: arguments of 'a' must be a JSON object."),
+        ({"a": "{"}, "logits_processors: arguments of 'a' are not JSON: "),
+        ({"a": '{"b": NaN}'}, "logits_processors: arguments of 'a' are not JSON: NaN is not JSON"),
+        ({"a": "[" * 5000}, "logits_processors: arguments of 'a' are not JSON: it is nested too deeply"),
+        ({"a": " " * 65536}, "logits_processors: names and arguments have 65537 characters; at most 65536 are taken."),
+    ],
+)
+def test_arguments_of_logits_processors_are_json_objects(asked: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        logits_processors.check(sampling_rules.build({"logits_processors": asked}, NO_DEFAULTS))
+    assert refusal.value.message.startswith(text)
+
+
+def test_only_logits_processors_that_all_workers_have_can_be_named() -> None:
+    asked = sampling_rules.build({"logits_processors": {"a": "", "c": "{}"}}, NO_DEFAULTS)
+    logits_processors.check(asked)
+    logits_processors.check_known(asked, frozenset({"a", "b", "c"}))
+    with pytest.raises(InvalidArgument, match="'c' does not exist here; there are a, b"):
+        logits_processors.check_known(asked, frozenset({"a", "b"}))
 
 
 def test_request_beats_the_model_beats_the_protocol() -> None:

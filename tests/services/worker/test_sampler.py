@@ -431,3 +431,13 @@ def test_marks_of_several_tokens_and_an_end_that_nothing_else_allows() -> None:
     assert [bench.tokens() for _ in range(6)] == [
         [3, 7, 1], [3, 8, 1], [7, 1, 1], [7, 1, 1], [8, 1, 1], [3, 1, 1]
     ]  # fmt: skip
+
+
+def test_a_logits_processor_that_is_not_installed_is_refused_and_leaves_nothing() -> None:
+    bench = Bench()
+    with pytest.raises(
+        InvalidArgument, match="logits_processors: 'nobodys' does not exist on this worker; there are none"
+    ):
+        bench.admit(0, logits_processors={"nobodys": ""}, logit_bias={1: 100.0})
+    bench.admit(0)
+    assert bench.logits(0)[0].tolist() == LOGITS.tolist()

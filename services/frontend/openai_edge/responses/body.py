@@ -67,6 +67,7 @@ class ResponsesBody(PlainFields):
     skip_special_tokens: bool = True
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    logits_processors: dict[str, dict[str, Any] | None] | None = None
     structured_outputs: StructuredOutputsBody | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None

@@ -13,6 +13,7 @@ from services.frontend.http import plain_fields
 from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor import prompt_limits, sampling_rules
 from services.frontend.openai_edge.logit_bias import logit_bias
+from services.frontend.openai_edge.logits_processors import logits_processors
 from services.frontend.openai_edge.output_forms import JsonSchemaFormat, ResponseFormat, constraint
 from services.frontend.openai_edge.responses import tools
 from services.frontend.openai_edge.responses.body import ResponsesBody
@@ -76,6 +77,7 @@ def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
         **{name: getattr(body, name) for name in SAMPLING_FIELDS},
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
         "logit_bias": logit_bias(body.logit_bias) if body.logit_bias else None,
+        "logits_processors": logits_processors(body.logits_processors),
         **plain_fields.given(body),
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,

@@ -1,6 +1,5 @@
 """Who comes in next, and who goes when blocks run out: one file a policy."""
 
-from services.scheduler.core.policies.policy import Policy
-from services.scheduler.core.policies.registry import POLICIES, make
+from services.scheduler.core.policies.policy import DEFAULTS, Policy, PolicyMaker, PolicyOptions
 
-__all__ = ["POLICIES", "Policy", "make"]
+__all__ = ["DEFAULTS", "Policy", "PolicyMaker", "PolicyOptions"]

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from services.scheduler.core.policies.policy import least_work_lost
+from services.scheduler.core.policies.policy import DEFAULTS, PolicyOptions, least_work_lost
 from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
@@ -47,8 +47,8 @@ class Fair:
     """A queue for each tenant. A heap has one entry for each tenant that waits, with its rank of some time ago; as
     ranks only grow, the first entry that is still true is the smallest: a step costs what changes, not what waits."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
+        self._weights = options.tenant_weights
         self._tenants: dict[str, Tenant] = {}
         self._without_queue: OrderedDict[str, Tenant] = OrderedDict()  # whose last sequence was taken first comes first
         self._by_index: dict[int, Tenant] = {}

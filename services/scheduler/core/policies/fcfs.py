@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from services.scheduler.core.policies.policy import least_work_lost
+from services.scheduler.core.policies.policy import DEFAULTS, PolicyOptions, least_work_lost
 from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
@@ -15,7 +15,7 @@ from services.scheduler.core.sequence import Sequence
 class Fcfs:
     """A queue; preempted sequences return to its head."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._queue: OrderedDict[int, Sequence] = OrderedDict()
 
     def push(self, sequence: Sequence) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """What operators may say of policies; each reads what concerns it."""
+
+    priority_aging_s: float = 0.0  # waited, as much as a level of priority; 0: priorities do not age
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # shares of tenants; 1 if not named
+
+
+DEFAULTS = PolicyOptions()
 
 
 class Policy(Protocol):
@@ -43,6 +55,9 @@ class Policy(Protocol):
 
     def charge_output(self, running: Running, slots: Slots) -> None:
         """Each of `slots` samples a token."""
+
+
+PolicyMaker = Callable[[PolicyOptions], Policy]
 
 
 def least_work_lost(running: Running, candidates: Slots) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from services.scheduler.core.policies.policy import DEFAULTS, PolicyOptions
 from services.scheduler.core.running import Mask, Running, Slots
 from services.scheduler.core.sequence import Sequence
 
@@ -21,9 +22,8 @@ Rank = tuple[float, float, int]
 class Priority:
     """A heap; removed sequences drop out of it lazily."""
 
-    def __init__(self, aging_s: float = 0.0) -> None:
-        """`aging_s`: seconds that count as much as a level of priority; 0: priorities do not age."""
-        self._aging_s = aging_s
+    def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
+        self._aging_s = options.priority_aging_s
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Sequence] = {}
 

@@ -8,12 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.scheduler.core import policies
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import StepResult
-from services.scheduler.core.policies import fair
+from services.scheduler.core.policies import PolicyOptions, fair
+from services.scheduler.core.policies.fair import Fair
+from services.scheduler.core.policies.priority import Priority
 from services.scheduler.core.repetition import RepetitionRule
+from services.scheduler.policies import find_policy
+from shared.errors import InvalidArgument
 from tests.services.scheduler.conftest import Optimist, count_operations, make_sequence
 
 NewCore = Callable[..., Core]
@@ -44,7 +47,7 @@ def running(core: Core) -> set[int]:
     ],
 )
 def test_s14_priority_then_arrival(core: NewCore, priorities: list[int], arrivals: list[int], order: list[int]) -> None:
-    c = core(scheduling_policy="priority")
+    c = core(policy=Priority)
     for key, (priority, arrival) in enumerate(zip(priorities, arrivals, strict=True)):
         c.add(make_sequence(key, [1] * 10, priority=priority, arrival=float(arrival)))
     assert waiting(c) == order
@@ -59,7 +62,7 @@ def test_s14_priority_then_arrival(core: NewCore, priorities: list[int], arrival
 def test_s14_the_most_urgent_get_the_slots(
     core: NewCore, slots: int, priorities: list[int], runs: set[int], waits: list[int]
 ) -> None:
-    c = core(scheduling_policy="priority", max_num_seqs=slots)
+    c = core(policy=Priority, max_num_seqs=slots)
     for key, priority in enumerate(priorities):
         c.add(make_sequence(key, [1] * 10, priority=priority))
     c.schedule(0)
@@ -68,7 +71,7 @@ def test_s14_the_most_urgent_get_the_slots(
 
 
 def test_under_priority_the_least_urgent_goes_even_if_it_is_old(core: NewCore) -> None:
-    c = core(scheduling_policy="priority", num_blocks=5, max_model_len=64)
+    c = core(policy=Priority, num_blocks=5, max_model_len=64)
     c.state.forecast = Optimist()
     c.add(make_sequence(0, [1] * 16, 40, priority=5))
     c.add(make_sequence(1, [2] * 16, 40, priority=1))
@@ -90,7 +93,7 @@ def steps_until_it_runs(c: Core, key: int, at_most: int = 400) -> int:
 
 def busy_with_priority_9(core: NewCore, **limits: object) -> Core:
     """31 sequences, expected to need all blocks some day; most are free now."""
-    c = core(scheduling_policy="priority", num_blocks=1001, max_num_seqs=64, max_model_len=4096, **limits)
+    c = core(policy=Priority, num_blocks=1001, max_num_seqs=64, max_model_len=4096, **limits)
     for key in range(31):
         c.add(make_sequence(key, [key] * 100, 2000, priority=9, arrival=float(key)))
     step(c)
@@ -118,7 +121,7 @@ def test_an_equally_urgent_newcomer_still_waits_for_room_to_grow(core: NewCore) 
 def test_whoever_waits_for_long_comes_before_more_urgent_newcomers_if_priorities_age(core: NewCore) -> None:
     """A level for every 10 s: 5 levels are made up for by 50 s."""
     for aging, expected in ((0.0, [2, 1, 0]), (10.0, [1, 0, 2])):
-        c = core(scheduling_policy="priority", priority_aging_s=aging)
+        c = core(policy=Priority, policy_options=PolicyOptions(priority_aging_s=aging))
         c.add(make_sequence(0, [1] * 10, priority=5, arrival=0.0))
         c.add(make_sequence(1, [1] * 10, priority=1, arrival=39.0))
         c.add(make_sequence(2, [1] * 10, priority=0, arrival=51.0))
@@ -128,7 +131,7 @@ def test_whoever_waits_for_long_comes_before_more_urgent_newcomers_if_priorities
 def test_a_steady_stream_of_urgent_work_starves_nobody_if_priorities_age(core: NewCore) -> None:
     ran_after = {}
     for aging in (0.0, 2.0):
-        c = core(scheduling_policy="priority", priority_aging_s=aging, max_num_seqs=1)
+        c = core(policy=Priority, policy_options=PolicyOptions(priority_aging_s=aging), max_num_seqs=1)
         c.add(make_sequence(0, [1] * 10, 1, priority=3, arrival=0.0))
         for second in range(40):
             c.add(make_sequence(1 + second, [1] * 10, 1, priority=0, arrival=float(second)))
@@ -140,7 +143,7 @@ def test_a_steady_stream_of_urgent_work_starves_nobody_if_priorities_age(core: N
 
 
 def test_a_cancelled_sequence_leaves_the_priority_queue(core: NewCore) -> None:
-    c = core(scheduling_policy="priority", max_num_seqs=1)
+    c = core(policy=Priority, max_num_seqs=1)
     for key in range(3):
         c.add(make_sequence(key, [1] * 10, priority=key))
     c.cancel(0)
@@ -156,7 +159,7 @@ def served(core: Core, weights: dict[str, float]) -> dict[str, float]:
 def test_tenants_that_both_wait_get_equal_shares_within_the_bound(core: NewCore, weights: dict[str, float]) -> None:
     """One floods the cluster with long prompts and answers before the other comes with short ones."""
     limits = {"num_blocks": 65, "max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 400}
-    c = core(scheduling_policy="fair", tenant_weights=weights, **limits)
+    c = core(policy=Fair, policy_options=PolicyOptions(tenant_weights=weights), **limits)
     sizes = {"big": (200, 60), "small": (20, 10)}
     for key in range(400):
         tenant = "big" if key < 60 else "small"
@@ -175,7 +178,7 @@ def test_tenants_that_both_wait_get_equal_shares_within_the_bound(core: NewCore,
 
 
 def test_a_tenant_that_was_away_has_saved_up_nothing(core: NewCore) -> None:
-    c = core(scheduling_policy="fair", max_num_seqs=1)
+    c = core(policy=Fair, max_num_seqs=1)
     for key in range(20):
         c.add(make_sequence(key, [key] * 50, 10, tenant="busy"))
     for _ in range(60):
@@ -193,7 +196,7 @@ def test_a_tenant_that_was_away_has_saved_up_nothing(core: NewCore) -> None:
 
 
 def test_cached_prompts_cost_nothing(core: NewCore) -> None:
-    c = core(scheduling_policy="fair", enable_prefix_caching=True)
+    c = core(policy=Fair, enable_prefix_caching=True)
     c.add(make_sequence(0, list(range(64)), 1, tenant="a"))
     step(c)
     c.add(make_sequence(1, list(range(64)), 1, tenant="b"))
@@ -204,7 +207,7 @@ def test_cached_prompts_cost_nothing(core: NewCore) -> None:
 
 
 def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
-    c = core(scheduling_policy="fair", num_blocks=9, max_model_len=128)
+    c = core(policy=Fair, num_blocks=9, max_model_len=128)
     c.state.forecast = Optimist()
     c.add(make_sequence(0, [0] * 32, 60, tenant="modest"))
     c.add(make_sequence(1, [1] * 32, 60, tenant="greedy"))
@@ -217,7 +220,7 @@ def test_the_victim_belongs_to_the_tenant_that_got_most(core: NewCore) -> None:
 
 def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 3)
-    c = core(scheduling_policy="fair")
+    c = core(policy=Fair)
     for key in range(10):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
         step(c)
@@ -228,7 +231,7 @@ def test_tenants_that_nobody_remembers_are_forgotten(core: NewCore, monkeypatch:
 
 def operations_to_admit(core: NewCore, num_tenants: int) -> int:
     """Of a step that lets in 64 of 3 sequences for each of so many tenants."""
-    c = core(scheduling_policy="fair", max_num_seqs=64)
+    c = core(policy=Fair, max_num_seqs=64)
     for key in range(3 * num_tenants):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key % num_tenants}"))
     operations = count_operations(lambda: c.schedule(0))
@@ -241,7 +244,7 @@ def test_an_admission_costs_no_more_where_thousands_of_tenants_wait(core: NewCor
 
 
 def test_a_new_tenant_costs_no_more_where_all_that_are_known_wait(core: NewCore) -> None:
-    c = core(scheduling_policy="fair", max_num_seqs=1)
+    c = core(policy=Fair, max_num_seqs=1)
     for key in range(fair.REMEMBERED_TENANTS + 10):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
     newcomer = make_sequence(key + 1, [1] * 10, 2, tenant="another")
@@ -252,7 +255,7 @@ def test_what_cancelled_sequences_of_new_tenants_leave_behind_is_bounded(
     core: NewCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 8)
-    c = core(scheduling_policy="fair", max_num_seqs=1)
+    c = core(policy=Fair, max_num_seqs=1)
     c.add(make_sequence(0, [1] * 10, 2, tenant="first"))
     for key in range(1, 1000):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
@@ -264,8 +267,10 @@ def test_what_cancelled_sequences_of_new_tenants_leave_behind_is_bounded(
 
 
 def test_an_unknown_policy_is_refused_with_the_list() -> None:
-    with pytest.raises(KeyError, match="no policy 'lottery'; there are fcfs, priority, fair"):
-        policies.make("lottery", {})
+    with pytest.raises(
+        InvalidArgument, match="scheduling_policy: 'lottery' does not exist; there are fcfs, priority, fair"
+    ):
+        find_policy("lottery")
 
 
 def test_work_that_cannot_make_its_deadline_is_refused_before_it_costs_anything(core: NewCore) -> None:

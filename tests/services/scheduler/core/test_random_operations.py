@@ -17,6 +17,7 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Sequence
+from services.scheduler.policies import find_policy
 from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.test_beams import exhaustive, search
@@ -316,7 +317,7 @@ def operate_at_random(
         max_model_len=120,
         max_steps_in_flight=in_flight,
         enable_prefix_caching=caching,
-        scheduling_policy=policy,
+        policy=find_policy(policy),
         num_speculative_tokens=drafts,
         fixed_draft_length=in_flight > 1,
     )

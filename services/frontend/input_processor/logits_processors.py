@@ -1,0 +1,34 @@
+"""Which logits processors a request may name: those that all workers have; the arguments are theirs to judge."""
+
+from __future__ import annotations
+
+from services.frontend.request import Sampling
+from shared import inner_json
+from shared.errors import InvalidArgument
+
+FIELD = "logits_processors"
+MAX_CHARACTERS = 65536  # of names and arguments together
+
+
+def check(sampling: Sampling) -> None:
+    """Arguments are JSON objects, and not too long. Raises InvalidArgument."""
+    asked = sampling.logits_processors
+    count = sum(len(name) + len(arguments) for name, arguments in asked.items())
+    if count > MAX_CHARACTERS:
+        text = f"{FIELD}: names and arguments have {count} characters; at most {MAX_CHARACTERS} are taken."
+        raise InvalidArgument(text, field=FIELD)
+    for name, arguments in asked.items():
+        try:
+            is_object = isinstance(inner_json.read(arguments or "{}"), dict)
+        except ValueError as error:
+            raise InvalidArgument(f"{FIELD}: arguments of {name!r} are not JSON: {error}", field=FIELD) from None
+        if not is_object:
+            raise InvalidArgument(f"{FIELD}: arguments of {name!r} must be a JSON object.", field=FIELD)
+
+
+def check_known(sampling: Sampling, known: frozenset[str]) -> None:
+    """Raises InvalidArgument for a name that not all workers have."""
+    unknown = sorted(sampling.logits_processors.keys() - known)
+    if unknown:
+        there = ", ".join(sorted(known)) or "none"
+        raise InvalidArgument(f"{FIELD}: {unknown[0]!r} does not exist here; there are {there}.", field=FIELD)

@@ -1,0 +1,24 @@
+"""The table of scheduling policies; other packages add to it by the entry point group `quire.policies`."""
+
+from __future__ import annotations
+
+from services.scheduler.core.policies import PolicyMaker
+from shared import plugins
+from shared.errors import InvalidArgument
+
+GROUP = "quire.policies"
+POLICIES = {
+    "fcfs": "services.scheduler.core.policies.fcfs:Fcfs",
+    "priority": "services.scheduler.core.policies.priority:Priority",
+    "fair": "services.scheduler.core.policies.fair:Fair",
+}
+
+
+def find_policy(name: str) -> PolicyMaker:
+    """Raises InvalidArgument for a name that neither Quire nor an installed package has."""
+    known = plugins.known(GROUP, POLICIES)
+    if name not in known:
+        text = f"scheduling_policy: {name!r} does not exist; there are {', '.join(known)}"
+        raise InvalidArgument(text, field="scheduling_policy")
+    policy: PolicyMaker = plugins.load(known[name])
+    return policy

@@ -1,0 +1,89 @@
+"""logits_processors: what installed packages do to the logits of requests that name them.
+
+A package declares its own by the entry point group `quire.logits_processors`; an example is in tests/plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from services.worker.sampling.component import Bound, Positions
+from services.worker.step.admission import Admission
+from services.worker.step.slots import Rows
+from shared import inner_json, plugins
+from shared.errors import InvalidArgument, QuireError
+
+GROUP = "quire.logits_processors"
+FIELD = "logits_processors"
+
+Arguments = Mapping[str, Any]
+
+
+class LogitsProcessor(Protocol):
+    """A component of the sampler that is told only of sequences which ask for it, and with which arguments."""
+
+    def admit(self, slot: int, arguments: Arguments, admission: Admission) -> None:
+        """Takes note of a new sequence. Whatever it raises ends that sequence as an invalid argument."""
+
+    def release(self, slot: int) -> None:
+        """Forgets the slot, which may never have used it."""
+
+    def bind(self, slots: Rows) -> Bound | None:
+        """For a step that samples `slots` [num_rows], ascending, one for each row; None if none of them uses it."""
+
+
+Make = Callable[[int, int, torch.device], LogitsProcessor]  # of max_num_seqs, vocab_size, device
+
+
+def installed() -> dict[str, Make]:
+    """All that there are, imported, by name."""
+    return {name: plugins.load(reference) for name, reference in plugins.known(GROUP, {}).items()}
+
+
+class LogitsProcessors:
+    """All installed ones as one feature, in the order of their names."""
+
+    def __init__(self, processors: Mapping[str, LogitsProcessor]) -> None:
+        self._processors = dict(sorted(processors.items()))
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        for name, written in sorted(admission.sampling.logits_processors.items()):
+            processor = self._processors.get(name)
+            if processor is None:
+                there = ", ".join(self._processors) or "none"
+                raise InvalidArgument(
+                    f"{FIELD}: {name!r} does not exist on this worker; there are {there}", field=FIELD
+                )
+            try:
+                processor.admit(slot, inner_json.read(written or "{}"), admission)
+            except QuireError:
+                raise
+            except Exception as error:
+                raise InvalidArgument(f"{FIELD}: {name}: {type(error).__name__}: {error}", field=FIELD) from error
+
+    def release(self, slot: int) -> None:
+        for processor in self._processors.values():
+            processor.release(slot)
+
+    def bind(self, slots: Rows) -> BoundProcessors | None:
+        bound = [one for processor in self._processors.values() if (one := processor.bind(slots)) is not None]
+        return BoundProcessors(bound) if bound else None
+
+
+class BoundProcessors:
+    """Those that rows of the step ask for."""
+
+    def __init__(self, bound: list[Bound]) -> None:
+        self._bound = bound
+
+    def apply(self, logits: Tensor, positions: Positions) -> None:
+        for one in self._bound:
+            one.apply(logits, positions)
+
+    def sampled(self, token_ids: Tensor) -> None:
+        for one in self._bound:
+            one.sampled(token_ids)
