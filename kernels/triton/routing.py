@@ -74,11 +74,28 @@ def choice_of(
 
 
 @triton.jit
-def take_best(choice, scores, at):
+def _take_best(choice, scores, at):
     """The best experts of the rows, their scores, and the choice without them."""
     best = tl.argmax(choice, 1, tie_break_left=True)
     is_best = at[None, :] == best[:, None]
     return best, tl.sum(tl.where(is_best, scores, 0.0), 1), tl.where(is_best, float("-inf"), choice)
+
+
+@triton.jit
+def take_top(choice, scores, at, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, RENORMALIZE: tl.constexpr):
+    """The rows' experts and their weights, [rows, TOP_WIDTH] each; past TOP_K expert 0 with the weight 0."""
+    place = tl.arange(0, TOP_WIDTH)[None, :]
+    ids = tl.zeros([choice.shape[0], TOP_WIDTH], tl.int32)
+    weights = tl.zeros([choice.shape[0], TOP_WIDTH], tl.float32)
+    total = tl.zeros([choice.shape[0]], tl.float32)
+    for k in tl.static_range(TOP_K):
+        best, score, choice = _take_best(choice, scores, at)
+        ids = tl.where(place == k, best[:, None], ids)
+        weights = tl.where(place == k, score[:, None], weights)
+        total += score
+    if RENORMALIZE:
+        weights = weights / total[:, None]
+    return ids, weights
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -109,16 +126,7 @@ def _route(
     logits = tl.load(source, mask=has_row & inside, other=0.0).to(tl.float32)
     scores = scores_of(logits, inside, SIGMOID)
     choice = choice_of(scores, bias_ptr, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
-    ids = tl.zeros([ROWS, TOP_WIDTH], tl.int32)
-    weights = tl.zeros([ROWS, TOP_WIDTH], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    for k in tl.static_range(TOP_K):
-        best, score, choice = take_best(choice, scores, at)
-        ids = tl.where((place == k)[None, :], best[:, None], ids)
-        weights = tl.where((place == k)[None, :], score[:, None], weights)
-        total += score
-    if RENORMALIZE:
-        weights = weights / total[:, None]
+    ids, weights = take_top(choice, scores, at, TOP_K, TOP_WIDTH, RENORMALIZE)
     to = row.to(tl.int64)[:, None] * TOP_K + place[None, :]
     kept = has_row & (place < TOP_K)[None, :]
     tl.store(ids_ptr + to, ids, mask=kept)

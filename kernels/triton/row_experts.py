@@ -16,7 +16,7 @@ from kernels.routing import Routing
 from kernels.triton.expert_layers import StackedExperts
 from kernels.triton.grouped_linear import activate
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
-from kernels.triton.routing import choice_of, constants, scores_of, take_best
+from kernels.triton.routing import choice_of, constants, scores_of, take_top
 from kernels.triton.row_linear import Norm
 
 CHUNK = 1024  # elements of a weight's row at a time
@@ -50,22 +50,12 @@ def _choose(
     LEAST: tl.constexpr,
 ):
     """The token's experts and their weights, [TOP_WIDTH] each; past TOP_K expert 0 with the weight 0."""
-    at, place = tl.arange(0, WIDTH), tl.arange(0, TOP_WIDTH)
+    at = tl.arange(0, WIDTH)
     logits = tl.load(logits_ptr + at, mask=at < EXPERTS, other=0.0).to(tl.float32)[None, :]
     scores = scores_of(logits, (at < EXPERTS)[None, :], SIGMOID)
     choice = choice_of(scores, None, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
-    ids = tl.zeros([TOP_WIDTH], tl.int32)
-    weights = tl.zeros([TOP_WIDTH], tl.float32)
-    total = 0.0
-    for k in tl.static_range(TOP_K):
-        best, score, choice = take_best(choice, scores, at)
-        best, score = tl.max(best, 0), tl.sum(score, 0)
-        ids = tl.where(place == k, best, ids)
-        weights = tl.where(place == k, score, weights)
-        total += score
-    if RENORMALIZE:
-        weights = weights / total
-    return ids, weights * scale
+    ids, weights = take_top(choice, scores, at, TOP_K, TOP_WIDTH, RENORMALIZE)
+    return tl.max(ids, 0), tl.sum(weights, 0) * scale
 
 
 @triton.jit(do_not_specialize=["eps", "scale"])

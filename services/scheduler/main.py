@@ -8,7 +8,6 @@ import time
 from prometheus_client import CollectorRegistry
 
 from services.scheduler import scheduler_service, worker_service
-from services.scheduler.admin_service import AdminService
 from services.scheduler.administration import Administration
 from services.scheduler.cluster import Cluster
 from services.scheduler.drain import drain
@@ -23,6 +22,7 @@ from shared.metrics.scheduler import ClusterCollector, DirectoryMetrics, Schedul
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.rpc.admin_port import AdminPort
+from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
 from shared.rpc.trust import Door, check_exposure
 from shared.settings import SchedulerSettings

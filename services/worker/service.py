@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.worker.attach.admin_service import AdminService
+from services.worker.attach import hello
+from services.worker.attach.administration import Administration
 from services.worker.attach.session import Session
 from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
@@ -18,18 +17,17 @@ from services.worker.replica import Replica
 from services.worker.sampling import logits_processors
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.warmup.compile_process import CompileProcess
-from shared import block_hash, kv_wire, lifecycle, logs, model_identity, plugins
+from shared import kv_wire, lifecycle, logs, plugins
 from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2
-from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.admin_port import AdminPort
+from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
 from shared.settings import WorkerSettings
 from shared.supervision import restarted, vital
-from shared.version import VERSION
 
 HEALTH_INTERVAL_S = 0.5
 COMMAND_PATIENCE_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment
@@ -51,7 +49,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     base.add_process_collectors(registry)
     page = base.Page(settings.host, settings.metrics_port, registry, settings.tls)
     worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
-    admin = AdminPort(settings, AdminService(worker.status, shutdown), server.port)
+    admin = AdminPort(settings, AdminService(Administration(worker.status), shutdown), server.port)
     worker.admin_address = admin.address
     await server.start()
     await admin.start()
@@ -154,25 +152,17 @@ class Worker:
 
 
 def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.WorkerHello:
-    limits = replica.limits
-    return pb.WorkerHello(
-        worker_id=settings.name,
-        pid=os.getpid(),
-        address=address,
-        version=VERSION,
-        model=model_identity.identity(Path(settings.model), settings.served_model_name),
-        layout=model_pb2.BlockLayout(block_size=limits.block_size, hash_scheme=block_hash.SCHEME),
-        num_blocks=limits.num_blocks,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        device=f"{settings.device} {replica.device_name}",
-        max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
-        logprobs_mode=settings.logprobs_mode,
-        batch_invariant=settings.batch_invariant,
-        num_speculative_tokens=replica.num_speculative_tokens,
-        fixed_draft_length=replica.fixed_draft_length,
-        drafts_constrained_only=replica.drafts_constrained_only,
-        logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
-        kv_groups=kv_wire.to_proto(limits.layout.groups),
+    said = hello.of_limits(settings, settings.name, address, replica.limits)
+    said.MergeFrom(
+        pb.WorkerHello(
+            device=f"{settings.device} {replica.device_name}",
+            max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
+            logprobs_mode=settings.logprobs_mode,
+            num_speculative_tokens=replica.num_speculative_tokens,
+            fixed_draft_length=replica.fixed_draft_length,
+            drafts_constrained_only=replica.drafts_constrained_only,
+            logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
+            kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
+        )
     )
+    return said

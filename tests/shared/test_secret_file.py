@@ -36,6 +36,7 @@ def test_the_first_is_shown_and_all_are_accepted(tmp_path: Path) -> None:
         ("", 0o600, "it is empty"),
         ("short", 0o600, "at least 32 characters"),
         (f"{FIRST}\nshort", 0o600, "at least 32 characters"),
+        (FIRST * 3000, 0o600, "it has 96000 bytes; at most 65536 are read"),
     ],
 )
 def test_a_file_that_guards_nothing_is_refused_by_name(tmp_path: Path, content: str, mode: int, text: str) -> None:

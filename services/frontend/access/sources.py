@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import stat
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
@@ -16,11 +14,11 @@ from redis.exceptions import RedisError
 from services.frontend.access.key import Digest, Key, digest, read_key
 from shared.errors import InvalidArgument
 from shared.logs import logger
+from shared.private_file import PrivateFile, Unusable
 
 log = logger("access")
 
 Keys = Mapping[Digest, Key]
-Stamp = tuple[int, int, int]
 
 RELOAD_S = 2.0
 MAX_FILE_BYTES = 8 * 2**20
@@ -49,66 +47,38 @@ class KeyFile:
 
     def __init__(self, path: str, on_error: Callable[[], None]) -> None:
         """Raises InvalidArgument for a file that is no use."""
-        self._path = Path(path)
-        self._on_error = on_error
-        self._stamp = self._look()
-        self._keys = self._read()
-        self._failure = ""  # why the file is no use at present
+        self._path = path
+        self._file = PrivateFile(path, "api_keys", self._read, max_bytes=MAX_FILE_BYTES, on_error=on_error)
 
     def keys(self) -> Keys:
-        try:
-            self._follow(self._look())
-        except InvalidArgument as error:  # told once, until something changes
-            if self._failure != error.message:
-                log.error("API keys stay as they were", reason=error.message)
-                self._on_error()
-            self._failure = error.message
-        return self._keys
+        return self._file.held
 
-    def _follow(self, stamp: Stamp) -> None:
-        if stamp == self._stamp:
-            return
-        self._stamp, self._failure = stamp, ""
-        self._keys = self._read()
-        log.info("API keys read again", count=len(self._keys))
-
-    def _look(self) -> Stamp:
+    def _read(self, content: bytes) -> Keys:
         try:
-            status = self._path.stat()
-        except OSError as error:
-            raise self._wrong(f"cannot read it: {error.strerror}") from None
-        if stat.S_IMODE(status.st_mode) & 0o007:
-            raise self._wrong("everybody on this machine may open it (chmod o-rwx)")
-        if status.st_size > MAX_FILE_BYTES:
-            raise self._wrong(f"it has {status.st_size} bytes; at most {MAX_FILE_BYTES} are read")
-        return status.st_mtime_ns, status.st_ino, status.st_size
-
-    def _read(self) -> Keys:
-        try:
-            document = yaml.safe_load(self._path.read_text())
-        except (OSError, UnicodeDecodeError):
-            raise self._wrong("cannot read it as text") from None
+            document = yaml.safe_load(content.decode())
+        except UnicodeDecodeError:
+            raise Unusable("cannot read it as text") from None
         except yaml.YAMLError:  # whose message would quote the file
-            raise self._wrong("it is not YAML") from None
+            raise Unusable("it is not YAML") from None
         entries = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(entries, list) or not entries:
-            raise self._wrong("it must have a list `keys:` with at least one entry")
+            raise Unusable("it must have a list `keys:` with at least one entry")
         found: dict[Digest, Key] = {}
         for number, entry in enumerate(entries, 1):
             hashed, key = self._entry(entry, f"entry {number}")
             if hashed in found:
-                raise self._wrong(f"entry {number}: the key of {found[hashed].name} again")
+                raise Unusable(f"entry {number}: the key of {found[hashed].name} again")
             found[hashed] = key
         return found
 
     def _entry(self, entry: Any, where: str) -> tuple[Digest, Key]:
         if not isinstance(entry, dict):
-            raise self._wrong(f"{where}: must be a mapping")
+            raise Unusable(f"{where}: must be a mapping")
         values = dict(entry)
         secret, hashed = values.pop("key", None), values.pop("sha256", None)
         if (secret is None) == (hashed is None):
-            raise self._wrong(f"{where}: must have one of `key` and `sha256`")
-        key = read_key(values, f"api_keys: {str(self._path)!r}: {where}")
+            raise Unusable(f"{where}: must have one of `key` and `sha256`")
+        key = read_key(values, f"api_keys: {self._path!r}: {where}")
         return digest(str(secret).encode()) if hashed is None else self._hash(str(hashed), where), key
 
     def _hash(self, text: str, where: str) -> Digest:
@@ -117,11 +87,8 @@ class KeyFile:
         except ValueError:
             found = b""
         if len(found) != len(digest(b"")):
-            raise self._wrong(f"{where}: sha256 must be 64 hexadecimal digits")
+            raise Unusable(f"{where}: sha256 must be 64 hexadecimal digits")
         return found
-
-    def _wrong(self, what: str) -> InvalidArgument:
-        return InvalidArgument(f"api_keys: {str(self._path)!r}: {what}", field="api_keys")
 
 
 class RedisKeys:

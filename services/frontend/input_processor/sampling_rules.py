@@ -13,8 +13,8 @@ from services.frontend.input_processor.rule import Rule
 from services.frontend.request import RepetitionDetection, Sampling
 from services.frontend.tokenizer.generation_config import GenerationDefaults
 from shared.errors import InvalidArgument
+from shared.greedy import is_greedy
 
-GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
 MAX_SAMPLES = 16384
 MAX_BAD_WORDS = 128
@@ -31,10 +31,6 @@ NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was ask
 
 def _detection(sampling: Sampling) -> RepetitionDetection:
     return sampling.repetition_detection or NO_DETECTION
-
-
-def is_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature < GREEDY_BELOW
 
 
 RULES = (
@@ -157,7 +153,7 @@ RULES = (
     *beam_rules.RULES,
     Rule(
         "n",
-        lambda s: s.n == 1 or s.beam_search is not None or not is_greedy(s),
+        lambda s: s.n == 1 or s.beam_search is not None or not is_greedy(s.temperature),
         "n must be 1 when using greedy sampling, got {s.n}.",
     ),
 )
@@ -206,7 +202,7 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
 
 def settle(sampling: Sampling) -> Sampling:
     """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
-    if is_greedy(sampling):
+    if is_greedy(sampling.temperature):
         sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)

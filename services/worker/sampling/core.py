@@ -15,9 +15,8 @@ from services.worker.device.staging import upload
 from services.worker.sampling.component import Positions
 from services.worker.step.admission import Admission
 from services.worker.step.slots import Rows
+from shared.greedy import is_greedy
 from shared.pb.common.v1 import sampling_pb2
-
-GREEDY_BELOW = 1e-5
 
 
 class Core:
@@ -37,7 +36,7 @@ class Core:
     def admit(self, slot: int, admission: Admission) -> None:
         sampling = admission.sampling
         temperature = _value(sampling, "temperature", 1.0)
-        greedy = temperature < GREEDY_BELOW
+        greedy = is_greedy(temperature)
         top_k = sampling.top_k
         self.temperature[slot] = 0.0 if greedy else temperature
         self.top_k[slot] = 0 if greedy or top_k >= self._vocab_size else max(top_k, 0)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 from services.worker import limits as worker_limits
+from services.worker.attach import hello
 from services.worker.attach.session import Session
 from services.worker.simulated.engine import SimulatedEngine
 from services.worker.simulated.timing import Timing
-from shared import block_hash, lifecycle, logs, model_identity
-from shared.pb.common.v1 import model_pb2
+from shared import lifecycle, logs, model_identity
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.server import Server
 from shared.settings import WorkerSettings
 from shared.supervision import Tasks
-from shared.version import VERSION
 
 DEFAULT_BLOCKS = 4096
 
@@ -63,7 +61,9 @@ class SimulatedWorker:
         )
         self.is_attached = asyncio.Event()
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
-        self._session = Session(settings, self._engine, _hello(settings, name, address, limits), self, shutdown)
+        said = hello.of_limits(settings, name, address, limits)
+        said.device = "simulated"
+        self._session = Session(settings, self._engine, said, self, shutdown)
 
     async def run(self) -> None:
         await lifecycle.first(self._session.run(), self._engine.run())
@@ -73,20 +73,3 @@ class SimulatedWorker:
 
     def detached(self, *, broken: bool) -> None:
         pass
-
-
-def _hello(settings: WorkerSettings, name: str, address: str, limits: worker_limits.Limits) -> pb.WorkerHello:
-    return pb.WorkerHello(
-        worker_id=name,
-        pid=os.getpid(),
-        address=address,
-        version=VERSION,
-        model=model_identity.identity(Path(settings.model), settings.served_model_name),
-        layout=model_pb2.BlockLayout(block_size=limits.block_size, hash_scheme=block_hash.SCHEME),
-        num_blocks=limits.num_blocks,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        device="simulated",
-        batch_invariant=settings.batch_invariant,
-    )

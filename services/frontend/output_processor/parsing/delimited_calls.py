@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Markers, Scanner, Steps
+from collections.abc import Callable
+
+from services.frontend.output_processor.parsing.json_calls import close
+from services.frontend.output_processor.parsing.scanner import LONGEST_PADDING, Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.writer import Writer
 
 FENCE = "```"
@@ -20,3 +23,26 @@ def arguments(scan: Scanner, writer: Writer, ends: Markers) -> Steps[str]:
     """As they are written, up to one of `ends`, which is returned, or the end of the text."""
     yield from scan.skip_space()
     return (yield from scan.until(ends, writer.arguments))
+
+
+def blocks(
+    scan: Scanner,
+    writer: Writer,
+    *,
+    block: str,
+    call: str,
+    end: str,
+    calls: Callable[[Scanner, Writer], Steps[None]],
+) -> Steps[None]:
+    """Text with blocks of calls in it; models leave out what begins a block. `calls` reads behind the first `call`."""
+    starts = Markers(block, call)
+    while begin := (yield from scan.until(starts, writer.content)):
+        before = writer.num_calls
+        try:
+            yield from scan.skip_space()
+            if begin == block:
+                yield from scan.expect(call)
+            yield from calls(scan, writer)
+        except Malformed:
+            writer.no_markup()
+        yield from close(scan, writer, (end,), called=writer.num_calls > before)

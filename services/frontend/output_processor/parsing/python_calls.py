@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from services.frontend.output_processor.parsing import python_text
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
 from services.frontend.output_processor.parsing.json_text import quoted
 from services.frontend.output_processor.parsing.scanner import Malformed, Scanner, Steps
 from services.frontend.output_processor.parsing.writer import Writer
@@ -51,3 +51,17 @@ def calls(scan: Scanner, writer: Writer, is_name: Callable[[str], bool]) -> Step
         yield from scan.skip_space()
         if not (yield from scan.try_text(",")):
             return
+
+
+def listed(scan: Scanner, writer: Writer, is_name: Callable[[str], bool], end: str) -> Steps[None]:
+    """Several in brackets, with `end` behind them if there is one; else it was text."""
+    before = writer.num_calls
+    try:
+        yield from scan.skip_space()
+        yield from scan.expect("[")
+        yield from calls(scan, writer, is_name)
+        yield from scan.expect("]")
+        scan.settle()
+    except Malformed:
+        writer.no_markup()
+    yield from close(scan, writer, (end,), called=writer.num_calls > before)

@@ -10,9 +10,9 @@ and V3.1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁s
 
 import re
 
-from services.frontend.output_processor.parsing.delimited_calls import arguments, fence
+from services.frontend.output_processor.parsing.delimited_calls import arguments, blocks, fence
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Wording, json_arguments
@@ -20,23 +20,13 @@ from services.frontend.output_processor.parsing.writer import Writer
 
 BLOCK, BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-STARTS = Markers(BLOCK, CALL)
 ENDS = Markers(CALL_END, BLOCK_END, padding=fence)
 KIND, FENCE = "function", "```json"
 NAME = re.compile(r"[^<>\n]+")
 
 
 def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
-    while begin := (yield from scan.until(STARTS, writer.content)):
-        before = writer.num_calls
-        try:
-            yield from scan.skip_space()
-            if begin == BLOCK:
-                yield from scan.expect(CALL)
-            yield from _calls(scan, writer)
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (BLOCK_END,), called=writer.num_calls > before)
+    return blocks(scan, writer, block=BLOCK, call=CALL, end=BLOCK_END, calls=_calls)
 
 
 def _calls(scan: Scanner, writer: Writer) -> Steps[None]:

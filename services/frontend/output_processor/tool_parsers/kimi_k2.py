@@ -9,9 +9,9 @@ What stands for the name is the call's id; templates want to see it again, so cl
 
 import re
 
-from services.frontend.output_processor.parsing.delimited_calls import arguments
+from services.frontend.output_processor.parsing.delimited_calls import arguments, blocks
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME, close
+from services.frontend.output_processor.parsing.json_calls import LONGEST_NAME
 from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.wording import Json, Wording, arguments_schema, schema, sequence
@@ -20,23 +20,13 @@ from services.frontend.request import Tool
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-STARTS = Markers(SECTION, CALL)
 ENDS = Markers(CALL_END, SECTION_END, CALL)
 ID = re.compile(r"[^<>\s]+")
 PREFIX = "functions."
 
 
 def read(scan: Scanner, writer: Writer, _schemas: ToolSchemas) -> Steps[None]:
-    while begin := (yield from scan.until(STARTS, writer.content)):
-        before = writer.num_calls
-        try:
-            yield from scan.skip_space()
-            if begin == SECTION:
-                yield from scan.expect(CALL)
-            yield from _calls(scan, writer)
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (SECTION_END,), called=writer.num_calls > before)
+    return blocks(scan, writer, block=SECTION, call=CALL, end=SECTION_END, calls=_calls)
 
 
 def _calls(scan: Scanner, writer: Writer) -> Steps[None]:

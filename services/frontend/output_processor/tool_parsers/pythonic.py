@@ -2,9 +2,9 @@
 <|python_end|> around it."""
 
 from services.frontend.output_processor.parsing.formats import ToolFormat
-from services.frontend.output_processor.parsing.json_calls import any_name, close
-from services.frontend.output_processor.parsing.python_calls import calls
-from services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
+from services.frontend.output_processor.parsing.json_calls import any_name
+from services.frontend.output_processor.parsing.python_calls import listed
+from services.frontend.output_processor.parsing.scanner import Markers, Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import Writer
 
@@ -17,16 +17,7 @@ def read(scan: Scanner, writer: Writer, schemas: ToolSchemas) -> Steps[None]:
     yield from scan.skip_space()
     is_name = any_name if (yield from scan.try_text(START)) else schemas.__contains__
     while True:
-        before = writer.num_calls
-        try:
-            yield from scan.skip_space()
-            yield from scan.expect("[")
-            yield from calls(scan, writer, is_name)
-            yield from scan.expect("]")
-            scan.settle()
-        except Malformed:
-            writer.no_markup()
-        yield from close(scan, writer, (END,), called=writer.num_calls > before)
+        yield from listed(scan, writer, is_name, END)
         if not (yield from scan.until(MARKERS, writer.content)):
             return
         is_name = any_name

@@ -1,14 +1,24 @@
-"""quire.admin.v1 of a scheduler, on its admin port."""
+"""quire.admin.v1 of a scheduler or a worker, on its admin port."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import grpc.aio
 
-from services.scheduler.administration import Administration
 from shared.errors import QuireError, transport
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
+
+
+class Administration(Protocol):
+    """What a service does for its operators."""
+
+    def status(self) -> pb.GetStatusResponse: ...
+
+    async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
+        """Raises QuireError."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):

@@ -1,0 +1,30 @@
+"""What any worker says of itself when it attaches, a simulated one, too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from services.worker.limits import Limits
+from shared import block_hash, model_identity
+from shared.pb.common.v1 import model_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
+from shared.version import VERSION
+
+
+def of_limits(settings: WorkerSettings, name: str, address: str, limits: Limits) -> pb.WorkerHello:
+    """Without its device and what that can do."""
+    return pb.WorkerHello(
+        worker_id=name,
+        pid=os.getpid(),
+        address=address,
+        version=VERSION,
+        model=model_identity.identity(Path(settings.model), settings.served_model_name),
+        layout=model_pb2.BlockLayout(block_size=limits.block_size, hash_scheme=block_hash.SCHEME),
+        num_blocks=limits.num_blocks,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        batch_invariant=settings.batch_invariant,
+    )
