@@ -15,7 +15,7 @@ class Spool:
     A `with` gives the file back."""
 
     def __init__(self) -> None:
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._file: int | None = None
         self.num_bytes = 0
 
@@ -24,7 +24,7 @@ class Spool:
         """Of the file, for processes of the same user; None while there is none, and elsewhere than on Linux."""
         return None if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}"
 
-    def add(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes | memoryview) -> None:
         self.num_bytes += len(chunk)
         self._chunks.append(chunk)
         if self._file is None and self.num_bytes > HEAVY_BYTES and hasattr(os, "memfd_create"):

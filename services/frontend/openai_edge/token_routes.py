@@ -29,7 +29,14 @@ class TokenRoutes:
         self._catalogue = catalogue
         self.router = APIRouter(tags=["tokens"], route_class=bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
-        self.router.add_api_route("/detokenize", self.detokenize, methods=["POST"])
+        # As many ids as a body may have are one piece of work, of a thread: one such body at a time.
+        self.router.add_api_route(
+            "/detokenize",
+            self.detokenize,
+            methods=["POST"],
+            route_class_override=bounds.route(),
+            response_model=dict[str, Any],
+        )
         self.router.add_api_route("/tokenizer_info", self.info, methods=["GET"])
 
     async def tokenize(self, body: TokenizeBody) -> Response:
@@ -45,10 +52,11 @@ class TokenRoutes:
         }
         return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would look at every id
 
-    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+    async def detokenize(self, body: DetokenizeBody) -> Response:
         body.refuse_unknown()
         self._catalogue.check(body.model)
-        return {"prompt": await self._processor.detokenize_long(body.tokens, skip_special_tokens=False)}
+        text = await self._processor.detokenize_long(body.tokens, skip_special_tokens=False)
+        return Response(orjson.dumps({"prompt": text}), media_type="application/json")
 
     async def info(self) -> dict[str, Any]:
         """What tokenizer_config.json says, with the chat template that is in use."""
