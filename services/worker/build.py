@@ -33,6 +33,7 @@ from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.loader import Loader
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.taped import TapedModel
+from services.worker.models.transformers_model import TransformersCausalLM
 from services.worker.replica import Replica
 from services.worker.runner import batch_invariance
 from services.worker.runner.expert_load import ExpertLoad
@@ -76,7 +77,7 @@ def build_replica(
     """
     drafting = speculative_config.parse(settings.speculative_config)
     values = read_config(Path(settings.model))
-    family = find_model(values)
+    family = find_model(values, settings.model_impl)
     config = family.read(ConfigFile(values))
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
@@ -204,10 +205,12 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     config = read_config(folder)
     eos = config.get("eos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return LLGuidanceBackend(folder, read_model_config(config).vocab_size, eos_ids)
+    return LLGuidanceBackend(folder, read_model_config(config, settings.model_impl).vocab_size, eos_ids)
 
 
 def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
+    if isinstance(model, TransformersCausalLM):
+        log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
     started = time.perf_counter()
     loader.load(model, Path(settings.model))
     log.info(

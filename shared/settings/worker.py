@@ -39,6 +39,9 @@ class WorkerSettings(Settings):
         20_000, gt=0, description="simulated: prompt tokens computed per second"
     )
     simulated_sequence_us: float = Field(20.0, ge=0, description="simulated: time of a decoding sequence, microseconds")
+    model_impl: Literal["auto", "quire", "transformers"] = Field(
+        "auto", description="whose code runs the model; auto: Quire's own, else that of the installed transformers"
+    )
     load_format: Literal["auto", "dummy"] = Field("auto", description="auto: safetensors; dummy: random weights")
     max_model_len: int = Field(0, ge=0, description="longest sequence, tokens; 0: what the model and the memory allow")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time; 0: by device")

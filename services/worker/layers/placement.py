@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +43,14 @@ class Alternative:
 
     destination: Tensor
     instead_of: tuple[str, ...]
+
+
+@runtime_checkable
+class LoadsItself(Protocol):
+    """A model whose checkpoints others know how to read."""
+
+    def load_folder(self, folder: Path) -> None:
+        """Raises InvalidArgument with the tensors that do not fit."""
 
 
 class LoadableModel(Loadable, Protocol):

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.worker.layers.placement import LoadableModel
+from services.worker.layers.placement import LoadableModel, LoadsItself
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -36,6 +36,8 @@ class Loader:
     def load(self, model: LoadableModel, folder: Path) -> None:
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
+        elif isinstance(model, LoadsItself):
+            model.load_folder(folder)
         else:
             load_checkpoint(model, folder)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from services.worker.models import transformers_config
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.transformers_model import TransformersCausalLM
 from shared import plugins
 from shared.errors import InvalidArgument
 
 GROUP = "quire.models"
+Implementation = Literal["auto", "quire", "transformers"]  # auto: our own code, else that of transformers
 
 # Architecture -> its class, a CausalLM; imported when needed.
 ARCHITECTURES = {
@@ -42,17 +45,23 @@ ARCHITECTURES = {
 }
 
 
-def find_model(values: dict[str, Any]) -> type[CausalLM]:
-    """`values`: config.json. Raises InvalidArgument for an architecture that is in no table."""
+def find_model(values: dict[str, Any], implementation: Implementation = "auto") -> type[CausalLM]:
+    """`values`: config.json. Raises InvalidArgument for an architecture that nobody has code for."""
     names = ConfigFile(values).get("architectures", [])
     known = plugins.known(GROUP, ARCHITECTURES)
     name = next((name for name in names if name in known), None)
+    if implementation == "transformers" or (implementation == "auto" and name is None):
+        if transformers_config.runs(values):
+            return TransformersCausalLM
+        if implementation == "transformers":
+            kind = values.get("model_type")
+            raise InvalidArgument(f"config.json: model_type is {kind!r}: transformers has no such model", field="model")
     if name is None:
         raise InvalidArgument(f"config.json: architectures is {names!r}; there are {', '.join(known)}", field="model")
     model: type[CausalLM] = plugins.load(known[name])
     return model
 
 
-def read_model_config(values: dict[str, Any]) -> DecoderConfig:
+def read_model_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig:
     """`values`: config.json. Raises InvalidArgument for what cannot be run as it is meant."""
-    return find_model(values).read(ConfigFile(values))
+    return find_model(values, implementation).read(ConfigFile(values))

@@ -51,7 +51,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
         from kernels.triton import precompile
     except ImportError:  # the choice of kernels says why
         return None
-    config = read_model_config(read_config(Path(settings.model)))
+    config = read_model_config(read_config(Path(settings.model)), settings.model_impl)
     wanted = limits.from_settings(settings, config.max_positions)
     return precompile.missing(model_shape(settings, config, wanted), num_cores(settings))
 

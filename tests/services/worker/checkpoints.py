@@ -129,6 +129,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**SMALL_EXPERTS, "num_experts": 16, "num_experts_per_tok": 5, "decoder_sparse_step": 2},
     ),
+    # By the code of transformers:
+    "gpt-neox": ("GPTNeoX", {"head_dim": 8, "num_key_value_heads": None}),
+    "phi": ("Phi", {"head_dim": 8, "partial_rotary_factor": 0.5}),
+    "stablelm": ("StableLm", {"head_dim": 8}),
+    "olmo3": ("Olmo3", {**FOUR_LAYERS, "head_dim": 8}),
+    "seed-oss": ("SeedOss", {}),
     "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN, "attention_bias": True}),
 }
 

@@ -35,6 +35,14 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 GELU = {"gemma-tied", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
+OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transformers computes
+
+
+@pytest.mark.skipif(**needs_library)
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_code_of_transformers_is_refused(checkpoint: Make, family: str) -> None:
+    with pytest.raises(InvalidArgument, match="batch_invariant: not with the code of transformers"):
+        Rig(checkpoint(family).folder, batch_invariant=True)
 
 
 @pytest.mark.skipif(**needs_library)
@@ -45,7 +53,7 @@ def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU | OTHERS])
 def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
     checkpoint: Make, way: dict[str, Any], family: str, dtype: str
 ) -> None:

@@ -1,0 +1,109 @@
+"""Models without code of our own run with that of transformers; what would not be right is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from services.worker.models.registry import ARCHITECTURES, read_model_config
+from shared.errors import InvalidArgument
+from tests.services.worker.checkpoints import SHAPE, Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_logits import MAX_ERROR, error, prompt
+
+Make = Callable[[str], Checkpoint]
+VALUES = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **SHAPE}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen3-moe-tied", "granite", "cohere"])
+def test_models_with_code_of_our_own_give_the_same_with_that_of_transformers(checkpoint: Make, family: str) -> None:
+    """Also where logits are scaled behind the head."""
+    made = checkpoint(family)
+    rig = Rig(made.folder, model_impl="transformers")
+    rig.step([New(0, prompt(30)), New(3, prompt(9, 2))], {0: 21, 3: 9})
+    rig.step(counts={0: 9, 3: 1})
+    for _ in range(4):
+        rig.step()
+    assert error(rig, made, 0) < MAX_ERROR
+    assert error(rig, made, 3) < MAX_ERROR
+
+
+def saved(folder: Path, config: transformers.PreTrainedConfig) -> Path:
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def test_attention_that_cannot_be_replaced_is_refused_before_a_token_is_computed(tmp_path: Path) -> None:
+    """GPT-J computes it in its own code."""
+    config = transformers.GPTJConfig(vocab_size=211, n_embd=48, n_layer=2, n_head=6, rotary_dim=4, n_positions=64)
+    with pytest.raises(InvalidArgument, match="transformers does not run it with our attention"):
+        Rig(saved(tmp_path, config)).step([New(0, prompt(5))], {0: 5})
+
+
+def test_a_cap_of_scores_is_refused(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {**SHAPE, "layer_types": ["full_attention"] * 3, "attn_logit_softcapping": 50.0}
+    folder = saved(tmp_path, transformers.Gemma2Config(**sizes))
+    rig = Rig(folder, model_impl="transformers")
+    with pytest.raises(InvalidArgument, match="attention with softcap is not offered"):
+        rig.step([New(0, prompt(5))], {0: 5})
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_tensors_that_do_not_fit_are_named(checkpoint: Make, tmp_path: Path, lost: bool) -> None:
+    folder = Path(shutil.copytree(checkpoint("gpt-neox").folder, tmp_path / "copy"))
+    tensors = load_file(folder / "model.safetensors")
+    name = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
+    if lost:
+        del tensors[name]
+    else:
+        tensors["gpt_neox.unknown"] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidArgument, match=f"missing keys: {re.escape(name)}" if lost else "unexpected keys"):
+        Rig(folder)
+
+
+def test_dummy_weights_are_made_for_them_too(checkpoint: Make, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((checkpoint("stablelm").folder / "config.json").read_text())
+    rig = Rig(tmp_path, load_format="dummy")
+    rig.step([New(0, prompt(7))], {0: 7})
+    assert torch.isfinite(rig.logits[0][0]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model_type": "no_such_model"}, r"architectures is \['GPTNeoXForCausalLM'\]; there are"),
+        ({"model_type": "../gpt_neox"}, "architectures is"),
+        ({"architectures": ["GPTNeoXForSequenceClassification"]}, "architectures is"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is .*: code of a checkpoint is never run"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"alibi": True}, "alibi is True"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types is 'linear_attention'"),
+        ({"num_attention_heads": None}, "num_attention_heads is None"),
+    ],
+)
+def test_what_is_known_not_to_run_is_refused_from_its_config(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        read_model_config({**VALUES, **changes})
+
+
+def test_our_own_code_comes_first_and_can_be_asked_for_alone() -> None:
+    assert (
+        read_model_config({**VALUES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}).rope.kind != "none"
+    )
+    with pytest.raises(InvalidArgument, match="there are"):
+        read_model_config(VALUES, "quire")
+    with pytest.raises(InvalidArgument, match="model_type is 'x': transformers has no such model"):
+        read_model_config({**VALUES, "model_type": "x"}, "transformers")
+    assert "GPTNeoXForCausalLM" not in ARCHITECTURES
+    assert json.dumps(read_model_config(VALUES).sliding_windows) == "[0, 0, 0]"
