@@ -42,7 +42,7 @@ OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transform
 @pytest.mark.parametrize("family", sorted(OTHERS))
 def test_code_of_transformers_is_refused(checkpoint: Make, family: str) -> None:
     with pytest.raises(InvalidArgument, match="batch_invariant: not with the code of transformers"):
-        Rig(checkpoint(family).folder, batch_invariant=True)
+        Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
 
 
 @pytest.mark.skipif(**needs_library)
