@@ -5,7 +5,7 @@ against it. A faster package need not have every function: `load` takes each fro
 
 A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
 (the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
-`prepare_experts` and `experts`.
+`prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ FUNCTIONS = (
     "linear",
     "prepare_fp8_linear",
     "fp8_linear",
+    "prepare_quantized_linear",
+    "quantized_linear",
     "route",
     "prepare_experts",
     "experts",
@@ -59,6 +61,8 @@ class Ops:
     linear: Callable[[Tensor, Any], Tensor]
     prepare_fp8_linear: Callable[..., Any]
     fp8_linear: Callable[[Tensor, Any], Tensor]
+    prepare_quantized_linear: Callable[..., Any]
+    quantized_linear: Callable[[Tensor, Any], Tensor]
     route: Callable[..., tuple[Tensor, Tensor]]
     prepare_experts: Callable[..., Any]
     experts: Callable[..., Tensor]

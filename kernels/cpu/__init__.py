@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 OF_EXPERTS = ("experts", "prepare_experts", "route")
+OF_QUANTIZED = ("prepare_quantized_linear", "quantized_linear")
 OF_NATIVE = ("ends_of_matches", "num_threads", "prefer_huge_pages", "set_num_threads", "unavailable")
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "prefer_huge_pages",
     "prepare_experts",
     "prepare_linear",
+    "prepare_quantized_linear",
     "qk_norm_rope_store",
+    "quantized_linear",
     "rms_norm",
     "route",
     "sample",
@@ -34,5 +37,6 @@ def __getattr__(name: str) -> Any:
     """Imported on first use: what builds and finds the library (build.py, first_start.py) has no torch yet."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "native" if name in OF_NATIVE else "expert_layers" if name in OF_EXPERTS else "functions"
+    rooms = {"native": OF_NATIVE, "expert_layers": OF_EXPERTS, "quantized_layers": OF_QUANTIZED}
+    room = next((room for room, names in rooms.items() if name in names), "functions")
     return getattr(importlib.import_module(f"kernels.cpu.{room}"), name)

@@ -9,6 +9,7 @@ from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.log_softmax import log_softmax
 from kernels.reference.noise import gumbel_noise
 from kernels.reference.paged_attention import paged_attention
+from kernels.reference.quantized_linear import prepare_quantized_linear, quantized_linear
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling import sample
 from kernels.reference.token_mask import mask_logits
@@ -31,7 +32,9 @@ __all__ = [
     "prepare_experts",
     "prepare_fp8_linear",
     "prepare_linear",
+    "prepare_quantized_linear",
     "qk_norm_rope_store",
+    "quantized_linear",
     "rms_norm",
     "route",
     "sample",

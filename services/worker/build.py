@@ -85,7 +85,7 @@ def build_replica(
     device = open_device(settings.device, settings.threads)
     place = _place(settings, config, device)
     if settings.batch_invariant:
-        batch_invariance.check(settings, place.dtype, place.ops, drafting)
+        batch_invariance.check(settings, place, drafting)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     layers = wanted.layout.layers_per_page
     shape = BlockShape(layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
@@ -136,8 +136,8 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device) -> P
     if device.is_synchronous:
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
-    quantization = choose_quantization(settings.quantization, device)
-    return Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant)
+    quantization = choose_quantization(settings.quantization, config.quantization, device)
+    return Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant, config.quantization)
 
 
 def _sampler(

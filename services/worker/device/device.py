@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from services.worker.layers.quantization.port import CheckpointQuantization
 from shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -65,8 +66,15 @@ def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dt
     return KV_DTYPES[wanted]
 
 
-def choose_quantization(wanted: str, device: Device) -> str:
+def choose_quantization(wanted: str, checkpoint: CheckpointQuantization | None, device: Device) -> str:
+    """What is to be done at load."""
     if wanted != "none":
+        if checkpoint is not None:
+            raise InvalidArgument(
+                f"quantization: {wanted} is for checkpoints of floats; this one is quantized ({checkpoint.method}) and "
+                "needs no setting",
+                field="quantization",
+            )
         _require_cuda(device, "quantization", wanted)
     return wanted
 

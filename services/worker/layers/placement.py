@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
+from services.worker.layers.quantization.port import CheckpointQuantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,9 @@ class Placement:
     ops: Ops
     dtype: torch.dtype
     device: torch.device
-    quantization: str = "none"  # of linear layers but the output head: also "fp8", "fp8_block"
+    quantization: str = "none"  # at load, of linear layers but the output head: also "fp8", "fp8_block"
     batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
+    checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from services.worker.layers.activation import SILU
 from services.worker.layers.latent_attention import LatentConfig
+from services.worker.layers.quantization.port import CheckpointQuantization
+from services.worker.layers.quantization.registry import read_quantization
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.experts_config import ExpertsConfig
 from services.worker.models.rope_config import RopeConfig, max_positions, read_rope
@@ -45,6 +47,13 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
+    quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
+
+    def __post_init__(self) -> None:
+        if self.quantization is not None and self.experts is not None:
+            raise refusal(
+                "quantization_config.quant_method", self.quantization.method, "there is none for these experts here"
+            )
 
 
 def read_decoder(
@@ -74,6 +83,7 @@ def read_decoder(
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         sliding_windows=(0,) * num_layers,
         activation=activation,
+        quantization=read_quantization(config),
     )
 
 
@@ -83,7 +93,4 @@ def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
     activation = config.get(name, "silu")
     if activation not in known:
         raise refusal(name, activation, f"there is {', '.join(known)}")
-    quantization = config.get("quantization_config")
-    if quantization:
-        raise refusal("quantization_config", quantization, "quantized checkpoints cannot be loaded")
     return str(activation)

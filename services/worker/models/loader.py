@@ -21,7 +21,10 @@ OLDER_INDEX = "pytorch_model.bin.index.json"
 NAMED_IN_ERRORS = 5
 
 # Tensors that old checkpoints carry although they follow from the configuration.
-DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
+DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".weight_shape", ".weight_format", ".g_idx")
+
+# What some converters call what others have under another name.
+OTHER_NAMES = {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
 
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
@@ -45,7 +48,8 @@ class Loader:
 def load_checkpoint(model: LoadableModel, folder: Path) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected = []
-    for name, tensor in _tensors(folder):
+    for written, tensor in _tensors(folder):
+        name = _usual(written)
         destination = missing.pop(name, None)
         if destination is not None:
             _copy(name, tensor, destination)
@@ -66,7 +70,9 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
     for position, (name, destination) in enumerate(destinations):
-        if destination.dim() == 1:
+        if not destination.is_floating_point():
+            destination.random_(generator=torch.Generator(destination.device).manual_seed(seed + position))
+        elif destination.dim() == 1:
             destination.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
@@ -82,7 +88,20 @@ def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
     flat[whole:].copy_(noise[: flat.numel() - whole])
 
 
+def _usual(name: str) -> str:
+    stem, dot, last = name.rpartition(".")
+    return stem + OTHER_NAMES.get(dot + last, dot + last)
+
+
 def _copy(name: str, tensor: Tensor, destination: Tensor) -> None:
+    if tensor.is_floating_point() != destination.is_floating_point():
+        raise InvalidArgument(
+            f"model: tensor {name} holds {tensor.dtype}, config.json implies {destination.dtype}", field="model"
+        )
+    if not destination.numel():  # as large as the checkpoint's
+        destination.resize_(tensor.shape)
+    if tensor.numel() == destination.numel() == 1:
+        tensor = tensor.view(destination.shape)
     if tensor.shape != destination.shape:
         raise InvalidArgument(
             f"model: tensor {name} has shape {list(tensor.shape)}, config.json implies {list(destination.shape)}",

@@ -31,8 +31,8 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
         return "sums in an order of its own"
     if place.ops.sources["rms_norm"] != "kernels.triton":
         return "needs kernels.triton"
-    if config.attention_sinks:
-        return "attention sinks have no place in the chain"
+    if place.checkpoint is not None or config.attention_sinks:
+        return "quantized checkpoints and attention sinks have no place in the chain"
     from kernels.reference.fp8_linear import GROUP
     from kernels.triton.row_attention import row_attention_takes
     from kernels.triton.row_linear import row_linear_takes

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels import Ops
+from services.worker.layers.placement import Placement
 from services.worker.spec_decode.config import SpeculativeConfig
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import WorkerSettings
@@ -20,14 +20,15 @@ SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 BY_TORCH = "kernels.reference"
 # Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
-NOT_CALLED = frozenset({"prepare_fp8_linear", "fp8_linear"})
+NOT_CALLED = frozenset({"prepare_fp8_linear", "fp8_linear", "prepare_quantized_linear", "quantized_linear"})
 TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset({"embed"}) | NOT_CALLED}
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
 
 
-def check(settings: WorkerSettings, dtype: torch.dtype, ops: Ops, drafting: SpeculativeConfig | None) -> None:
+def check(settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None) -> None:
     """Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
-    for reason in _excluded(settings, dtype, drafting):
+    ops = place.ops
+    for reason in _excluded(settings, place, drafting):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
     by_torch = {name for name, source in ops.sources.items() if source == BY_TORCH} - TAKES_ROWS[settings.device]
     if by_torch:
@@ -39,17 +40,19 @@ def check(settings: WorkerSettings, dtype: torch.dtype, ops: Ops, drafting: Spec
         )
 
 
-def _excluded(settings: WorkerSettings, dtype: torch.dtype, drafting: SpeculativeConfig | None) -> Iterator[str]:
+def _excluded(settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None) -> Iterator[str]:
     """Why the settings do not go together with it."""
     if drafting is not None and drafting.rejection_sample_method == "standard":
         yield (
             "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "
             "take coupled"
         )
-    if settings.device == "cpu" and dtype not in COMPILED_DTYPES:
-        name = str(dtype).removeprefix("torch.")
+    if settings.device == "cpu" and place.dtype not in COMPILED_DTYPES:
+        name = str(place.dtype).removeprefix("torch.")
         yield f"dtype {name} is computed by torch on the CPU, which sums by the batch; take bfloat16 or float32"
     if settings.device == "cuda" and settings.quantization != "none":
         yield f"quantization {settings.quantization} cuts its products up by the number of rows; take none"
+    if settings.device == "cuda" and place.checkpoint is not None:
+        yield f"products of {place.checkpoint.method} are cut up by the number of rows; take a checkpoint of floats"
     if settings.device == "cuda" and settings.logprobs_mode.startswith("processed"):
         yield f"logprobs_mode {settings.logprobs_mode} is filtered by torch, whose sums on a GPU depend on the batch"

@@ -49,7 +49,7 @@ class DraftModel:
                 f"{target.model.config.vocab_size}",
                 field="speculative_config",
             )
-        limits, self.place = target.limits, target.place
+        limits, self.place = target.limits, replace(target.place, checkpoint=config.quantization)
         self.backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.num_positions = min(config.max_positions, limits.max_model_len)
         self.model = family(config, self.backend, self.place, self.num_positions)

@@ -42,8 +42,9 @@ class Eagle:
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
-        limits, self.place, self.model = target.limits, target.place, target.model
+        limits, self.model = target.limits, target.model
         config = read_eagle(read_config(folder), self.model.config)
+        self.place = replace(target.place, checkpoint=config.quantization)
         backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
         self.head = EagleHead(config, backend, self.place, limits.max_model_len)
         target.loader.load(self.head, folder)

@@ -36,6 +36,7 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> DecoderConfig:
         num_layers=1,
         attention_sinks=False,
         experts=None,
+        quantization=None,
         latent=None,
         attention_scale=None if target.latent else target.attention_scale,  # that of another head_dim
         sliding_windows=(0,),

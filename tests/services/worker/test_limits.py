@@ -137,5 +137,5 @@ def test_a_cache_of_8_bits_takes_half_the_memory_and_a_gpu() -> None:
     with pytest.raises(InvalidArgument, match="kv_cache_dtype: fp8 needs device cuda"):
         choose_kv_dtype("fp8", torch.bfloat16, cpu)
     with pytest.raises(InvalidArgument, match="quantization: fp8_block needs device cuda"):
-        choose_quantization("fp8_block", cpu)
-    assert choose_quantization("none", cpu) == "none"
+        choose_quantization("fp8_block", None, cpu)
+    assert choose_quantization("none", None, cpu) == "none"

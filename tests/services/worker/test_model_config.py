@@ -118,7 +118,7 @@ def test_biases_and_norms_by_family() -> None:
         ),
         ({"architectures": None}, "there are .*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is None: there is 4, 8"),
         (
             {"rope_scaling": {"type": "su", "factor": 2.0}},
             "'su': there are default, linear, dynamic, llama3, yarn, long",

@@ -1,0 +1,130 @@
+"""Matrix products with weights that a checkpoint has quantized: codes, and what makes values of them.
+
+A value is (code - zero) * scale; zero and scale belong to a group of a row's columns. Codes are integers of 4 or 8
+bits, 8-bit floats, or places in a table of 16 values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.reference.kv_dtype import FP8_MAX
+
+WIDE = 32  # bits of codes that are float32 values
+LEAST_SCALE = 1e-12  # of nothing but zeros
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: FP8_MAX}
+
+
+@dataclass(frozen=True)
+class QuantizedActivations:
+    """What x becomes before the product, on devices that multiply 8 bits; elsewhere x stays as it is."""
+
+    dtype: torch.dtype  # int8 or float8_e4m3fn
+    group_size: int = 0  # elements of a token that share a scale; 0: all of them
+    scale: torch.Tensor | None = None  # float32 [1], of all tokens; None: found when they are there
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """(codes - zeros) * scales, group by group."""
+
+    codes: torch.Tensor  # [out_features, in_features] int8, uint8, float8_e4m3fn, float32; 4 bits take a byte each here
+    scales: torch.Tensor  # float32 [out_features, groups]
+    zeros: torch.Tensor | None  # the same
+    group_size: int  # columns; the last group may have less
+    bits: int  # 4, 8, or WIDE; 4: codes are below 16
+    table: torch.Tensor | None = None  # float32 [16]: what codes stand for, if not for themselves
+    order: torch.Tensor | None = None  # int64 [in_features]: which of x's elements meets each column
+    activations: QuantizedActivations | None = None
+    bias: torch.Tensor | None = None  # [out_features]
+
+    def widened(self) -> torch.Tensor:
+        """float32 [out_features, in_features], columns as x has them"""
+        values = self.codes.float() if self.table is None else self.table[self.codes.long()]
+        if self.zeros is not None:
+            values -= self._by_column(self.zeros)
+        values *= self._by_column(self.scales)
+        return values if self.order is None else values[:, self.order.argsort()]
+
+    def _by_column(self, groups: torch.Tensor) -> torch.Tensor:
+        if groups.size(1) == 1:
+            return groups
+        return groups.repeat_interleave(self.group_size, 1)[:, : self.codes.size(1)]
+
+    def take_rows(self, rows: torch.Tensor) -> QuantizedWeight:
+        zeros = None if self.zeros is None else self.zeros[rows]
+        bias = None if self.bias is None else self.bias[rows]
+        return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros, bias=bias)
+
+    def take_columns(self, begin: int, end: int) -> QuantizedWeight:
+        """Whole groups, of a weight whose columns are in x's order."""
+        assert self.order is None, "a row's groups lie anywhere in x"
+        if self.scales.size(1) == 1:
+            return replace(self, codes=self.codes[:, begin:end], group_size=end - begin)
+        assert begin % self.group_size == 0, (begin, self.group_size)
+        groups = slice(begin // self.group_size, -(-end // self.group_size))
+        zeros = None if self.zeros is None else self.zeros[:, groups]
+        return replace(self, codes=self.codes[:, begin:end], scales=self.scales[:, groups], zeros=zeros)
+
+    def times(self, factor: float) -> QuantizedWeight:
+        return replace(self, scales=self.scales * factor, bias=None if self.bias is None else self.bias * factor)
+
+
+def side_by_side(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:
+    """One weight with the rows of all, which are quantized in the same way."""
+    first = weights[0]
+    if len(weights) == 1:
+        return replace(first, bias=bias)
+    if any(not _same(weight.order, first.order) or not _same(weight.table, first.table) for weight in weights):
+        return _as_values(weights, bias)
+    activations = first.activations
+    if activations is not None and activations.scale is not None:
+        scale = torch.stack([w.activations.scale for w in weights]).amax(0)  # type: ignore[union-attr]
+        activations = replace(activations, scale=scale)
+    codes = torch.cat([weight.codes for weight in weights])
+    zeros = None if first.zeros is None else torch.cat([weight.zeros for weight in weights])  # type: ignore[misc]
+    scales = torch.cat([weight.scales for weight in weights])
+    return replace(first, codes=codes, scales=scales, zeros=zeros, activations=activations, bias=bias)
+
+
+def _as_values(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:
+    """Parts that meet x's elements in different orders have no codes in common."""
+    values = torch.cat([weight.widened() for weight in weights])
+    return QuantizedWeight(values, values.new_ones(len(values), 1), None, values.size(1), bits=WIDE, bias=bias)
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
+    """Packs the weight for x of `dtype`, once, when the model is loaded. May keep the tensors it is given."""
+    return weight
+
+
+def quantize_activations(x: torch.Tensor, wanted: QuantizedActivations) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [num_tokens, in_features] -> codes of that shape, float32 scales [num_tokens, groups]."""
+    tokens, size = x.shape
+    group = wanted.group_size or size
+    groups = torch.nn.functional.pad(x.float(), (0, -size % group)).view(tokens, -1, group)
+    largest = LARGEST[wanted.dtype]
+    if wanted.scale is None:
+        scales = (groups.abs().amax(2) / largest).clamp(min=LEAST_SCALE)
+    else:
+        scales = wanted.scale.float().view(1, 1).expand(tokens, groups.size(1))
+    codes = (groups / scales.unsqueeze(2)).clamp(-largest, largest).view(tokens, -1)[:, :size]
+    return (codes.round() if wanted.dtype is torch.int8 else codes).to(wanted.dtype).contiguous(), scales
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
+    wide = x.float()
+    if weight.activations is not None:
+        codes, scales = quantize_activations(x, weight.activations)
+        group = weight.activations.group_size or x.size(1)
+        wide = codes.float() * scales.repeat_interleave(group, 1)[:, : x.size(1)]
+    out = wide @ weight.widened().T
+    return (out if weight.bias is None else out + weight.bias.float()).to(x.dtype)

@@ -1,0 +1,76 @@
+"""`quant_method: awq` (AutoAWQ, version gemm): 4 bits with zero points, eight outputs in a word, not in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.quantization import names
+from services.worker.layers.quantization.bit_fields import unpacked
+from services.worker.layers.quantization.fields import Fields
+from services.worker.layers.quantization.port import Stored
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.quantized_linear import QuantizedWeight
+
+METHOD = "awq"
+BITS = 4
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each of a word's fields holds
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Both: what the checkpoint says, and the one scheme of its projections."""
+
+    group_size: int  # 0: a whole row
+    zero_points: bool
+    ignored: tuple[str, ...]
+    method: str = METHOD
+
+    def scheme(self, name: str) -> Awq | None:
+        return None if names.matches(name, self.ignored) else self
+
+    def check(self, name: str, out_features: int, in_features: int) -> None:
+        if in_features % (self.group_size or 1) or out_features % len(ORDER):
+            raise InvalidArgument(
+                f"model: {name} is {out_features} x {in_features}, but AWQ has {len(ORDER)} outputs in a word and "
+                f"groups of {self.group_size or in_features}",
+                field="model",
+            )
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+        import torch
+
+        words, groups = out_features // len(ORDER), in_features // (self.group_size or in_features)
+        stored = {
+            "qweight": Stored((in_features, words), torch.int32),
+            "scales": Stored((groups, out_features), torch.float32),
+        }
+        return stored | ({"qzeros": Stored((groups, words), torch.int32)} if self.zero_points else {})
+
+    def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        import torch
+
+        from kernels.reference.quantized_linear import QuantizedWeight
+
+        scales = tensors["scales"].t()
+        if self.zero_points:
+            zeros = unpacked(tensors["qzeros"], BITS, 1, order=ORDER).t().float()
+        else:
+            zeros = torch.full_like(scales, 2 ** (BITS - 1))
+        codes = unpacked(tensors["qweight"], BITS, 1, order=ORDER).t()
+        return QuantizedWeight(codes, scales, zeros, group_size=self.group_size or in_features, bits=BITS)
+
+
+def read(fields: Fields) -> Awq:
+    fields.one_of("bits" if fields.get("bits") is not None else "w_bit", (BITS,))
+    fields.one_of("version", ("gemm", "GEMM"), default="gemm")
+    size = fields.integer("group_size", "q_group_size")
+    if size < 1 and size != -1:
+        raise fields.refusal("group_size", size, "at least 1, or -1 for whole rows")
+    ignored = (*fields.names("modules_to_not_convert"), *names.NEVER)
+    return Awq(max(size, 0), fields.flag("zero_point", True), ignored)

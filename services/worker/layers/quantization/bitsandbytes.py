@@ -1,0 +1,126 @@
+"""`quant_method: bitsandbytes`: 4 bits that stand for the values of a table (nf4, fp4), or int8 with a scale a row.
+
+nf4: arXiv 2305.14314. Elements lie row by row, two in a byte, the first in the upper half; every 64 share a scale.
+Those scales may be bytes themselves (double quantization): `nested_quant_map` and `nested_absmax` widen them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.quantization import names
+from services.worker.layers.quantization.fields import Fields
+from services.worker.layers.quantization.port import Scheme, Stored
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.quantized_linear import QuantizedWeight
+
+METHOD = "bitsandbytes"
+BLOCK = 64  # elements of a scale
+NESTED_BLOCK = 256  # scales of a scale
+LARGEST_INT8 = 127
+
+
+@dataclass(frozen=True, slots=True)
+class BitsAndBytes:
+    """One scheme for all but the projections that are listed."""
+
+    all: Scheme
+    ignored: tuple[str, ...]
+    method: str = METHOD
+
+    def scheme(self, name: str) -> Scheme | None:
+        return None if names.matches(name, self.ignored) else self.all
+
+
+@dataclass(frozen=True, slots=True)
+class TableOf16:
+    """4 bits an element."""
+
+    table: str  # its name in the checkpoint: nf4, fp4
+    nested: bool  # scales are bytes
+
+    def check(self, name: str, out_features: int, in_features: int) -> None:
+        if in_features % BLOCK:
+            raise InvalidArgument(
+                f"model: {name} has rows of {in_features}, which blocks of {BLOCK} do not divide", field="model"
+            )
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+        import torch
+
+        count = out_features * in_features
+        blocks = count // BLOCK
+        stored = {
+            "weight": Stored((count // 2, 1), torch.uint8),
+            "weight.absmax": Stored((blocks,), torch.uint8 if self.nested else torch.float32),
+            "weight.quant_map": Stored((16,), torch.float32),
+            f"weight.quant_state.bitsandbytes__{self.table}": Stored((0,), torch.uint8),
+        }
+        if self.nested:
+            stored["weight.nested_absmax"] = Stored((-(-blocks // NESTED_BLOCK),), torch.float32)
+            stored["weight.nested_quant_map"] = Stored((256,), torch.float32)
+        return stored
+
+    def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        import torch
+
+        from kernels.reference.quantized_linear import QuantizedWeight
+
+        both = tensors["weight"].view(out_features, -1)
+        codes = torch.stack((both >> 4, both & 15), dim=-1).flatten(1)
+        return QuantizedWeight(
+            codes,
+            self._scales(tensors).view(out_features, -1),
+            None,
+            group_size=BLOCK,
+            bits=4,
+            table=tensors["weight.quant_map"],
+        )
+
+    def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        if not self.nested:
+            return tensors["weight.absmax"]
+        state = json.loads(bytes(tensors[f"weight.quant_state.bitsandbytes__{self.table}"].tolist()))
+        wide = tensors["weight.nested_quant_map"][tensors["weight.absmax"].long()]
+        outer = tensors["weight.nested_absmax"].repeat_interleave(NESTED_BLOCK)[: len(wide)]
+        return wide * outer + float(state["nested_offset"])
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """A byte an element; a row's scale is the largest of its elements."""
+
+    def check(self, name: str, out_features: int, in_features: int) -> None:
+        """Any size."""
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+        import torch
+
+        return {
+            "weight": Stored((out_features, in_features), torch.int8),
+            "SCB": Stored((out_features,), torch.float32),
+        }
+
+    def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        from kernels.reference.quantized_linear import QuantizedWeight
+
+        scales = (tensors["SCB"] / LARGEST_INT8).unsqueeze(1)
+        return QuantizedWeight(tensors["weight"], scales, None, group_size=in_features, bits=8)
+
+
+def read(fields: Fields) -> BitsAndBytes:
+    ignored = (*fields.names("llm_int8_skip_modules"), *names.NEVER)
+    if fields.flag("load_in_8bit", False):
+        return BitsAndBytes(Int8Rows(), ignored)
+    if not fields.flag("load_in_4bit", False):
+        raise fields.refusal("load_in_4bit", False, "or load_in_8bit must be true")
+    fields.one_of("bnb_4bit_quant_storage", ("uint8",), default="uint8")
+    table = fields.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), default="fp4")
+    return BitsAndBytes(TableOf16(table, fields.flag("bnb_4bit_use_double_quant", False)), ignored)

@@ -1,0 +1,91 @@
+"""`quant_method: compressed-tensors` (llm-compressor): groups of projections with a scheme each.
+
+float8 or int8 weights beside quantized activations (`float-quantized`, `int-quantized`, `naive-quantized`), or integers
+of 4 and 8 bits packed into words (`pack-quantized`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from services.worker.layers.quantization import names
+from services.worker.layers.quantization.eight_bits import BLOCK, Activations, EightBits, Strategy
+from services.worker.layers.quantization.fields import Fields
+from services.worker.layers.quantization.packed_integers import PackedIntegers
+from services.worker.layers.quantization.port import Scheme
+
+METHOD = "compressed-tensors"
+EVERY = "Linear"  # a class of modules: all projections
+PACKED = "pack-quantized"
+PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """The first group that means a projection gives its scheme."""
+
+    groups: tuple[tuple[tuple[str, ...], Scheme], ...]  # targets, what they have
+    ignored: tuple[str, ...]
+    method: str = METHOD
+
+    def scheme(self, name: str) -> Scheme | None:
+        if names.matches(name, self.ignored):
+            return None
+        found = (scheme for targets, scheme in self.groups if EVERY in targets or names.matches(name, targets))
+        return next(found, None)
+
+
+def read(fields: Fields) -> CompressedTensors:
+    form = fields.one_of("format", (*PLAIN, PACKED), default="naive-quantized")
+    fields.one_of("quantization_status", ("compressed",), default="compressed")
+    sparsity = fields.section("sparsity_config")
+    if sparsity is not None:
+        sparsity.one_of("format", ("dense",), default="dense")
+    groups = fields.section("config_groups")
+    if groups is None:
+        raise fields.refusal("config_groups", None, "an object is needed")
+    read = [(group.names("targets"), _scheme(group, form)) for _, group in groups.sections()]
+    return CompressedTensors(tuple(read), fields.names("ignore"))
+
+
+def _scheme(group: Fields, form: str) -> Scheme:
+    form = group.one_of("format", (*PLAIN, PACKED), default=form)
+    weights, inputs = group.section("weights"), group.section("input_activations")
+    if weights is None:
+        raise group.refusal("weights", None, "an object is needed")
+    group.only_without("output_activations")
+    kind = weights.one_of("type", ("int", "float"), default="int")
+    strategies = ("tensor", "channel", "group", "block") if form != PACKED else ("channel", "group")
+    strategy = weights.one_of("strategy", strategies)
+    if strategy == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
+        raise weights.refusal("block_structure", weights.get("block_structure"), f"there is [{BLOCK}, {BLOCK}]")
+    group_size = weights.integer("group_size") if strategy == "group" else 0
+    if strategy == "group" and group_size < 1:
+        raise weights.refusal("group_size", group_size, "at least 1")
+    zero_points = not weights.flag("symmetric", True)
+    if form == PACKED:
+        weights.one_of("type", ("int",), default="int")
+        if inputs is not None:
+            raise group.refusal("input_activations", "quantized", f"{PACKED} weights meet activations as they are")
+        act_order = weights.one_of("actorder", ("group", "weight", "static"), default="static") == "group"
+        return PackedIntegers(weights.one_of("num_bits", (4, 8)), group_size, zero_points, act_order)
+    weights.one_of("num_bits", (8,))
+    activations = "none" if inputs is None else _activations(inputs, kind, strategy)
+    return EightBits(
+        "fp8" if kind == "float" else "int8", cast(Strategy, strategy), activations, group_size, zero_points
+    )
+
+
+def _activations(inputs: Fields, kind: str, weights: str) -> Activations:
+    inputs.one_of("num_bits", (8,))
+    inputs.one_of("type", (kind,), default="int")
+    inputs.one_of("symmetric", (True,), default=True)
+    dynamic = inputs.flag("dynamic", False)
+    if not dynamic:
+        inputs.one_of("strategy", ("tensor",), default="tensor")
+        return "static"
+    inputs.one_of("strategy", ("group",) if weights == "block" else ("token",))
+    if weights == "block":
+        inputs.one_of("group_size", (BLOCK,))
+    return "token"

@@ -1,0 +1,82 @@
+"""Weights of a byte each, [out_features, in_features], beside scales that they are multiplied with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from services.worker.layers.quantization.port import Stored
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.quantized_linear import QuantizedWeight
+
+BLOCK = 128  # the side of a block, and the elements of a token that then share a scale
+
+Strategy = Literal["tensor", "channel", "group", "block"]
+Activations = Literal["none", "static", "token"]
+
+
+@dataclass(frozen=True, slots=True)
+class EightBits:
+    """float8_e4m3fn or int8."""
+
+    kind: Literal["fp8", "int8"]
+    weight: Strategy  # what shares a scale
+    activations: Activations  # in 16 bits, or quantized: by one scale of the checkpoint, by one found for each token
+    group_size: int = 0
+    zero_points: bool = False
+
+    def check(self, name: str, out_features: int, in_features: int) -> None:
+        if self.weight == "group" and in_features % self.group_size:
+            raise InvalidArgument(
+                f"model: {name} has rows of {in_features}, which groups of {self.group_size} do not divide",
+                field="model",
+            )
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+        import torch
+
+        scales = {
+            "tensor": (1,),
+            "channel": (out_features, 1),
+            "group": (out_features, in_features // (self.group_size or 1)),
+            "block": (-(-out_features // BLOCK), -(-in_features // BLOCK)),
+        }[self.weight]
+        dtype = torch.float8_e4m3fn if self.kind == "fp8" else torch.int8
+        stored = {
+            "weight": Stored((out_features, in_features), dtype),
+            "weight_scale": Stored(scales, torch.float32),
+        }
+        if self.zero_points:
+            stored["weight_zero_point"] = Stored(scales, torch.int8)
+        if self.activations == "static":
+            stored["input_scale"] = Stored((1,), torch.float32)
+        return stored
+
+    def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+
+        codes = tensors["weight"]
+        activations = None
+        if self.activations != "none":
+            group = BLOCK if self.weight == "block" else 0
+            activations = QuantizedActivations(codes.dtype, group, tensors.get("input_scale"))
+        zeros = tensors.get("weight_zero_point")
+        return QuantizedWeight(
+            codes,
+            self._by_row(tensors["weight_scale"], out_features),
+            None if zeros is None else self._by_row(zeros.float(), out_features),
+            group_size={"group": self.group_size, "block": BLOCK}.get(self.weight, in_features),
+            bits=8,
+            activations=activations,
+        )
+
+    def _by_row(self, scales: Tensor, out_features: int) -> Tensor:
+        """[out_features, groups]: parts of a fused product keep their own, however their rows are ordered."""
+        if self.weight == "tensor":
+            return scales.view(1, 1).expand(out_features, 1)
+        return scales.repeat_interleave(BLOCK, 0)[:out_features] if self.weight == "block" else scales

@@ -1,0 +1,66 @@
+"""Reading a section of a `quantization_config`: refusals name the field by its path, and its value."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from services.worker.models.config_file import refusal
+from shared.errors import InvalidArgument
+
+SECTION = "quantization_config"
+T = TypeVar("T")
+
+
+class Fields:
+    """An object of a config.json and where it stands."""
+
+    def __init__(self, values: dict[str, Any], path: str = SECTION) -> None:
+        self._values, self._path = values, path
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def refusal(self, key: str, value: Any, reason: str) -> InvalidArgument:
+        return refusal(f"{self._path}.{key}", value, reason)
+
+    def one_of(self, key: str, known: tuple[T, ...], default: T | None = None) -> T:
+        value: T = self.get(key, default)
+        if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
+            raise self.refusal(key, value, f"there is {', '.join(map(str, known))}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self.one_of(key, (True, False), default)
+
+    def integer(self, *keys: str) -> int:
+        """Under the first of `keys` that is there."""
+        key = next((key for key in keys if self.get(key) is not None), keys[0])
+        value = self.get(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.refusal(key, value, "a whole number is needed")
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        value = self.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise self.refusal(key, value, "a list of names is needed")
+        return tuple(value)
+
+    def section(self, key: str) -> Fields | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.refusal(key, value, "an object is needed")
+        return Fields(value, f"{self._path}.{key}")
+
+    def sections(self) -> list[tuple[str, Fields]]:
+        """Every entry, an object each."""
+        return [(key, section) for key in self._values if (section := self.section(key)) is not None]
+
+    def only_without(self, *keys: str) -> None:
+        """Refuses what would change the numbers and is not done here."""
+        for key in keys:
+            if self.get(key):
+                raise self.refusal(key, self.get(key), "this is not done here")

@@ -1,0 +1,48 @@
+"""`quant_method: fp8`, as DeepSeek-V3 and Qwen3-FP8 are published (FineGrainedFP8Config of transformers).
+
+`weight` in float8_e4m3fn, `weight_scale_inv` (older: `weight_scale`) to multiply it with: one, or one for every block.
+Activations are quantized as they come, or (`activation_scheme: static`) with one scale of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.quantization import names
+from services.worker.layers.quantization.eight_bits import EightBits
+from services.worker.layers.quantization.fields import Fields
+
+if TYPE_CHECKING:
+    from services.worker.layers.quantization.port import Scheme
+
+METHOD = "fp8"
+BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """One scheme for all but the projections that are listed."""
+
+    all: EightBits
+    ignored: tuple[str, ...]
+    method: str = METHOD
+
+    def scheme(self, name: str) -> Scheme | None:
+        return None if names.matches(name, self.ignored) else self.all
+
+
+def read(fields: Fields) -> Fp8:
+    fields.one_of("fmt", ("e4m3",), default="e4m3")
+    static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
+    blocks = fields.get("weight_block_size")
+    if blocks is not None and blocks != [BLOCK, BLOCK]:
+        raise fields.refusal("weight_block_size", blocks, f"there is [{BLOCK}, {BLOCK}]")
+    if blocks and static:
+        raise fields.refusal(
+            "activation_scheme", "static", "blocks of weights go with scales found as activations come"
+        )
+    ignored = (*fields.names("modules_to_not_convert"), *fields.names("ignored_layers"), *names.NEVER)
+    return Fp8(
+        EightBits("fp8", weight="block" if blocks else "tensor", activations="static" if static else "token"), ignored
+    )

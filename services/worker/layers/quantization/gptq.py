@@ -1,0 +1,81 @@
+"""`quant_method: gptq` (AutoGPTQ, GPTQModel): 4 or 8 bits in words along the inputs, groups in any order (act-order).
+
+The first version of the format stores zero points less one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.quantization import names
+from services.worker.layers.quantization.bit_fields import WORD, unpacked
+from services.worker.layers.quantization.fields import Fields
+from services.worker.layers.quantization.groups import grouped
+from services.worker.layers.quantization.port import Stored
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.quantized_linear import QuantizedWeight
+
+METHOD = "gptq"
+FIRST_VERSION = "gptq"
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Both: what the checkpoint says, and the one scheme of its projections."""
+
+    bits: int
+    group_size: int  # 0: a whole row
+    act_order: bool
+    zeros_less_one: bool
+    ignored: tuple[str, ...]
+    method: str = METHOD
+
+    def scheme(self, name: str) -> Gptq | None:
+        return None if names.matches(name, self.ignored) else self
+
+    def check(self, name: str, out_features: int, in_features: int) -> None:
+        count = WORD // self.bits
+        if in_features % (self.group_size or 1) or in_features % count or out_features % count:
+            raise InvalidArgument(
+                f"model: {name} is {out_features} x {in_features}, but GPTQ has {count} codes in a word and groups of "
+                f"{self.group_size or in_features}",
+                field="model",
+            )
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+        import torch
+
+        count, groups = WORD // self.bits, in_features // (self.group_size or in_features)
+        stored = {
+            "qweight": Stored((in_features // count, out_features), torch.int32),
+            "qzeros": Stored((groups, out_features // count), torch.int32),
+            "scales": Stored((groups, out_features), torch.float32),
+        }
+        return stored | ({"g_idx": Stored((in_features,), torch.int32)} if self.act_order else {})
+
+    def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        codes = unpacked(tensors["qweight"], self.bits, 0).t()
+        zeros = unpacked(tensors["qzeros"], self.bits, 1).t()
+        if self.zeros_less_one:
+            zeros = (zeros + 1) & (2**self.bits - 1)
+        size = self.group_size or in_features
+        return grouped(
+            codes, tensors["scales"].t(), zeros.float(), tensors.get("g_idx"), group_size=size, bits=self.bits
+        )
+
+
+def read(fields: Fields) -> Gptq:
+    fields.only_without("dynamic", "modules_in_block_to_quantize", "lm_head")
+    bits = fields.one_of("bits", (4, 8))
+    size = fields.integer("group_size")
+    if size < 1 and size != -1:
+        raise fields.refusal("group_size", size, "at least 1, or -1 for whole rows")
+    version = fields.one_of("checkpoint_format", (FIRST_VERSION, "gptq_v2"), default=FIRST_VERSION)
+    ignored = (*fields.names("modules_to_not_convert"), *names.NEVER)
+    return Gptq(bits, max(size, 0), fields.flag("desc_act", False), version == FIRST_VERSION, ignored)

@@ -1,0 +1,65 @@
+"""`pack-quantized` of compressed-tensors: integers of 4 or 8 bits in words along a row, offset to be positive.
+
+`weight_packed`, `weight_scale` [out_features, groups], `weight_zero_point` in words along the outputs, and with
+`actorder: group` also `weight_g_idx`, the group that each column belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.worker.layers.quantization.bit_fields import WORD, unpacked
+from services.worker.layers.quantization.groups import grouped
+from services.worker.layers.quantization.port import Stored
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.quantized_linear import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """Weights alone are quantized."""
+
+    bits: int
+    group_size: int  # 0: a whole row
+    zero_points: bool
+    act_order: bool = False
+
+    def check(self, name: str, out_features: int, in_features: int) -> None:
+        if in_features % (self.group_size or 1):
+            raise InvalidArgument(
+                f"model: {name} has rows of {in_features}, which groups of {self.group_size} do not divide",
+                field="model",
+            )
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, Stored]:
+        import torch
+
+        groups = in_features // (self.group_size or in_features)
+        stored = {
+            "weight_packed": Stored((out_features, -(-in_features * self.bits // WORD)), torch.int32),
+            "weight_scale": Stored((out_features, groups), torch.float32),
+        }
+        if self.zero_points:
+            words = -(-out_features * self.bits // WORD)
+            stored["weight_zero_point"] = Stored((words, groups), torch.int32)
+        if self.act_order:
+            stored["weight_g_idx"] = Stored((in_features,), torch.int32)
+        return stored
+
+    def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        import torch
+
+        codes = unpacked(tensors["weight_packed"], self.bits, 1)[:, :in_features]
+        scales = tensors["weight_scale"]
+        if self.zero_points:
+            zeros = unpacked(tensors["weight_zero_point"], self.bits, 0)[:out_features].float()
+        else:
+            zeros = torch.full_like(scales, 2 ** (self.bits - 1))
+        size = self.group_size or in_features
+        return grouped(codes, scales, zeros, tensors.get("weight_g_idx"), group_size=size, bits=self.bits)

@@ -1,0 +1,93 @@
+"""The parts of one product as a quantized checkpoint has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.reference.quantized_linear import QuantizedWeight
+    from services.worker.layers.linear import Part
+    from services.worker.layers.placement import Placement
+    from services.worker.layers.quantization.port import Scheme
+
+
+class QuantizedParts:
+    """Filled by the loader, then one weight whose rows are those of all parts, in their order.
+
+    A rank of several that share a product's rows or columns loads whole parts and keeps its share of the unpacked
+    weight: `take_rows` or `take_columns`, before `pack`.
+    """
+
+    def __init__(self, parts: Sequence[Part], scheme: Scheme, in_features: int, bias: bool, place: Placement) -> None:
+        import torch
+
+        self._scheme, self._parts, self._in_features = scheme, parts, in_features
+        self._ops, self._dtype = place.ops, place.dtype
+        self._tensors: list[dict[str, Tensor]] = []
+        for part in parts:
+            if part.transposed:
+                raise InvalidArgument(f"model: {part.name} lies the other way round, unquantized only", field="model")
+            scheme.check(part.name, part.out_features, in_features)
+            stored = scheme.tensors(part.out_features, in_features)
+            self._tensors.append(
+                {name: torch.empty(one.shape, dtype=one.dtype, device=place.device) for name, one in stored.items()}
+            )
+        total = sum(part.out_features for part in parts)
+        self._bias: Tensor | None = place.empty(total) if bias else None
+        self._unpacked: QuantizedWeight | None = None
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        row = 0
+        for part, tensors in zip(self._parts, self._tensors, strict=True):
+            for name, tensor in tensors.items():
+                yield f"{part.name}.{name}", tensor
+            if self._bias is not None:
+                yield f"{part.name}.bias", self._bias.narrow(0, row, part.out_features)
+            row += part.out_features
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        """Of all parts, once they are loaded."""
+        if self._unpacked is None:
+            from kernels.reference.quantized_linear import side_by_side
+
+            unpacked = [
+                self._scheme.unpack(tensors, part.out_features, self._in_features)
+                for part, tensors in zip(self._parts, self._tensors, strict=True)
+            ]
+            self._tensors.clear()
+            self._unpacked = side_by_side(unpacked, self._bias)
+        return self._unpacked
+
+    def take_rows(self, rows: Tensor) -> None:
+        """Outputs `rows` alone, in that order."""
+        self._unpacked = self.weight.take_rows(rows)
+
+    def take_columns(self, begin: int, end: int) -> None:
+        """Inputs [begin, end) alone: whole groups."""
+        self._unpacked = self.weight.take_columns(begin, end)
+
+    def scale(self, factor: float) -> None:
+        self._unpacked = self.weight.times(factor)
+
+    def pack(self) -> Any:
+        return self._ops.prepare_quantized_linear(self.weight, self._dtype)
+
+
+def scheme_of(parts: Sequence[Part], place: Placement) -> Scheme | None:
+    """How all of them are quantized; None if they are not. Raises InvalidArgument if some are otherwise than others."""
+    if place.checkpoint is None:
+        return None
+    schemes = [place.checkpoint.scheme(part.name) for part in parts]
+    for part, scheme in zip(parts[1:], schemes[1:], strict=True):
+        if scheme != schemes[0]:
+            raise InvalidArgument(
+                f"model: {parts[0].name} and {part.name} are one product here, but quantized in two ways",
+                field="model",
+            )
+    return schemes[0]

@@ -1,0 +1,27 @@
+"""Quantizations by the name that config.json gives them. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.worker.layers.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from services.worker.layers.quantization.fields import SECTION, Fields
+from services.worker.layers.quantization.port import CheckpointQuantization
+from services.worker.models.config_file import ConfigFile
+
+READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
+    awq.METHOD: awq.read,
+    bitsandbytes.METHOD: bitsandbytes.read,
+    compressed_tensors.METHOD: compressed_tensors.read,
+    fp8.METHOD: fp8.read,
+    gptq.METHOD: gptq.read,
+}
+
+
+def read_quantization(config: ConfigFile) -> CheckpointQuantization | None:
+    """None if the checkpoint is not quantized. Raises InvalidArgument for what is not known here."""
+    section = config.section(SECTION)
+    if section is None:
+        return None
+    fields = Fields(section.values)
+    return READERS[fields.one_of("quant_method", tuple(READERS))](fields)
