@@ -1,4 +1,4 @@
-"""`python -m kernels.bench.gpu [attention rows sampling linear experts shapes expert_tiles ...] [--json FILE]`
+"""`python -m kernels.bench.gpu [attention rows sampling linear experts quantized shapes ...] [--json FILE]`
 
 kernels.triton on this GPU: microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
 torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from kernels import triton
-from kernels.bench import gpu_attention, gpu_experts, gpu_linear, gpu_rows, gpu_sampling
+from kernels.bench import gpu_attention, gpu_experts, gpu_linear, gpu_quantized, gpu_rows, gpu_sampling
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -23,6 +23,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "sampling": gpu_sampling.bench,
     "linear": gpu_linear.bench,
     "experts": gpu_experts.bench,
+    "quantized": gpu_quantized.bench,
 }
 ON_REQUEST = {"shapes": gpu_linear.shapes, "expert_tiles": gpu_experts.tiles}
 

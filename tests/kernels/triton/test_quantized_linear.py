@@ -1,0 +1,120 @@
+"""Products with quantized weights on a GPU, or in the interpreter, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import reference, triton
+from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from kernels.triton import packed_linear
+from kernels.triton.eight_bit_linear import EightBitWeight
+from kernels.triton.packed_linear import PackedWeight
+from tests.kernels.triton.closeness import assert_close
+from tests.kernels.triton.conftest import ON_GPU
+from tests.kernels.triton.test_fp8_linear import representable
+
+DTYPE = torch.bfloat16 if ON_GPU else torch.float16
+SLACK = 2  # weights are rounded to 16 bits before the product, too
+FP8 = torch.float8_e4m3fn
+
+
+def integers(
+    out_features: int, in_features: int, group: int, bits: int, *, zeros: bool = True, **more: object
+) -> QuantizedWeight:
+    codes = torch.randint(2**bits, (out_features, in_features)).to(torch.uint8)
+    groups = in_features // group
+    scales = torch.rand(out_features, groups) / 2**bits + 0.01
+    subtracted = torch.randint(2**bits, (out_features, groups)).float() if zeros else None
+    return QuantizedWeight(codes, scales, subtracted, group_size=group, bits=bits, **more)
+
+
+def on(device: torch.device, weight: QuantizedWeight) -> QuantizedWeight:
+    moved = {name: value.to(device) for name, value in vars(weight).items() if isinstance(value, torch.Tensor)}
+    activations = weight.activations
+    if activations is not None and activations.scale is not None:
+        moved["activations"] = replace(activations, scale=activations.scale.to(device))
+    return replace(weight, **moved)
+
+
+def check(device: torch.device, x: torch.Tensor, weight: QuantizedWeight, kind: type, slack: float = SLACK) -> None:
+    x, weight = x.to(device, DTYPE), on(device, weight)
+    packed = triton.prepare_quantized_linear(weight, DTYPE)
+    assert type(packed) is kind
+    assert_close(triton.quantized_linear(x, packed), reference.quantized_linear(x.float(), weight), slack)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("tokens", "in_features", "out_features", "group"),
+    [(1, 128, 24, 32), (5, 256, 200, 128), (17, 96, 130, 32), (70, 384, 64, 64), (3, 1024, 40, 1024), (2, 352, 8, 32)],
+)
+def test_weights_alone(device, tokens, in_features, out_features, group, bits):
+    weight = integers(out_features, in_features, group, bits, bias=torch.randn(out_features).to(DTYPE))
+    check(device, torch.randn(tokens, in_features), weight, PackedWeight)
+
+
+def test_columns_in_an_order_of_their_own(device):
+    weight = integers(48, 128, 32, 4, zeros=False, order=torch.randperm(128))
+    check(device, torch.randn(6, 128), weight, PackedWeight)
+
+
+def test_codes_that_are_places_in_a_table(device):
+    weight = integers(48, 128, 64, 4, zeros=False, table=torch.randn(16))
+    check(device, torch.randn(6, 128), weight, PackedWeight)
+
+
+def test_signed_codes_and_8_bit_floats(device):
+    codes = torch.randint(-128, 128, (40, 128)).to(torch.int8)
+    scales = torch.rand(40, 1) + 0.1
+    check(device, torch.randn(4, 128), QuantizedWeight(codes, scales, None, 128, 8), PackedWeight)
+    floats = torch.randn(40, 128).to(FP8)
+    check(device, torch.randn(4, 128), QuantizedWeight(floats, scales, None, 128, 8), PackedWeight)
+
+
+@pytest.mark.parametrize("order", [None, torch.arange(128).flip(0)])
+def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order):
+    monkeypatch.setattr(packed_linear, "MANY_ROWS", 8)
+    for bits in (4, 8):
+        check(device, torch.randn(9, 128), integers(40, 128, 32, bits, order=order), PackedWeight)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("kind", [torch.int8, FP8])
+@pytest.mark.parametrize(("tokens", "in_features", "out_features"), [(1, 128, 32), (17, 96, 130), (70, 384, 64)])
+def test_activations_in_8_bits_by_token(device, tokens, in_features, out_features, kind, static):
+    x = torch.randn(tokens, in_features)
+    if kind is FP8 and not ON_GPU:
+        x = representable(x)
+        x[:, 0] = 448.0 * 0.25
+    scale = torch.tensor([0.25 if kind is FP8 else 0.03]) if static else None
+    codes = (torch.randn(out_features, in_features) * 30).to(kind)
+    weight = QuantizedWeight(
+        codes,
+        torch.rand(out_features, 1) + 0.1,
+        None,
+        group_size=in_features,
+        bits=8,
+        activations=QuantizedActivations(kind, 0, scale),
+        bias=torch.randn(out_features).to(DTYPE),
+    )
+    check(device, x, weight, EightBitWeight)
+
+
+@pytest.mark.parametrize(("tokens", "in_features", "out_features"), [(1, 128, 32), (17, 192, 130), (70, 384, 64)])
+def test_activations_in_8_bits_by_block(device, tokens, in_features, out_features):
+    x = torch.randn(tokens, in_features)
+    scales = (torch.rand(out_features, -(-in_features // 128)) + 0.1) / 448
+    codes = (torch.randn(out_features, in_features) * 100).to(FP8)
+    activations = QuantizedActivations(FP8, 128)
+    weight = QuantizedWeight(codes, scales, None, group_size=128, bits=8, activations=activations)
+    check(device, x if ON_GPU else representable(x), weight, EightBitWeight)
+
+
+def test_float32_is_computed_with_the_values(device):
+    weight = on(device, integers(40, 128, 32, 4))
+    x = torch.randn(5, 128, device=device)
+    packed = triton.prepare_quantized_linear(weight, torch.float32)
+    assert_close(triton.quantized_linear(x, packed), reference.quantized_linear(x, weight), slack=3)
