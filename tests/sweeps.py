@@ -19,10 +19,10 @@ SWEEPS = (
     "tests/kernels/cpu/test_build.py",
     "tests/kernels/test_reference_attention.py",
     "tests/batch_invariance/",
-    "tests/services/worker/test_batch_invariance.py",
-    "tests/services/worker/test_logits.py",
-    "tests/services/worker/test_sampler_distribution.py",
-    "tests/services/worker/test_recorded_kernels.py",
+    "tests/services/worker/runner/test_batch_invariance.py",
+    "tests/services/worker/models/test_logits.py",
+    "tests/services/worker/sampling/test_sampler_distribution.py",
+    "tests/services/worker/models/test_recorded_kernels.py",
     "tests/spec_decode/test_same_text.py",
 )
 

@@ -23,10 +23,10 @@ from shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU
 from tests.services.worker import checkpoints
+from tests.services.worker.graphs.test_decode_graphs import Copying, PretendAsynchronous
+from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.services.worker.test_decode_graphs import Copying, PretendAsynchronous
-from tests.services.worker.test_logits import prompt
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="there they are compiled: see test_same_bits")
 

@@ -22,7 +22,7 @@ from shared.errors import InvalidArgument
 from shared.priority import step_back
 
 # Up to here tokenizing takes less than a detour through a thread costs other streams
-# (tests/services/frontend/throughput.py prints it).
+# (tests/services/frontend/load/throughput.py prints it).
 INLINE_CHARACTERS = 1024
 LIKE_CHARACTERS = 64  # what every section costs besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character

@@ -12,7 +12,7 @@ from services.frontend.directory import directory
 from services.frontend.scheduler_client import roster
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.redis_server import RedisServer
-from tests.services.frontend.published import Published
+from tests.services.frontend.directory.published import Published
 from tests.services.frontend.tiny_folder import metaspace_tokenizer, write_folder
 
 

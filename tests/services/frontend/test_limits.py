@@ -22,8 +22,8 @@ from services.frontend.input_processor.processor import InputProcessor
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
-from tests.services.frontend import burst, overload
-from tests.services.frontend.overload import at
+from tests.services.frontend.load import burst, overload
+from tests.services.frontend.load.overload import at
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 

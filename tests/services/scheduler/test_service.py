@@ -23,7 +23,7 @@ from shared.rpc.server import LIVENESS
 from shared.settings import SchedulerSettings
 from tests.admin import admin_of, calling
 from tests.services.scheduler.conftest import make_limits
-from tests.services.scheduler.core.test_beams import exhaustive
+from tests.services.scheduler.core.beam.test_beams import exhaustive
 from tests.services.scheduler.paper_worker import EOS, VOCAB, oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer, layout
 

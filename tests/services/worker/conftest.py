@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.constrained import TINY
 from tests.services.worker.rig import Rig
+from tests.services.worker.structured.constrained import TINY
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()

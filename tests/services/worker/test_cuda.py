@@ -12,10 +12,10 @@ from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.models.test_logits import error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.services.worker.test_beam_moves import Search, check
-from tests.services.worker.test_logits import error, prompt
+from tests.services.worker.step.test_beam_moves import Search, check
 
 pytestmark = pytest.mark.gpu
 

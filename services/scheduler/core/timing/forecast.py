@@ -4,7 +4,7 @@ The length of an answer is not known; that of past answers is. A running sequenc
 what past answers of at least its length went on for on average, and never beyond its limit (after the past-future
 scheduler, arXiv 2507.10150). Sequences end at different times, so the peak is far below the sum of all limits. Without
 this, letting in everybody who fits, 18 to 36 % of all tokens of an offline trace are computed twice or more; with it
-mostly under 3 % (tests/services/scheduler/core/test_preemption_waste.py).
+mostly under 3 % (tests/services/scheduler/core/timing/test_preemption_waste.py).
 """
 
 from __future__ import annotations

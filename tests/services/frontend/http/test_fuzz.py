@@ -1,0 +1,24 @@
+"""Whatever is sent, the answer is one that the document names, and nothing is kept of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.services.frontend.http.fuzz import Findings, fuzz
+
+DOCUMENT_EXAMPLES, FIELD_EXAMPLES = 8, 40
+
+
+@pytest.mark.parametrize(
+    ("part", "examples"),
+    [(Findings.of_document, DOCUMENT_EXAMPLES), (Findings.of_fields, FIELD_EXAMPLES)],
+    ids=["document", "fields"],
+)
+async def test_nothing_sent_is_answered_wrongly(tmp_path: Path, part: object, examples: int) -> None:
+    findings, load = await fuzz(tmp_path / "talking", examples, part)
+    assert findings.wrong == []
+    assert load == {"server_load": 0}
+    assert findings.statuses[200] > 0  # some of it was good
+    assert findings.statuses[400] > 0  # some of it was not

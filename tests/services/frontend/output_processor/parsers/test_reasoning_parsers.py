@@ -1,0 +1,83 @@
+"""Every reasoning parser: what it sets apart, wherever the answer is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.frontend.output_processor.parsing import registry
+from services.frontend.output_processor.parsing.events import Content, Event, Reasoning
+from tests.services.frontend.output_processor.parsers.reading import pieces, reasoning_in
+
+THINK = "<think>\nIt is\n\nso.\n</think>\n\nYes.\n"
+R, C = Reasoning, Content
+ANSWERS: list[tuple[str, str, list[Event]]] = [
+    *(
+        (name, THINK, [R("It is\n\nso."), C("Yes.\n")])
+        for name, file in registry.REASONING_PARSERS.items()
+        if file in ("think", "kimi_k2", "hunyuan_a13b", "ernie45")
+    ),
+    ("qwen3", "Yes <think>no</think>", [C("Yes <think>no</think>")]),
+    ("qwen3", " \n<think></think>Yes.", [C("Yes.")]),
+    ("qwen3", "  Yes.", [C("  Yes.")]),
+    ("qwen3", "<think>never </thin", [R("never </thin")]),
+    ("qwen3", "<thin", [C("<thin")]),
+    (
+        "kimi_k2",
+        "<think>I call<|tool_calls_section_begin|><|tool_call_begin|>",
+        [R("I call"), C("<|tool_calls_section_begin|><|tool_call_begin|>")],
+    ),
+    ("hunyuan_a13b", "<think>\nA\n</think>\n<answer>\nYes.\n</answer>", [R("A"), C("Yes.")]),
+    ("ernie45", "<think>\nA\n</think>\n\n<response>\nYes.\n</response>\n", [R("A"), C("Yes.")]),
+    ("mistral", "[THINK]A[/THINK]Yes.", [R("A"), C("Yes.")]),
+    ("seed_oss", "<seed:think>A</seed:think>\nYes.", [R("A"), C("Yes.")]),
+    ("granite", "Here is my thought process: A. Here is my response: Yes.", [R("A."), C("Yes.")]),
+    ("granite", "Here's my thought process:\nA\nHere's my response:\nYes.", [R("A"), C("Yes.")]),
+    ("granite", "Here is my cat.", [C("Here is my cat.")]),
+    (
+        "cohere_command3",
+        "<|START_THINKING|>A<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        [R("A"), C("Yes.")],
+    ),
+    (
+        "cohere_command3",
+        "<|START_THINKING|>A<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
+        [R("A"), C("<|START_ACTION|>[]<|END_ACTION|>")],
+    ),
+    ("gemma4", "<|channel>thought\nA\n<channel|>Yes.", [R("A"), C("Yes.")]),
+    (
+        "openai_gptoss",
+        "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        [R("A"), C("Yes.")],
+    ),
+    (
+        "openai_gptoss",
+        "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>First.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|x|>" }<|call|>',
+        [
+            R("A"),
+            C(
+                "First.<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+                '{"a": "<|x|>" }<|call|>'
+            ),
+        ],
+    ),
+    ("openai_gptoss", "No channel. <|channel|>odd one<|message|>x", [C("No channel. <|channel|>odd one<|message|>x")]),
+]
+
+
+@pytest.mark.parametrize(("parser", "text", "expected"), ANSWERS)
+def test_reasoning_is_found_whole_or_cut_anywhere(parser: str, text: str, expected: list[Event]) -> None:
+    assert reasoning_in(parser, [text]) == expected
+    assert reasoning_in(parser, list(text)) == expected
+    assert all(reasoning_in(parser, pieces(text, [cut])) == expected for cut in range(1, len(text)))
+
+
+def test_a_prompt_may_have_begun_it() -> None:
+    for text in ("A</think>Yes.", "<think>A</think>Yes.", "\nA\n</think>\n\nYes."):
+        assert reasoning_in("deepseek_r1", [text], is_open=True) == [R("A"), C("Yes.")]
+    assert reasoning_in("deepseek_r1", ["</think>Yes."], is_open=True) == [C("Yes.")]
+    assert reasoning_in("deepseek_r1", ["A</think>Yes."]) == [C("A</think>Yes.")]
+
+
+def test_every_parser_has_an_answer_here() -> None:
+    assert {parser for parser, _, _ in ANSWERS} == set(registry.REASONING_PARSERS)

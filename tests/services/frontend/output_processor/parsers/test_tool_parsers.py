@@ -1,0 +1,61 @@
+"""Every tool parser: what it finds in a family's answers, wherever they are cut, and what becomes of broken ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from services.frontend.output_processor.parsing import registry
+from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event
+from shared.errors import InvalidArgument
+from tests.services.frontend.output_processor.parsers.reading import calls_in, pieces
+from tests.services.frontend.output_processor.parsers.samples import BROKEN, CALLS, Expected, as_expected
+
+
+def found(events: list[Event]) -> list[Expected]:
+    """Content and calls, in order."""
+    result: list[Expected] = []
+    for place, event in enumerate(events):
+        if isinstance(event, Content):
+            result.append(event.text)
+        elif isinstance(event, CallStart):
+            arguments = events[place + 1]
+            assert isinstance(arguments, CallArguments)
+            result.append(as_expected(event.name, arguments.text, event.id))
+    return result
+
+
+@pytest.mark.parametrize(("parser", "text", "expected"), [*CALLS, *BROKEN])
+def test_calls_are_found_whole_or_cut_anywhere(parser: str, text: str, expected: list[Expected]) -> None:
+    whole = calls_in(parser, [text])
+    assert found(whole) == expected
+    assert calls_in(parser, list(text)) == whole
+    assert all(calls_in(parser, pieces(text, [cut])) == whole for cut in range(1, len(text)))
+    random = Random(text)
+    for _ in range(50):
+        cuts = [random.randrange(len(text) + 1) for _ in range(random.randrange(1, 8))]
+        assert calls_in(parser, pieces(text, cuts)) == whole
+
+
+def test_every_parser_has_an_answer_here() -> None:
+    assert {parser for parser, _, _ in CALLS} == set(registry.TOOL_PARSERS)
+
+
+def test_strings_stream_before_they_end() -> None:
+    """Large arguments, a file's content say, must not wait for their last character."""
+    for parser, text in (
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"b": "first words'),
+        ("qwen3_coder", "<function=add><parameter=b>first words"),
+        ("pythonic", "[add(b='first words"),
+        ("glm45", "<tool_call>add<arg_key>b</arg_key><arg_value>first words"),
+        ("gemma4", '<|tool_call>call:add{b:<|"|>first words'),
+    ):
+        assert found(calls_in(parser, [text])) == [("add", '{"b": "first words')]
+
+
+def test_an_unknown_parser_is_told_which_there_are() -> None:
+    with pytest.raises(InvalidArgument, match=r"unknown parser 'hermez'; there are .*hermes, "):
+        registry.tool_format("hermez")
+    with pytest.raises(InvalidArgument, match=r"reasoning_parser: unknown parser 'x'; there are .*qwen3"):
+        registry.reasoning_format("x")

@@ -1,0 +1,101 @@
+"""What models are made to write when they must call is what their parser reads, and what grammars can enforce."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.output_processor import constraint
+from services.frontend.output_processor.constraint import Place
+from services.frontend.output_processor.parsing import registry, wording
+from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Reasoning
+from shared.structured_output.literals import NO_SPECIALS
+from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, reasoning_in
+
+WORDED = sorted(name for name in registry.TOOL_PARSERS if registry.tool_format(name).wordings)
+VALUES = {"integer": 5, "string": "some text", "array": [True]}
+
+
+def written(format: dict[str, Any], random: Random) -> str:
+    """A text that the format allows."""
+    inner = format.get("content")
+    parts = {
+        "const_string": lambda: str(format["value"]),
+        "sequence": lambda: "".join(written(element, random) for element in format["elements"]),
+        "or": lambda: written(random.choice(format["elements"]), random),
+        "optional": lambda: written(inner, random) if random.random() < 0.5 else "",
+        "star": lambda: "".join(written(inner, random) for _ in range(random.randrange(3))),
+        "tag": lambda: format["begin"] + written(inner, random) + format["end"],
+        "any_text": lambda: "some\ntext",
+        "regex": lambda: "7" if "0-9" in format["pattern"] else "\n",
+        "json_schema": lambda: json.dumps(instance(format["json_schema"])),
+    }
+    return parts[format["type"]]()
+
+
+def instance(schema: dict[str, Any]) -> Any:
+    if schema.get("type") == "object":
+        return {key: instance(value) for key, value in schema.get("properties", {}).items()}
+    return [True] if "$ref" in schema else VALUES.get(schema.get("type", ""))
+
+
+@pytest.mark.parametrize("name", WORDED)
+def test_enforced_calls_are_read_back(name: str) -> None:
+    for way in registry.tool_format(name).wordings:
+        for seed in range(30):
+            text = written(wording.calls(way, TOOLS, only_one=False), Random(seed))
+            events = calls_in(name, [text])
+            assert {type(event) for event in events} == {CallStart, CallArguments}
+            for start, arguments in zip(events[::2], events[1::2], strict=True):
+                assert isinstance(start, CallStart)
+                assert isinstance(arguments, CallArguments)
+                values = json.loads(arguments.text)
+                expected = {"a": 5, "b": values.get("b"), "c": None, "d": [True]} if start.name == "add" else {}
+                assert {**expected, **values} == expected
+                assert values.get("b", "some text").split() == ["some", "text"]
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[GrammarDoor]:
+    made = GrammarDoor(NO_SPECIALS, 10)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", WORDED)
+def test_grammars_can_be_made_of_them(name: str, door: GrammarDoor) -> None:
+    for way in registry.tool_format(name).wordings:
+        for only_one in (False, True):
+            answer = wording.calls(way, TOOLS, only_one=only_one)
+            for place in Place:
+                reasoning = registry.reasoning_format("openai_gptoss" if name == "openai" else "qwen3")
+                form = constraint.structural_tag(constraint.after_reasoning(answer, reasoning, place), None)
+                asyncio.run(door.check(form))
+
+
+def test_only_one_call_is_allowed_where_one_is_asked_for() -> None:
+    way = registry.tool_format("hermes").wordings[0]
+    for seed in range(20):
+        text = written(wording.calls(way, TOOLS, only_one=True), Random(seed))
+        assert text.count("<tool_call>") == 1
+
+
+def test_reasoning_may_come_first() -> None:
+    for name in ("qwen3", "openai_gptoss"):
+        found = registry.reasoning_format(name)
+        answer = wording.sequence(found.content_start, "Yes.")
+        for place, is_open in ((Place.BEFORE_REASONING, False), (Place.IN_REASONING, True)):
+            if found.content_start and is_open:
+                continue  # its prompts never begin any
+            texts = [written(constraint.after_reasoning(answer, found, place), Random(seed)) for seed in range(20)]
+            for text in texts:
+                events = reasoning_in(name, [text], is_open=is_open)
+                assert events[-1].text == "Yes."  # type: ignore[union-attr]
+                assert all(event == Reasoning("some\ntext") for event in events[:-1])
+            assert any(len(reasoning_in(name, [text], is_open=is_open)) == 2 for text in texts)

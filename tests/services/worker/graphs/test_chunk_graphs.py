@@ -1,0 +1,284 @@
+"""Steps with chunks from static memory give what steps from fresh tensors give. On the CPU: repeated, not recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape, chunk_shapes
+from services.worker.graphs.cuda_graph import Repeater, Work
+from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
+from services.worker.graphs.step_edges import PlainEdges
+from services.worker.limits import Limits
+from services.worker.replica import Replica
+from services.worker.sampling.core import PlainChoice
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NO_BLOCKS, NewBlocks
+from services.worker.step.step_inputs import StepInputs
+from shared import columns
+from shared.pb.common.v1 import sampling_pb2
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
+from tests.services.worker.models.test_logits import MAX_ERROR, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.spec_decode.methods import METHODS
+from tests.spec_decode.pair import Pair, build
+from tests.spec_decode.questions import questions
+
+Make = Callable[[str], Checkpoint]
+SHAPES = [ChunkShape(4, 3), ChunkShape(4, 5), ChunkShape(8, 3), ChunkShape(8, 9), ChunkShape(16, 9)]
+
+
+class Seen:
+    """Stands between graphs and the model: keeps what the model was given last."""
+
+    batch: ForwardBatch
+    num_forwards = 0
+
+
+class SlowToLaunch(Repeater):
+    """Computing takes longer than launching from more than so many tokens on."""
+
+    def __init__(self, seen: Seen, most_tokens: int) -> None:
+        self._seen, self._most_tokens = seen, most_tokens
+
+    def is_launch_bound(self, work: Work) -> bool:
+        work()
+        return len(self._seen.batch.token_ids) <= self._most_tokens
+
+
+def use_chunk_graphs(
+    replica: Replica, shapes: list[ChunkShape], most_tokens: int = 0, *, features: bool = False
+) -> Seen:
+    """As on a GPU: memory of its own, and every step that fits in a graph's. `most_tokens`: of those that pay;
+    `features`: somebody may want them."""
+    runner, limits, seen = replica._runner, replica.limits, Seen()
+    decoder = runner._whole_model
+    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
+    runner.prepare(runner.caches, replica._table.block_table)
+
+    def forward(batch: ForwardBatch) -> torch.Tensor:
+        seen.batch, seen.num_forwards = batch, seen.num_forwards + 1
+        return decoder.forward(batch, runner.caches)
+
+    memory = torch.full((shapes[-1].num_tokens, decoder.config.hidden_size), torch.nan)
+    model = RecordedModel(
+        logits=lambda batch: decoder.logits(forward(batch)),
+        hidden=KeptHidden(forward, decoder.logits, memory) if features else None,
+        choice=PlainChoice(runner.sampler._core.ops, shapes[-1].num_rows, torch.device("cpu")),
+        edges=PlainEdges(),
+        longest_seq=limits.max_model_len,
+        rows_per_prefix_tile=0,
+    )
+    recorder = SlowToLaunch(seen, most_tokens) if most_tokens else Repeater()
+    graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=Copying())
+    graphs.leave_out_compute_bound()
+    graphs.record()
+    assert graphs.count == sum(shape.num_tokens <= most_tokens or not most_tokens for shape in shapes)
+    runner.use_chunk_graphs(graphs)
+    return seen
+
+
+def chunk_rig(made: Checkpoint) -> tuple[Rig, Seen]:
+    rig = Rig(made.folder, record_logits=False, num_blocks=400)
+    return rig, use_chunk_graphs(rig.replica, SHAPES)
+
+
+@pytest.mark.parametrize("samplings", [SAMPLINGS[:2], SAMPLINGS], ids=["plain", "all"])
+@pytest.mark.parametrize("family", ["qwen3-tied", "qwen2-windows"])
+@torch.inference_mode()
+def test_random_work_samples_the_same_tokens(
+    checkpoint: Make, family: str, samplings: list[sampling_pb2.SamplingParams]
+) -> None:
+    """Admissions, chunks of all sizes among decodes, pauses, releases; some steps fit in no graph. Plain choices are
+    made in graphs, too."""
+    made = checkpoint(family)
+    rig, seen = chunk_rig(made)
+    rigs = [rig, Rig(made.folder, num_blocks=400)]
+    choose = random.Random(6)
+    free, pending, num_steps = set(range(8)), {}, 150
+    for _ in range(num_steps):
+        released = [slot for slot in rigs[1].scheduler.rows if choose.random() < 0.05 and slot not in pending]
+        for each in rigs:
+            for slot in released:
+                each.scheduler.give_back(slot)
+        free |= set(released)
+        new = []
+        if free and choose.random() < 0.4:
+            slot = free.pop()
+            tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 30))]
+            new.append(New(slot, tokens, sampling=choose.choice(samplings)))
+            pending[slot] = len(tokens)
+        counts = {slot: min(left, choose.randrange(1, 19)) for slot, left in pending.items()}
+        pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
+        paused = [slot for slot in rigs[1].scheduler.rows if slot not in counts and slot not in released]
+        counts |= dict.fromkeys([slot for slot in paused if choose.random() < 0.05], 0)
+        run_both(rigs, new, counts, released)
+    assert num_steps // 2 < seen.num_forwards < num_steps
+    assert all(part.isfinite().all() for cache in rig.replica._runner.caches for part in (cache.k, cache.v))
+
+
+@torch.inference_mode()
+def test_what_a_step_does_not_fill_is_a_prompt_of_nobody(checkpoint: Make) -> None:
+    rig, seen = chunk_rig(checkpoint("llama"))
+    rig.step([New(0, prompt(5)), New(2, prompt(3, 1))], {0: 5, 2: 3})  # eight tokens: no padding
+    attention = seen.batch.attention
+    assert seen.batch.token_ids.tolist() == [*prompt(5), *prompt(3, 1)]
+    assert attention.query_start.tolist() == [0, 5, 8, 8]
+    assert attention.seq_lens.tolist() == [5, 3, 0]
+
+    rig.step([New(1, prompt(9, 2))], {1: 4})
+    batch, attention = seen.batch, seen.batch.attention
+    assert attention.query_start.tolist() == [0, 1, 5, 6, 8, 8]
+    assert attention.seq_lens.tolist() == [6, 4, 4, 2, 0]
+    assert attention.longest_query == len(batch.token_ids) == 8
+    assert batch.token_ids.tolist() == [rig.tokens(0)[5], *prompt(9, 2)[:4], rig.tokens(2)[3], 0, 0]
+    assert batch.slot_mapping[6:].tolist() == [0, 0]
+    assert not attention.block_tables[3:].any()
+    assert batch.logit_tokens.tolist() == [0, 5, 0, 0, 0]
+
+
+@torch.inference_mode()
+def test_a_cached_prompt_brings_more_blocks_than_tokens(checkpoint: Make) -> None:
+    """A larger graph has room for them; with yet more, or with too many tokens, the step is launched as ever."""
+    made = checkpoint("llama")
+    rig, seen = chunk_rig(made)
+    rigs = [rig, Rig(made.folder)]
+    tokens = prompt(120, 3)
+    run_both(rigs, [New(0, tokens)], {0: 120})
+    assert seen.num_forwards == 0
+    for slot, num_blocks, num_tokens in ((1, 6, 8), (2, 14, 16), (3, 29, None)):
+        before = seen.num_forwards
+        first, second = (
+            each.step([New(slot, tokens[: 4 * num_blocks + 2], cached_blocks=each.blocks(0)[:num_blocks])], {slot: 2})
+            for each in rigs
+        )
+        assert first == second
+        assert seen.num_forwards == before + (num_tokens is not None)
+        assert num_tokens in (None, len(seen.batch.token_ids))
+        run_both(rigs)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("most_tokens", [4, 8, 3])
+def test_steps_that_compute_longer_than_they_are_launched_are_not_recorded(checkpoint: Make, most_tokens: int) -> None:
+    made = checkpoint("llama")
+    rigs = [Rig(made.folder, record_logits=False), Rig(made.folder)]
+    seen = use_chunk_graphs(rigs[0].replica, SHAPES, most_tokens)
+    for slot, num_tokens in enumerate((3, 7, 13)):
+        before = seen.num_forwards
+        run_both(rigs, [New(slot, prompt(num_tokens, slot))], {slot: num_tokens, **dict.fromkeys(range(slot), 0)})
+        assert seen.num_forwards == before + (num_tokens <= most_tokens // 4 * 4)
+
+
+@torch.inference_mode()
+def test_samplings_beyond_the_plain_one_and_steps_without_samples(checkpoint: Make) -> None:
+    made = checkpoint("llama")
+    rig, seen = chunk_rig(made)
+    rigs = [rig, Rig(made.folder)]
+    biased = sampling_pb2.SamplingParams(temperature=0.0, logit_bias={7: 50.0}, logprobs=2)
+    run_both(rigs, [New(0, prompt(12), sampling=biased)], {0: 5})
+    run_both(rigs, [], {0: 4})
+    for _ in range(2):
+        run_both(rigs, [], {0: 3} if len(rig.tokens(0)) == 12 else {})
+    assert rigs[0].tokens(0)[12] == 7
+    found, wanted = (columns.f32(each.last_result.logprobs.logprobs) for each in rigs)
+    assert np.abs(found - wanted).max() < MAX_ERROR
+    assert seen.num_forwards > 2
+
+
+@torch.inference_mode()
+def test_prompt_log_probabilities_are_launched_as_ever(checkpoint: Make) -> None:
+    made = checkpoint("llama")
+    rig, seen = chunk_rig(made)
+    rigs = [rig, Rig(made.folder)]
+    run_both(
+        rigs, [New(0, prompt(9), sampling=sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=1))], {0: 9}
+    )
+    assert seen.num_forwards == 0
+    assert rigs[0].last_result.prompt_logprobs == rigs[1].last_result.prompt_logprobs
+
+
+@pytest.mark.parametrize("method", METHODS)
+@torch.inference_mode()
+def test_drafts_are_verified_in_graphs(method: str) -> None:
+    """Slots have several samples in a step, of which some are refused; some methods look at the model's features."""
+    replicas = [build(METHODS[method]), build(METHODS[method]), build()]
+    shapes = [ChunkShape(tokens, rows) for tokens in (16, 32) for rows in (9, 33)]
+    seen = use_chunk_graphs(replicas[0], shapes, features=method in ("eagle", "medusa"))
+    pairs = [Pair(replica) for replica in replicas]
+    texts = []
+    for pair in pairs:
+        answers = [pair.ask(asked, 80, eos=(), temperature=0.7, seed=3) for asked in questions()[:6]]
+        pair.run()
+        texts.append([answer.tokens for answer in answers])
+    assert texts[0] == texts[1] == texts[2]
+    assert seen.num_forwards > 10
+    recorded, launched = (pair.core.speculation.counts for pair in pairs[:2])
+    assert recorded.draft_tokens == launched.draft_tokens
+    assert recorded.accepted_tokens == launched.accepted_tokens > 10
+
+
+def step(num_rows: int, num_tokens: int, num_samples: int) -> StepInputs:
+    """Of these sizes; nothing else is looked at."""
+    rows, tokens, samples = (np.zeros(count, np.int32) for count in (num_rows, num_tokens, num_samples))
+    return StepInputs(
+        slots=rows,
+        token_ids=tokens,
+        positions=tokens,
+        slot_mapping=tokens,
+        query_start=np.zeros(num_rows + 1, np.int32),
+        seq_lens=rows,
+        num_blocks=1,
+        prev_sampled_tokens=tokens[:0],
+        prev_sampled_slots=rows[:0],
+        sampling_slots=samples,
+        sampling_tokens=samples,
+        sample_positions=samples,
+        rows_changed=False,
+    )
+
+
+def shape_of(graphs: ChunkGraphs, inputs: StepInputs, num_new_blocks: int = 0) -> tuple[int, int] | None:
+    ids = np.zeros(num_new_blocks, np.int32)
+    found = graphs._shape_of(inputs, NewBlocks(ids, ids, ids))
+    return None if found is None else (found.num_tokens, found.num_rows)
+
+
+@torch.inference_mode()
+def test_the_smallest_shape_is_taken(checkpoint: Make) -> None:
+    rig, _ = chunk_rig(checkpoint("llama"))
+    graphs = rig.replica._runner._chunk_graphs
+    assert graphs is not None
+    assert shape_of(graphs, step(1, 3, 1)) == (4, 3)
+    assert shape_of(graphs, step(2, 4, 2)) == (4, 3)
+    assert shape_of(graphs, step(3, 4, 3)) == (4, 5)
+    assert shape_of(graphs, step(2, 5, 4)) == (8, 5)  # drafts: more samples than rows
+    assert shape_of(graphs, step(2, 16, 2)) == (16, 3)
+    assert shape_of(graphs, step(2, 17, 2)) is None
+    assert shape_of(graphs, step(9, 10, 9)) is None
+    assert shape_of(graphs, step(1, 3, 1), num_new_blocks=5) == (8, 3)
+    assert shape_of(graphs, step(1, 3, 1), num_new_blocks=17) is None
+    assert not graphs.takes(step(0, 0, 0), NO_BLOCKS)
+
+
+def test_shapes_lie_close_and_none_is_for_nothing() -> None:
+    limits = Limits(block_size=64, max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=40960)
+    shapes = chunk_shapes(limits, 1)
+    assert shapes == sorted(set(shapes))
+    assert (shapes[0], shapes[-1]) == (ChunkShape(16, 33), ChunkShape(3072, 513))
+    assert len(shapes) == 56
+    for tokens, rows, samples in ((1, 1, 1), (100, 64, 64), (300, 300, 300), (1024, 512, 512), (64, 16, 64)):
+        entries = max(rows + 1, samples)
+        assert any(shape.num_tokens >= tokens and shape.num_rows >= entries for shape in shapes)
+    assert all(shape.num_rows != shape.num_tokens for shape in shapes)
+    few = Limits(block_size=64, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=300)
+    assert {shape.num_rows for shape in chunk_shapes(few, 1)} == {33}
+    assert {shape.num_rows for shape in chunk_shapes(few, 4)} == {33, 129}
+    assert max(chunk_shapes(few, 1)).num_tokens == 256
+    assert not chunk_shapes(Limits(4, 8, 64, max_model_len=15), 1)

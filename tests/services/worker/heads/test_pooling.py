@@ -1,0 +1,233 @@
+"""Pooled vectors are those of transformers' hidden states, however prompts are cut into steps and whoever is beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from services.worker.step.plan_violation import PlanViolation
+from shared import columns
+from shared.pb.common.v1 import finish_pb2, sampling_pb2
+from shared.pb.common.v1.pooling_pb2 import POOLER_CLS, POOLER_LAST, POOLER_MEAN, PoolingParams
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.graphs.test_chunk_graphs import SHAPES, use_chunk_graphs
+from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+Vector = npt.NDArray[np.float32]
+MAX_ERROR = 2e-5
+
+
+def pooled(rig: Rig) -> dict[int, Vector]:
+    """Vectors of the last result, by slot."""
+    found = rig.last_result.pooled
+    sizes = columns.u32(found.sizes)
+    vectors = np.split(columns.f32(found.values), np.cumsum(sizes)[:-1])
+    return dict(zip(columns.u32(found.slots).tolist(), vectors, strict=bool(len(sizes))))
+
+
+def expected(made: Checkpoint, tokens: list[int], params: PoolingParams) -> Vector:
+    with torch.inference_mode():
+        hidden = made.model.model(torch.tensor([tokens])).last_hidden_state[0].float()
+    vector = {POOLER_MEAN: hidden.mean(0), POOLER_CLS: hidden[0]}.get(params.pooler, hidden[-1])
+    vector = vector[: params.dimensions or len(vector)]
+    wanted = vector if params.HasField("normalize") and not params.normalize else vector / vector.norm()
+    found: Vector = wanted.numpy()
+    return found
+
+
+def close(found: Vector, wanted: Vector) -> bool:
+    return found.shape == wanted.shape and float(np.abs(found - wanted).max()) < MAX_ERROR
+
+
+ALL = [
+    PoolingParams(),
+    PoolingParams(pooler=POOLER_LAST, normalize=False),
+    PoolingParams(pooler=POOLER_MEAN),
+    PoolingParams(pooler=POOLER_CLS),
+    PoolingParams(pooler=POOLER_MEAN, dimensions=7),
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-tied"])
+@pytest.mark.parametrize("chunks", [[23], [1, 9, 12, 1], [22, 1]])
+def test_vectors_are_those_of_the_hidden_states(checkpoint: Make, family: str, chunks: list[int]) -> None:
+    """The state of a prompt is carried from step to step."""
+    made = checkpoint(family)
+    rig = Rig(made.folder, max_num_batched_tokens=256)
+    prompts = [prompt(23, seed=slot) for slot in range(len(ALL))]
+    new = [New(slot, prompts[slot], pooling=ALL[slot]) for slot in range(len(ALL))]
+    for i, count in enumerate(chunks):
+        assert i == 0 or not rig.last_result.HasField("pooled")
+        assert rig.step(new if i == 0 else [], dict.fromkeys(range(len(ALL)), count)) == {}
+    found = pooled(rig)
+    assert sorted(found) == list(range(len(ALL)))
+    for slot, params in enumerate(ALL):
+        assert close(found[slot], expected(made, prompts[slot], params)), params
+
+
+def run_beside(rig: Rig, *, with_pooling: bool, num_steps: int = 8) -> dict[int, Vector]:
+    """Slots 0 and 3 generate; 1, 2 and 4 are pooled in chunks beside them."""
+    sampling = sampling_pb2.SamplingParams(temperature=0.9, seed=5, logprobs=2)
+    rig.step([New(0, prompt(7, seed=1)), New(3, prompt(11, seed=2), sampling=sampling)], {0: 7, 3: 11})
+    found: dict[int, Vector] = {}
+    for step in range(num_steps):
+        new, counts = [], {}
+        if with_pooling and step == 1:
+            new = [New(1, prompt(13, seed=3), pooling=ALL[2]), New(2, prompt(6, seed=4), pooling=ALL[0])]
+            counts = {1: 4, 2: 6}
+        elif with_pooling and step == 2:
+            new = [New(4, prompt(9, seed=6), pooling=ALL[3])]
+            counts = {1: 8, 4: 9}
+        elif with_pooling and step == 4:
+            counts = {1: 1}  # what samples nothing computes only when it is named
+        rig.step(new, counts)
+        found |= pooled(rig)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_a_mixed_step_gives_vectors_and_leaves_tokens_as_they_were(checkpoint: Make, backend: str) -> None:
+    """Kernel by kernel and, with the compiled kernels, as a tape."""
+    made = checkpoint("qwen3-tied")
+    rigs = [Rig(made.folder, attention_backend=backend, record_logits=False) for _ in range(2)]
+    vectors = run_beside(rigs[0], with_pooling=True)
+    assert run_beside(rigs[1], with_pooling=False) == {}
+    assert [rigs[0].tokens(slot) for slot in (0, 3)] == [rigs[1].tokens(slot) for slot in (0, 3)]
+    assert len(rigs[0].tokens(0)) == 7 + 9
+    assert sorted(vectors) == [1, 2, 4]
+    assert close(vectors[1], expected(made, prompt(13, seed=3), ALL[2]))
+    assert close(vectors[2], expected(made, prompt(6, seed=4), ALL[0]))
+    assert close(vectors[4], expected(made, prompt(9, seed=6), ALL[3]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("hidden", [True, False])
+def test_graphs_take_only_steps_that_they_can_end(checkpoint: Make, hidden: bool) -> None:
+    """Those that keep hidden states end in all heads, the others in samples alone."""
+    made = checkpoint("qwen3-tied")
+    rigs = [Rig(made.folder, record_logits=False) for _ in range(2)]
+    seen = use_chunk_graphs(rigs[0].replica, SHAPES, features=hidden)
+    vectors = run_beside(rigs[0], with_pooling=True)
+    calm = run_beside(rigs[1], with_pooling=True)
+    assert rigs[0].tokens(3) == rigs[1].tokens(3)
+    assert sorted(vectors) == sorted(calm) == [1, 2, 4]
+    assert all(close(vectors[slot], calm[slot]) for slot in calm)
+    assert seen.num_forwards == (7 if hidden else 5)  # two of the nine steps are too large for any graph
+
+
+def test_a_prompt_whose_blocks_are_cached_gives_the_same_vector(checkpoint: Make) -> None:
+    made, tokens = checkpoint("llama"), prompt(12)
+    rig = Rig(made.folder)
+    rig.step([New(0, tokens)], {0: 12})
+    blocks = rig.blocks(0)[:3]
+    rig.step([New(1, tokens, cached_blocks=blocks, pooling=ALL[0])], {1: 1})
+    assert close(pooled(rig)[1], expected(made, tokens, ALL[0]))
+
+
+def test_a_slot_begins_anew_for_its_next_sequence(checkpoint: Make) -> None:
+    """Nothing of a sum that was never finished is left, and a slot that was pooled samples for the next one."""
+    made = checkpoint("llama")
+    rig = Rig(made.folder)
+    rig.step([New(0, prompt(12), pooling=ALL[2])], {0: 5})
+    tokens = prompt(8, seed=9)
+    rig.step([New(0, tokens, pooling=ALL[2])], {0: 8}, released=[0])
+    assert close(pooled(rig)[0], expected(made, tokens, ALL[2]))
+    assert list(rig.step([New(0, tokens)], {0: 8}, released=[0])) == [0]
+    rig.rest()
+    assert list(rig.step([New(0, tokens)], {0: 8})) == [0]
+
+
+def test_drafts_are_made_for_those_beside_it_alone(checkpoint: Make) -> None:
+    made = checkpoint("qwen3-tied")
+    config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive_length": false}'
+    rig = Rig(made.folder, record_logits=False, speculative_config=config)
+    plan = rig.scheduler.plan([New(0, [5, 6] * 4), New(1, [7, 8] * 4, pooling=ALL[2])], {0: 8, 1: 7})
+    plan.num_draft_tokens, plan.new_block_slots = 3, columns.u32_bytes([0, 0, 1, 1])
+    rig.execute(plan)
+    more = rig.scheduler.plan(counts={1: 1})
+    ids = columns.u32(more.new_block_ids).tolist()
+    more.new_block_slots = columns.u32_bytes([0] * len(ids))
+    rig.last_result = rig.execute(more)
+    assert close(pooled(rig)[1], expected(made, [7, 8] * 4, ALL[2]))
+    assert len(columns.u32(rig.last_result.draft_counts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (PoolingParams(dimensions=49), "pooling.dimensions"),
+        (PoolingParams(pooler=9), "pooling.pooler"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_pooled_fails_alone_once_it_is_computed(
+    checkpoint: Make, params: PoolingParams, field: str
+) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    new = [New(0, prompt(6), pooling=params), New(1, prompt(5), pooling=ALL[0]), New(2, prompt(4))]
+    assert list(rig.step(new, {0: 5, 1: 5, 2: 4})) == [2]
+    assert not rig.last_result.failures
+    assert list(pooled(rig)) == [1]
+    rig.step(counts={0: 1})
+    (failure,) = rig.last_result.failures
+    assert failure.slot == 0
+    assert failure.error.field == field
+    assert field in failure.error.message
+
+
+def test_tokens_that_are_cached_cannot_be_averaged(checkpoint: Make) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    rig.step([New(0, prompt(12))], {0: 12})
+    rig.step([New(1, prompt(12), cached_blocks=rig.blocks(0)[:2], pooling=ALL[2])], {1: 4})
+    (failure,) = rig.last_result.failures
+    assert "8 of its tokens are cached" in failure.error.message
+
+
+@pytest.mark.parametrize("samples_nothing", [True, False])
+def test_params_must_name_the_ending_that_the_scheduler_counts_on(checkpoint: Make, samples_nothing: bool) -> None:
+    """Otherwise the two tables of slots would part."""
+    rig = Rig(checkpoint("llama").folder)
+    new = New(0, prompt(6), pooling=None if samples_nothing else ALL[0])
+    plan = rig.scheduler.plan([new], {0: 6})
+    plan.admitted[0].samples_nothing = samples_nothing
+    result = rig.execute(plan)
+    assert result.failures[0].error.code == finish_pb2.ERROR_CODE_INVALID_ARGUMENT
+    assert result.failures[0].error.message.startswith("params")
+    assert len(columns.i32(result.token_ids)) == int(not samples_nothing)
+
+
+def test_a_pooled_slot_has_nothing_left_to_compute(checkpoint: Make) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    rig.step([New(0, prompt(6), pooling=ALL[0])], {0: 6})
+    plan = rig.scheduler.plan()
+    plan.counted_slots, plan.token_counts = columns.u32_bytes([0]), columns.u32_bytes([1])
+    with pytest.raises(PlanViolation):
+        rig.execute(plan)
+
+
+def test_a_vector_with_nan_fails_its_sequence(checkpoint: Make) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    runner: Any = rig.replica._runner
+    forward = runner._model.forward
+
+    class Broken:
+        logits = staticmethod(runner._model.logits)
+
+        @staticmethod
+        def forward(*arguments: Any) -> torch.Tensor:
+            hidden: torch.Tensor = forward(*arguments)
+            hidden[0, 0] = torch.nan
+            return hidden
+
+    runner.use_model(Broken())
+    rig.step([New(0, prompt(6), pooling=ALL[2]), New(1, prompt(5), pooling=ALL[2])], {0: 6, 1: 5})
+    (failure,) = rig.last_result.failures
+    assert failure.slot == 0
+    assert failure.error.code == finish_pb2.ERROR_CODE_INTERNAL

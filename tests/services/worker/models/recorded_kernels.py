@@ -1,0 +1,148 @@
+"""`python -m tests.services.worker.models.recorded_kernels SHAPE`: kernels that graphs of a shape's steps call, and
+which of them nobody has compiled beforehand.
+
+Everything lies on torch's meta device: addresses have their alignment, memory there is none. Triton is asked what it
+would compile, and told not to.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import kernels
+from kernels import triton as triton_package
+from kernels.triton.precompile_jobs import jobs
+from kernels.triton.precompile_processes import AbsentGpu
+from quire.bench import shapes
+from services.worker import limits
+from services.worker.attention.spec import attention_spec
+from services.worker.attention.triton import TritonAttention
+from services.worker.graphs.chunk_graphs import ROWS, ChunkGraphs, chunk_shapes
+from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
+from services.worker.graphs.recorded_steps import RecordedModel
+from services.worker.graphs.row_facts import RowWatch
+from services.worker.graphs.step_edges import SlotMemory, TritonEdges
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_memory import BlockShape
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.registry import find_model, read_model_config
+from services.worker.models.single_row import SingleRowProgram
+from services.worker.sampling.core import PlainChoice
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import SlotTable
+from services.worker.warmup.build_kernels import model_shape
+from shared.model_identity import read_config
+from shared.settings import WorkerSettings
+
+META = torch.device("meta")
+HOPPER = 90
+NUM_BLOCKS = 1000
+
+Kernel = tuple[str, str]  # its name, and what it is compiled for
+
+
+class Seen:
+    """Kernels asked for since the last look."""
+
+    def __init__(self) -> None:
+        self._kernels: set[Kernel] = set()
+        driver.set_active(AbsentGpu(HOPPER))
+        triton.knobs.runtime.jit_cache_hook = self._on_missing
+        run = JITFunction.run
+        JITFunction.run = lambda *arguments, **options: run(*arguments, **{**options, "warmup": True})
+
+    def _on_missing(self, *, key: str, fn: Any, **_: object) -> bool:
+        """True: do not compile it."""
+        self._kernels.add((fn.name, key))
+        return True
+
+    def take(self) -> set[Kernel]:
+        found, self._kernels = self._kernels, set()
+        return found
+
+
+class Once:
+    """Runs what is recorded."""
+
+    def record(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
+        results = [first()]
+        for step in others:
+            results.append(step(results[-1]))
+        return results
+
+    def is_launch_bound(self, work: Callable[[], Tensor]) -> bool:
+        work()
+        return True
+
+
+class NoCopies:
+    """Nothing arrives on the meta device."""
+
+    def upload_into(self, columns: Tensor, arrays: list[Any], padding: list[Any]) -> None: ...
+
+
+def described(settings: WorkerSettings) -> tuple[DecoderConfig, Limits]:
+    config = read_model_config(read_config(Path(settings.model)))
+    return config, limits.from_settings(settings, config.max_positions)
+
+
+def record_all(settings: WorkerSettings) -> None:
+    """Every graph that a worker with these settings records."""
+    config, wanted = described(settings)
+    fitting = limits.fit(wanted, NUM_BLOCKS, explicit=False)
+    triton_package.unavailable = lambda: None
+    place = Placement(kernels.load("cuda"), torch.bfloat16, META)
+    backend, spec = TritonAttention(), replace(attention_spec(config, fitting.block_size, place), device="cuda")
+    assert backend.reject_reason(spec) is None
+    model = find_model(read_config(Path(settings.model)))(config, backend, place, fitting.max_model_len)
+    model.finish()
+    shape = BlockShape(config.num_layers, fitting.block_size, config.num_kv_heads, config.head_dim, place.dtype)
+    caches = kv_cache.allocate(shape, NUM_BLOCKS, META)
+    single_row = SingleRowProgram(model, pdl=True)
+
+    def logits(batch: ForwardBatch) -> Tensor:
+        if batch.token_ids.size(0) == 1:
+            return single_row.logits(batch, caches)
+        return model.logits(model.forward(batch, caches))
+
+    num_slots, width = SlotTable(fitting).block_table.shape
+    tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=META)
+    memory = SlotMemory(tables, torch.zeros(num_slots + 1, dtype=torch.int32, device=META))
+    tile = backend.rows_per_prefix_tile(spec)
+    choice = PlainChoice(place.ops, max(num_slots, *ROWS), META)
+    recorded = RecordedModel(logits, choice, TritonEdges(), fitting.max_model_len, tile)
+    watch = RowWatch(SlotTable(fitting).block_table, fitting.block_size, tile)
+    tools: Any = {"recorder": Once(), "staging": NoCopies()}
+    DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).record()
+    ChunkGraphs(recorded, memory, chunk_shapes(fitting, 1), **tools).record()
+
+
+def main(name: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = shapes.prepare(name, Path(scratch)).folder
+        settings = WorkerSettings(model=str(folder), device="cuda", load_format="dummy")
+        seen = Seen()
+        for job in jobs(model_shape(settings, *described(settings))):
+            job()
+        compiled = seen.take()
+        record_all(settings)
+        called = seen.take()
+    print(json.dumps({"called": sorted({k for k, _ in called}), "forgotten": sorted(k for k, _ in called - compiled)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,248 @@
+"""A replica of several ranks: all derive the same steps from the bytes of the plans, and one that does not is found."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.worker.build import build_replica
+from services.worker.engine import Engine
+from services.worker.ranks.group import OneRank, RankFailure
+from services.worker.ranks.local import LocalRanks
+from services.worker.ranks.wire import fingerprint
+from services.worker.replica import Replica
+from services.worker.step.step_inputs import StepInputs
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.settings import WorkerSettings
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.heads.test_pooling import ALL
+from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.plans import GREEDY, New
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_engine import Inbox, NoObserver, no_grammars
+
+Make = Callable[[str], Checkpoint]
+
+
+def settings_of(folder: Path) -> WorkerSettings:
+    """As Rig's."""
+    return WorkerSettings(
+        model=str(folder),
+        dtype="float32",
+        block_size=4,
+        num_blocks=128,
+        max_num_seqs=8,
+        threads=1,
+        attention_backend="reference",
+    )
+
+
+def build(folder: Path, rank: int) -> Replica:
+    """All ranks have the whole model: nothing is sharded."""
+    return build_replica(settings_of(folder))
+
+
+@pytest.fixture
+def ranks(checkpoint: Make) -> Iterator[LocalRanks]:
+    """Rank 0 is the test."""
+    group = LocalRanks(2, functools.partial(build, checkpoint("llama").folder))
+    try:
+        group.start()
+        yield group
+    finally:
+        group.stop(10.0)
+
+
+@torch.inference_mode()
+def step(rig: Rig, group: LocalRanks, plan: pb.StepPlan) -> StepInputs:
+    """As the engine does it."""
+    ticket = group.broadcast(plan)
+    flight = rig.replica.launch(plan)
+    output = flight.launch.wait()
+    group.collect(ticket, flight.inputs)
+    rig.replica.record(flight, output)
+    rig.scheduler.take(flight.result(output, wait_us=0))
+    return flight.inputs
+
+
+def random_plans(rig: Rig, choose: random.Random, num_steps: int) -> Iterator[pb.StepPlan]:
+    """Admissions, chunks, decodes, pooled prompts, releases."""
+    free, pending = set(range(8)), dict[int, int]()
+    for _ in range(num_steps):
+        released = [slot for slot in rig.scheduler.rows if slot not in pending and choose.random() < 0.05]
+        for slot in released:
+            rig.scheduler.free[:0] = rig.scheduler.rows[slot].blocks[::-1]
+        free |= set(released)
+        new = []
+        if free and choose.random() < 0.4:
+            slot = free.pop()
+            tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 20))]
+            pooling = ALL[2] if choose.random() < 0.3 else None
+            new.append(New(slot, tokens, sampling=GREEDY, pooling=pooling))
+            pending[slot] = len(tokens)
+        counts = {slot: min(left, choose.randrange(1, 9)) for slot, left in pending.items()}
+        pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
+        yield rig.scheduler.plan(new, counts, released)
+
+
+def test_two_ranks_derive_the_same_steps_from_the_bytes_of_plans(checkpoint: Make, ranks: LocalRanks) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    num_tokens = sum(step(rig, ranks, plan).num_tokens for plan in random_plans(rig, random.Random(3), 40))
+    assert num_tokens > 100
+    rig.rest()
+    ranks.rest()
+    ranks.forget_cache()
+    plan = rig.scheduler.plan([New(5, prompt(7))], {5: 7})  # a new epoch begins with empty slots everywhere
+    assert step(rig, ranks, plan).num_tokens == 7
+
+
+@torch.inference_mode()
+def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: LocalRanks) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 5}))
+    plan = rig.scheduler.plan(counts={0: 2})
+    other = pb.StepPlan.FromString(plan.SerializeToString())
+    other.counted_slots = other.token_counts = b""  # it computes nothing
+    ticket = ranks.broadcast(other)
+    with pytest.raises(RankFailure, match="rank 1 derived another step"):
+        ranks.collect(ticket, rig.replica.launch(plan).inputs)
+
+
+@torch.inference_mode()
+def test_a_plan_that_a_rank_cannot_follow_is_told_with_its_reason(checkpoint: Make, ranks: LocalRanks) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
+    plan = rig.scheduler.plan(released=[0])
+    inputs = rig.replica.launch(plan).inputs
+    ranks.broadcast(plan)
+    ticket = ranks.broadcast(plan)  # once more than rank 0: the slot is free already
+    with pytest.raises(RankFailure, match=r"rank 1 failed: PlanViolation: released slots are not live"):
+        ranks.collect(ticket, inputs)
+
+
+def test_fingerprints_tell_steps_apart(checkpoint: Make) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    seen = set()
+    with torch.inference_mode():
+        for i in range(6):
+            plan = rig.scheduler.plan(
+                [New(0, prompt(7))] if not i else [], {0: 3} if not i else {0: 4} if i == 1 else {}
+            )
+            flight = rig.replica.launch(plan)
+            rig.replica.record(flight, flight.launch.wait())
+            seen.add(fingerprint(flight.inputs))
+    assert len(seen) == 6
+
+
+def await_failure(group: LocalRanks) -> RankFailure:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            group.check()
+        except RankFailure as failure:
+            return failure
+        time.sleep(0.01)
+    raise AssertionError("nobody noticed")
+
+
+def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: Make, ranks: LocalRanks) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    ranks.check()
+    process = ranks._ranks[0].process
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    assert "rank 1 is gone" in await_failure(ranks).message
+    with pytest.raises(RankFailure, match="rank 1 is gone"):
+        step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
+
+
+def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) -> None:
+    group = LocalRanks(3, functools.partial(build, checkpoint("llama").folder))
+    try:
+        group.start()
+        first, second = (rank.process for rank in group._ranks)
+        group._ranks[0].link.close()  # as when the process of rank 0 ends
+        first.join(30)
+        assert first.exitcode == 0
+        group.stop(30.0)
+        assert second.exitcode == 0
+        group.stop(1.0)
+    finally:
+        group.stop(5.0)
+
+
+def test_a_rank_that_cannot_be_built_says_why(tmp_path: Path) -> None:
+    group = LocalRanks(2, functools.partial(build, tmp_path))
+    try:
+        with pytest.raises(RankFailure, match=r"rank 1 failed: .*config.json"):
+            group.start()
+    finally:
+        group.stop(5.0)
+
+
+@pytest.fixture
+async def engine(checkpoint: Make) -> AsyncIterator[Engine]:
+    folder = checkpoint("llama").folder
+    group = LocalRanks(2, functools.partial(build, folder))
+    engine = Engine(lambda: build(folder, 0), NoObserver(), grammars=no_grammars(), synchronous=True, ranks=group)
+    yield engine
+    assert await engine.stop(20.0)
+    assert not any(rank.process.is_alive() for rank in group._ranks)
+
+
+class Results(Inbox):
+    """Keeps them whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole: asyncio.Queue[pb.StepResult] = asyncio.Queue()
+
+    def deliver(self, result: pb.StepResult) -> None:
+        self.whole.put_nowait(result)
+
+
+async def test_an_engine_of_two_ranks_answers_once_and_as_one_of_one(checkpoint: Make, engine: Engine) -> None:
+    await engine.started
+    inbox = Results()
+    await engine.rest(inbox)
+    rig = Rig(checkpoint("llama").folder)
+    for i in range(5):
+        plan = rig.scheduler.plan([New(0, prompt(7))] if i == 0 else [], {0: 7} if i == 0 else {})
+        expected = rig.execute(plan)
+        engine.submit(inbox, plan)
+        result = await asyncio.wait_for(inbox.whole.get(), 60)
+        assert (result.step_id, result.token_ids) == (expected.step_id, expected.token_ids)
+
+
+async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:
+    await engine.started
+    group = engine._ranks
+    assert isinstance(group, LocalRanks)
+    process = group._ranks[0].process
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(30)
+    engine.check_ranks()
+    with pytest.raises(RankFailure, match="rank 1 is gone"):
+        await asyncio.wait_for(engine.died, 30)
+
+
+def test_a_group_of_one_starts_no_process_and_no_thread() -> None:
+    before = threading.active_count()
+    group = OneRank()
+    group.start()
+    group.rest()
+    group.check()
+    group.stop(1.0)
+    assert group.size == 1
+    assert threading.active_count() == before

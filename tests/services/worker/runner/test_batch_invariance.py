@@ -1,0 +1,144 @@
+"""The option batch_invariant: bits of logits in every family of models, and what cannot be had beside it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.attention import backends
+from services.worker.attention.port import AttentionSpec
+from services.worker.sampling.ranking import by_candidates, by_ranks
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError
+from tests.kernels.cpu.closeness import needs_library
+from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.heads.test_prompt_logprobs import asking, found
+from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+WAYS = [
+    pytest.param({}, id="cpu", marks=pytest.mark.skipif(**needs_library)),
+    pytest.param({"device": "cuda"}, id="cuda", marks=pytest.mark.gpu),
+]
+STANDARD = {"method": "ngram", "num_speculative_tokens": 2, "rejection_sample_method": "standard"}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"batch_invariant": True, "attention_backend": "auto", **request.param}
+
+
+GELU = {"gemma-tied", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
+OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transformers computes
+
+
+@pytest.mark.skipif(**needs_library)
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_code_of_transformers_is_refused(checkpoint: Make, family: str) -> None:
+    with pytest.raises(InvalidArgument, match="batch_invariant: not with the code of transformers"):
+        Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
+
+
+@pytest.mark.skipif(**needs_library)
+@pytest.mark.parametrize("family", sorted(GELU))
+def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"batch_invariant: gelu.* is computed by torch on the CPU"):
+        Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU | OTHERS])
+def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
+    checkpoint: Make, way: dict[str, Any], family: str, dtype: str
+) -> None:
+    rig = Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **way)
+    tokens = prompt(70, 1)
+    rig.step([New(3, tokens)], {3: 70})
+    for _ in range(6):
+        rig.step()
+    expected, said = torch.stack(rig.logits[3]), rig.tokens(3)
+    rig.step(released=[3])
+    for seed in range(5):
+        rig.logits.clear()
+        in_company(rig, tokens, random.Random(seed), len(expected))
+        assert rig.tokens(3) == said
+        assert torch.equal(torch.stack(rig.logits[3]), expected)
+        rig.step(released=list(rig.scheduler.rows))
+
+
+def in_company(rig: Rig, tokens: list[int], draw: random.Random, num_sampled: int) -> None:
+    """Slot 3 computes `tokens` in chunks and samples, while others are at their prompts or sample."""
+    left, pending = len(tokens), {}
+    others = draw.sample([0, 1, 2, 4, 5, 6, 7], draw.randrange(1, 8))
+    new = [New(3, tokens), *(New(slot, prompt(draw.randrange(1, 60), 10 + slot)) for slot in others)]
+    pending = {sequence.slot: len(sequence.tokens) for sequence in new if sequence.slot != 3}
+    while len(rig.logits[3]) < num_sampled:
+        counts = {slot: min(count, draw.randrange(1, 40)) for slot, count in pending.items()}
+        pending = {slot: count - counts[slot] for slot, count in pending.items() if count > counts[slot]}
+        if left:
+            counts[3] = min(left, draw.choice([1, 2, 5, 16, 40, 64]))
+            left -= counts[3]
+        rig.step(new, counts)
+        new = []
+
+
+@pytest.mark.parametrize("chunks", [[1, 22], [5, 5, 13], [22, 1]])
+def test_log_probabilities_of_a_prompt(checkpoint: Make, way: dict[str, Any], chunks: list[int]) -> None:
+    folder, tokens = checkpoint("qwen3-tied").folder, prompt(23)
+    rig = Rig(folder, dtype="bfloat16", **way)
+    asked = New(0, tokens, sampling=asking(prompt_logprobs=3))
+    rig.step([asked], {0: 23})
+    expected = found(rig)
+    company = [New(1, prompt(30, 5), sampling=asking(prompt_logprobs=9)), New(2, prompt(4, 6))]
+    rig.step([New(0, tokens, sampling=asked.sampling), *company], {0: chunks[0], 1: 30, 2: 4}, released=[0])
+    together = found(rig)[: chunks[0]]
+    for count in chunks[1:]:
+        rig.step(counts={0: count})
+        together += found(rig)
+    assert [(ids[:4], values[:4], rank) for ids, values, rank in together] == expected
+
+
+@pytest.mark.parametrize("largest", [by_candidates, by_ranks])
+def test_the_most_likely_do_not_depend_on_how_many_others_ask_for(largest: Callable[..., torch.Tensor]) -> None:
+    """8 bits of mantissa make ties among logits common."""
+    values = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+    values[0, :500] = values[0].max()
+    values[1] = 0.0
+    values[2, ::2] = -float("inf")
+    ranked = values.sort(dim=1, descending=True, stable=True).indices
+    for count in (0, 1, 2, 7, 20, 64, 1000, 3000):
+        assert torch.equal(largest(values, count), ranked[:, :count])
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"dtype": "float16"}, InvalidArgument, "batch_invariant: dtype float16 is computed by torch"),
+        ({"speculative_config": json.dumps(STANDARD)}, InvalidArgument, "batch_invariant: .* standard .*take coupled"),
+        ({"attention_backend": "reference"}, InvalidArgument, "attention_backend: reference sums by what is beside"),
+    ],
+)
+@pytest.mark.skipif(**needs_library)
+def test_what_cannot_be_had_beside_it_is_refused(
+    checkpoint: Make, settings: dict[str, Any], error: type[QuireError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Rig(checkpoint("llama").folder, **{"batch_invariant": True, "attention_backend": "auto", **settings})
+
+
+def test_without_compiled_kernels_it_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.cpu.unavailable", lambda: "the library is not built")
+    with pytest.raises(FailedPrecondition, match=r"batch_invariant: .* kernels are not there: the library"):
+        Rig(checkpoint("llama").folder, batch_invariant=True, attention_backend="auto")
+
+
+def test_attention_that_depends_on_the_batch_is_passed_over() -> None:
+    spec = AttentionSpec("cpu", "float32", "float16", 16, 2, 1, 4, has_window=False, batch_invariant=True)
+    with pytest.raises(FailedPrecondition, match=r"attention_backend: none can serve .*: cpu has no cache .* CUDA"):
+        backends.choose_attention("auto", spec)

@@ -1,0 +1,86 @@
+"""Several rows for a slot: behind each draft the features see what they would have seen one token at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.sampling.component import Positions
+from tests.services.worker.sampling.test_sampler import LOGITS, VOCAB_SIZE, Bench
+
+PROMPT = [4, 5, 1]
+DRAFTS = {0: [3, 1, 1], 2: [9], 3: []}  # by slot
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.4},
+    "bad_words": {"bad_words": [[3, 1, 5], [1, 1, 9], [9, 3], [7]]},
+    "min_tokens": {"min_tokens": 3, "eos": [1], "stop_token_ids": [9]},
+    "ids": {"logit_bias": {3: 1.5}, "allowed_token_ids": [1, 3, 5, 9, 11]},
+    "thinking": {
+        "thinking_token_budget": 2,
+        "marks": {"think_start_token_ids": [3], "think_end_token_ids": [1, 9]},
+    },
+    "all": {
+        "presence_penalty": 0.7,
+        "bad_words": [[3, 1, 5]],
+        "min_tokens": 2,
+        "eos": [5],
+        "logit_bias": {3: 1.5},
+        "allowed_token_ids": [1, 3, 5, 9, 11],
+    },
+}
+
+
+def started(features: dict[str, Any]) -> Bench:
+    bench = Bench()
+    for slot in DRAFTS:
+        bench.admit(slot, prompt=PROMPT, output=[1, 3], **features)
+    return bench
+
+
+def one_at_a_time(bench: Bench, slot: int, tokens: list[int]) -> list[torch.Tensor]:
+    """Logits before each of `tokens`, and behind the last."""
+    seen = []
+    for token in [*tokens, -1]:
+        position = np.array([bench.lengths[slot]], dtype=np.int32)
+        ready = bench.sampler.process(
+            LOGITS.clone().unsqueeze(0), np.array([slot]), Positions(position, torch.from_numpy(position))
+        )
+        seen.append(ready.logits[0].clone())
+        ready.settle(torch.tensor([token], dtype=torch.int32))
+        bench.lengths[slot] += token >= 0
+    return seen
+
+
+def with_drafts(bench: Bench, accepted: dict[int, int]) -> dict[int, list[torch.Tensor]]:
+    """The same in one go; then the first so many drafts of each slot are taken."""
+    slots = np.array([slot for slot, drafts in DRAFTS.items() for _ in range(len(drafts) + 1)])
+    behind = [drafts[:count] for drafts in DRAFTS.values() for count in range(len(drafts) + 1)]
+    ahead = torch.tensor([tokens + [-1] * (3 - len(tokens)) for tokens in behind], dtype=torch.int32)
+    starts = np.array([bench.lengths[slot] for slot in slots.tolist()], dtype=np.int32)
+    positions = starts + np.array([len(tokens) for tokens in behind], dtype=np.int32)
+    rows = LOGITS.expand(len(slots), VOCAB_SIZE).clone()
+    ready = bench.sampler.process(rows, slots, Positions(starts, torch.from_numpy(positions), ahead))
+    seen: dict[int, list[torch.Tensor]] = {slot: [] for slot in DRAFTS}
+    for slot, row in zip(slots.tolist(), ready.logits, strict=True):
+        seen[slot].append(row.clone())
+    taken = [drafts[i] if i < accepted[slot] else -1 for slot, drafts in DRAFTS.items() for i in range(len(drafts) + 1)]
+    ready.settle(torch.tensor(taken, dtype=torch.int32))
+    for slot, count in accepted.items():
+        bench.lengths[slot] += count
+    return seen
+
+
+@pytest.mark.parametrize("accepted", [{0: 3, 2: 1, 3: 0}, {0: 1, 2: 0, 3: 0}, {0: 2, 2: 1, 3: 0}])
+@pytest.mark.parametrize("features", FEATURES.values(), ids=list(FEATURES))
+def test_rows_behind_drafts_are_those_of_single_tokens(features: dict[str, Any], accepted: dict[int, int]) -> None:
+    single, drafting = started(features), started(features)
+    seen = with_drafts(drafting, accepted)
+    for slot, drafts in DRAFTS.items():
+        for row, expected in zip(seen[slot], one_at_a_time(started(features), slot, drafts), strict=True):
+            assert torch.equal(row, expected)
+        one_at_a_time(single, slot, drafts[: accepted[slot]])
+    assert torch.equal(single.logits(), drafting.logits()), "what was refused must leave nothing behind"

@@ -1,0 +1,67 @@
+"""top_n_sigma against plain numpy, and beside what bans tokens before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.sampling.sampler import Sampler
+from tests.services.worker.sampling.test_sampler import LOGITS, NEG_INF, Bench
+
+
+def expected(logits: list[float], sigma: float) -> list[int]:
+    left = np.array([logit for logit in logits if logit > NEG_INF], dtype=np.float64)
+    least = left.max() - sigma * left.std()
+    return [i for i, logit in enumerate(logits) if logit > NEG_INF and logit >= least]
+
+
+def kept(logits: torch.Tensor) -> list[int]:
+    return [i for i, logit in enumerate(logits.tolist()) if logit > NEG_INF]
+
+
+@pytest.mark.parametrize("sigma", [0.25, 0.5, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_what_is_far_below_the_largest_is_dropped(sigma: float, temperature: float) -> None:
+    bench = Bench()
+    bench.admit(0, temperature=temperature)
+    bench.admit(2, temperature=temperature, top_n_sigma=sigma)
+    rows = bench.logits()
+    assert rows[0].tolist() == LOGITS.tolist()
+    assert kept(rows[1]) == expected(LOGITS.tolist(), sigma)
+
+
+def test_banned_tokens_do_not_widen_the_deviation() -> None:
+    bench = Bench()
+    bench.admit(0, temperature=1.0, top_n_sigma=1.0, allowed_token_ids=[3, 5, 9, 6])
+    allowed = [logit if i in {3, 5, 9, 6} else NEG_INF for i, logit in enumerate(LOGITS.tolist())]
+    assert kept(bench.logits()[0]) == expected(allowed, 1.0) == [3, 5, 9]
+
+
+def test_one_token_that_is_left_stays() -> None:
+    bench = Bench()
+    bench.admit(0, temperature=1.0, top_n_sigma=0.01, allowed_token_ids=[6])
+    assert bench.tokens() == [6]
+
+
+def test_a_greedy_choice_is_the_same() -> None:
+    bench = Bench()
+    bench.admit(0, top_n_sigma=0.5)
+    assert bench.tokens() == [1]
+
+
+def test_a_slot_forgets_it() -> None:
+    bench = Bench()
+    bench.admit(0, temperature=1.0, top_n_sigma=0.1)
+    bench.release(0)
+    bench.admit(0, temperature=1.0)
+    assert len(kept(bench.logits()[0])) == len(LOGITS)
+
+
+def test_unused_it_leaves_the_choice_to_the_graph() -> None:
+    bench = Bench()
+    bench.admit(0, temperature=1.0)
+    bench.admit(1, temperature=1.0, top_n_sigma=1.0)
+    sampler: Sampler = bench.sampler
+    assert sampler.plain(np.array([0])) is not None
+    assert sampler.plain(np.array([0, 1])) is None

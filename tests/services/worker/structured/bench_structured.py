@@ -1,0 +1,114 @@
+"""What constraining costs a worker: python -m tests.services.worker.structured.bench_structured [rows] [steps] [folder]
+
+Decoding steps of `rows` sequences, each under a schema of its own, beside the same steps without schemas. The replica
+runs in this process, one step after the other, as the engine runs it on a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from quire.bench.structured import schema
+from services.worker.build import build_replica, open_grammars
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared.pb.common.v1 import sampling_pb2
+from shared.settings import WorkerSettings
+from tests.services.worker.plans import New, PaperScheduler
+
+TINY = Path(__file__).parents[4] / "quire/tiny/model"
+PROMPT = list(range(40, 72))
+ROUNDS = 5
+WARM = 10  # steps
+
+
+class Bench:
+    """One replica; each run begins an epoch of its own."""
+
+    def __init__(self, folder: Path, rows: int, steps: int) -> None:
+        self.rows, self.steps = rows, steps
+        num_blocks = rows * (-(-(len(PROMPT) + steps) // 16) + 2)
+        settings = WorkerSettings(
+            model=str(folder), load_format="auto" if folder == TINY else "dummy", block_size=16, num_blocks=num_blocks,
+            max_num_seqs=rows, max_num_batched_tokens=rows * len(PROMPT),
+        )  # fmt: skip
+        self.num_blocks = num_blocks
+        self.grammars = CompilePool(lambda: open_grammars(settings))
+        self.replica = build_replica(settings, self.grammars)
+
+    def prepare(self) -> list[bytes]:
+        """A grammar for each row."""
+        names, done, slowest = [], threading.Semaphore(0), [0]
+
+        def note(prepared: Prepared) -> None:
+            assert prepared.error is None, prepared.error
+            slowest[0] = max(slowest[0], prepared.compile_us)
+            done.release()
+
+        started = time.perf_counter()
+        for number in range(self.rows):
+            constraint = sampling_pb2.StructuredOutput(json_schema=json.dumps(schema(number)))
+            names.append(hashlib.sha256(constraint.SerializeToString()).digest())
+            self.grammars.prepare(names[-1], constraint, note)
+        for _ in names:
+            done.acquire()
+        total = time.perf_counter() - started
+        print(f"{self.rows} schemas compiled in {total * 1e3:.1f} ms, the slowest in {slowest[0] / 1e3:.1f} ms")
+        return names
+
+    def run(self, grammars: list[bytes]) -> list[float]:
+        """Seconds of each decoding step."""
+        self.replica.rest()
+        paper = PaperScheduler(16, self.num_blocks)
+        new = [
+            New(
+                slot,
+                PROMPT,
+                sampling=sampling_pb2.SamplingParams(temperature=1.0, seed=slot),
+                eos=(0,),
+                grammar_id=name,
+            )
+            for slot, name in enumerate(grammars)
+        ]
+        plans = [paper.plan(new, dict.fromkeys(range(self.rows), len(PROMPT)))]
+        plans += [paper.plan() for _ in range(self.steps)]
+        marks = []
+        for plan in plans:
+            flight = self.replica.launch(plan)
+            outcome = flight.launch.wait()
+            assert not flight.result(outcome, 0).failures
+            self.replica.record(flight, outcome)
+            marks.append(time.perf_counter())
+        return [later - earlier for earlier, later in itertools.pairwise(marks[WARM:])]
+
+
+def low(times: list[float]) -> float:
+    """The lower quartile: what a step takes when nothing else wants the machine."""
+    return statistics.quantiles(times, n=4)[0]
+
+
+@torch.inference_mode()
+def main(rows: int = 64, steps: int = 200, folder: str = "") -> None:
+    bench = Bench(Path(folder) if folder else TINY, rows, steps)
+    names = bench.prepare()
+    free: list[float] = []
+    bound: list[float] = []
+    for _ in range(ROUNDS):
+        free += bench.run([b""] * rows)
+        bound += bench.run(names)
+    print(
+        f"{rows} rows: a step takes {low(free) * 1e3:.2f} ms without schemas, {low(bound) * 1e3:.2f} with: "
+        f"throughput {low(free) / low(bound) - 1:+.1%} (lower quartiles of {len(free)} steps)"
+    )
+
+
+if __name__ == "__main__":
+    main(*(int(a) if a.isdigit() else a for a in sys.argv[1:]))

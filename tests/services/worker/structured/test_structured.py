@@ -1,0 +1,220 @@
+"""Constrained sequences in a worker: every output fulfils its grammar, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from services.worker.structured.compile_pool import Prepared
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.services.worker.structured.constrained import EOS, PERSON, admit, hot, prepare, run, step, text
+
+
+def test_different_grammars_and_none_side_by_side(tiny: Rig, tokenizer: Tokenizer) -> None:
+    schema = prepare(tiny, json_schema=json.dumps(PERSON))
+    pattern = prepare(tiny, regex=r"[A-Z]{2}-\d{3,4}")
+    choice = prepare(tiny, choice=pb.StructuredOutput.Choice(options=["über alles", "nothing"]))
+    said = run(
+        tiny,
+        [
+            admit(tokenizer, 0, schema),
+            admit(tokenizer, 1, pattern),
+            admit(tokenizer, 3, choice),
+            admit(tokenizer, 5, schema),
+        ],
+    )
+    for slot in (0, 5):
+        person = json.loads(text(tokenizer, said[slot]))
+        assert person.keys() == {"name", "age"}
+        assert 0 <= person["age"] <= 9
+    assert re.fullmatch(r"[A-Z]{2}-\d{3,4}", text(tokenizer, said[1]))
+    assert text(tokenizer, said[3]) in ("über alles", "nothing")
+
+
+def test_thousands_of_options(tiny: Rig, tokenizer: Tokenizer) -> None:
+    options = [f"{number * 7919 % 100_003} ways" for number in range(8000)]
+    choice = prepare(tiny, choice=pb.StructuredOutput.Choice(options=options))
+    said = run(tiny, [admit(tokenizer, slot, choice) for slot in (0, 1)])
+    assert {text(tokenizer, said[slot]) for slot in (0, 1)} <= set(options)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_json_is_valid_at_any_temperature(tiny: Rig, tokenizer: Tokenizer, temperature: float) -> None:
+    schema = prepare(tiny, json_schema=json.dumps(PERSON))
+    for first in range(0, 40, 8):
+        new = [admit(tokenizer, slot, schema, sampling=hot(first + slot, temperature=temperature)) for slot in range(8)]
+        for tokens in run(tiny, new).values():
+            assert json.loads(text(tokenizer, tokens)).keys() == {"name", "age"}
+        tiny.step(released=list(range(8)))
+
+
+def test_neighbours_without_a_grammar_say_what_they_always_say(tiny: Rig, tokenizer: Tokenizer) -> None:
+    def free(slot: int) -> New:
+        return admit(tokenizer, slot, b"", sampling=hot(9))
+
+    alone = [step(tiny, [free(2)] if i == 0 else None)[2] for i in range(20)]
+    tiny.step(released=[2])
+    pattern = prepare(tiny, regex=r"\d+,")
+    beside = [step(tiny, [free(2), admit(tokenizer, 4, pattern)] if i == 0 else None)[2] for i in range(20)]
+    assert alone == beside
+
+
+def test_a_sequence_goes_on_in_the_middle_of_its_grammar(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """As after a preemption, or on another worker: the tokens so far are replayed."""
+    schema = prepare(tiny, json_schema=json.dumps(PERSON))
+    whole = run(tiny, [admit(tokenizer, 0, schema, sampling=hot(5))])[0]
+    tiny.step(released=[0])
+    for cut in range(1, len(whole)):
+        rest = run(tiny, [admit(tokenizer, 0, schema, output=whole[:cut], sampling=hot(5))])[0]
+        assert whole[:cut] + rest == whole
+        tiny.step(released=[0])
+
+
+def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:
+    schema = prepare(tiny, json_schema=json.dumps(PERSON))
+    wrong = tokenizer.encode("not JSON").ids
+    step(tiny, [admit(tokenizer, 0, schema, output=wrong), admit(tokenizer, 1, schema)])
+    (failure,) = tiny.last_result.failures
+    assert failure.slot == 0
+    assert failure.error.message == (
+        f"structured_output: the grammar does not allow token {wrong[0]}, which the output holds"
+    )
+
+
+def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Rig, tokenizer: Tokenizer) -> None:
+    letters, digits = prepare(tiny, regex="a+"), prepare(tiny, regex=r"\d+")
+    step(tiny, [admit(tokenizer, 0, letters), admit(tokenizer, 1, digits), admit(tokenizer, 2, letters)])
+    masks = tiny.replica._runner.sampler.grammar_masks
+    sequences = [masks.slots[slot] for slot in range(3)]
+    masks.maker.wait()
+    before = masks.maker.step_of(sequences)
+    masks.follow(sequences, torch.tensor([tokenizer.token_to_id(letter) for letter in "aba"]))
+    step_with_it = masks.maker.step_of(sequences)
+    assert before
+    assert step_with_it
+    assert list(step_with_it.faults()) == [1]
+    assert not before.faults()  # which was over by then
+    assert [sequence.live for sequence in sequences] == [True, False, True]
+
+
+def test_sequences_admitted_together_take_what_each_has_said(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """Two tokens and none are as many as two sequences."""
+    digits = prepare(tiny, regex=r"\d{3}")
+    output = tokenizer.encode("47").ids
+    assert len(output) == 2
+    said = run(tiny, [admit(tokenizer, 0, digits, output=output), admit(tokenizer, 1, digits)])
+    assert text(tokenizer, [*output, *said[0]]).startswith("47")
+    assert [len(text(tokenizer, tokens)) for tokens in ([*output, *said[0]], said[1])] == [3, 3]
+
+
+def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, tokenizer: Tokenizer) -> None:
+    letters = prepare(tiny, regex="a+")
+    step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
+    masks = tiny.replica._runner.sampler.grammar_masks
+    sequences = [masks.slots[slot] for slot in range(3)]
+    masks.maker.wait()
+    for sequence in sequences:
+        sequence.takes_long = True
+    step(tiny)
+    masks.maker.wait()
+    assert all(sequence.live and not sequence.takes_long for sequence in sequences)
+
+
+def test_the_grammar_ends_the_sequence_though_eos_is_ignored(tiny: Rig, tokenizer: Tokenizer) -> None:
+    exact = prepare(tiny, regex=r"[ab]{5}")
+    said = run(tiny, [admit(tokenizer, 0, exact, sampling=hot(ignore_eos=True))])
+    assert re.fullmatch("[ab]{5}", text(tokenizer, said[0]))
+    tiny.step(released=[0])
+    endless = prepare(tiny, regex=r"[ab]+")
+    said = run(tiny, [admit(tokenizer, 0, endless, sampling=hot(ignore_eos=True))], steps=50)
+    assert EOS not in said[0]
+    assert len(said[0]) == 50
+
+
+def test_min_tokens_holds_while_the_grammar_allows_more(tiny: Rig, tokenizer: Tokenizer) -> None:
+    endless = prepare(tiny, regex=r"[ab]+")
+    said = run(tiny, [admit(tokenizer, 0, endless, sampling=hot(min_tokens=30, logit_bias={EOS: 100.0}))])
+    assert said[0].index(EOS) == 30
+    tiny.step(released=[0])
+    short = prepare(tiny, regex=r"[ab]{3}")
+    said = run(tiny, [admit(tokenizer, 0, short, sampling=hot(min_tokens=30))])
+    assert re.fullmatch("[ab]{3}", text(tokenizer, said[0]))
+
+
+def test_the_model_chooses_among_its_ends_of_sequence(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """Where only these are left, they keep their logits."""
+    short = prepare(tiny, regex="a")
+    other = tokenizer.token_to_id("<|im_end|>")
+    for favourite in (EOS, other):
+        new = admit(tokenizer, 0, short, sampling=hot(logit_bias={favourite: 100.0, EOS + other - favourite: -100.0}))
+        new = replace(new, eos=(EOS, other))
+        said = [step(tiny, [new] if number == 0 else None)[0] for number in range(2)]
+        assert tokenizer.decode(said[:1]) == "a"
+        assert said[1] == favourite
+        tiny.step(released=[0])
+
+
+def test_what_the_grammar_needs_may_be_banned_otherwise_which_is_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:
+    digits = prepare(tiny, regex=r"\d{3}")
+    letter = tokenizer.encode("a").ids[:1]
+    step(tiny, [admit(tokenizer, 0, digits, sampling=hot(allowed_token_ids=letter))])
+    (failure,) = tiny.last_result.failures
+    assert "every token is banned" in failure.error.message
+
+
+def test_equal_grammars_are_compiled_once(tiny: Rig) -> None:
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    message = pb.StructuredOutput(regex="only once+")
+    for _ in range(8):
+        tiny.grammars.prepare(b"once", message, outcomes.put)
+    times = {outcomes.get(timeout=20).compile_us for _ in range(8)}
+    assert len(times - {0}) == 1
+
+
+def test_a_constraint_without_any_text_is_refused(tiny: Rig) -> None:
+    with pytest.raises(InvalidArgument, match="nothing fulfils it"):
+        prepare(tiny, json_schema=json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}))
+
+
+def test_marks_of_reasoning_may_come_in_free_text_and_begin_a_tag(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """The model's own tokens for them, which ordinary tokens do not spell."""
+    arguments = {"type": "json_schema", "json_schema": {"enum": [1, 2]}}
+    tag = {"type": "tag", "begin": "<tool_call>", "content": arguments, "end": "</tool_call>"}
+    form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag], "at_least_one": True}
+    name = prepare(tiny, structural_tag=json.dumps({"format": {**form, "stop_after_first": True}}))
+    think, end_of_thought, call = (tokenizer.token_to_id(text) for text in ("<think>", "</think>", "<tool_call>"))
+    thought = [think, *tokenizer.encode("so").ids, end_of_thought]
+    for output in ([], thought, [*tokenizer.encode("Hm").ids, *thought]):
+        said = run(tiny, [admit(tokenizer, 0, name, output=[*output, call])])[0]
+        assert text(tokenizer, said) in ("1</tool_call>", "2</tool_call>")
+        tiny.step(released=[0])
+
+
+def test_a_thinking_budget_ends_reasoning_where_the_form_has_any(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """In a form without reasoning the section that the prompt began is never ended; the form holds all the same."""
+    think, end = (tokenizer.token_to_id(text) for text in ("<think>", "</think>"))
+    thought = [{"type": "any_text"}, {"type": "const_string", "value": "</think>"}]
+    form = {"type": "sequence", "elements": [*thought, {"type": "json_schema", "json_schema": PERSON}]}
+    behind = prepare(tiny, structural_tag=json.dumps({"format": form}))
+    plain = prepare(tiny, json_schema=json.dumps(PERSON))
+    for temperature in (0.0, 2.0):
+        sampling = hot(3, temperature=temperature, thinking_token_budget=5)
+        new = [admit(tokenizer, slot, form, sampling=sampling) for slot, form in enumerate((behind, plain))]
+        new = [
+            replace(one, tokens=[*one.tokens, think], num_prompt=one.num_prompt + 1, thinking_marks=(think, end))
+            for one in new
+        ]
+        said = run(tiny, new)
+        assert said[0].index(end) == 5
+        assert json.loads(text(tokenizer, said[0][6:])).keys() == {"name", "age"}
+        assert json.loads(text(tokenizer, said[1])).keys() == {"name", "age"}
+        tiny.step(released=[0, 1])

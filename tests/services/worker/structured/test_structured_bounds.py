@@ -1,0 +1,176 @@
+"""Grammars that take too long: each ends its own sequence, and the worker goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from services.worker.structured import compile_pool, mask_maker
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from services.worker.structured.fair_filler import FairFiller
+from services.worker.structured.llguidance_backend import LLGuidanceBackend
+from shared.errors import Internal, InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+from tests.services.worker.rig import Rig
+from tests.services.worker.structured.constrained import TINY, admit, hot, prepare, run, step
+
+
+class Sequence_:
+    """As far as a filler looks at it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.matcher = seconds
+        self.takes_long = False
+        self.watched = False
+        self.num_slow = 0
+        self.failed = ""
+
+    def fail(self, text: str) -> None:
+        self.failed = text
+
+
+class Busy:
+    """Takes its time with every mask, and every token."""
+
+    def accept(self, matchers: Sequence[float], token_ids: Sequence[int]) -> list[bool]:
+        self.fill(matchers, [], None)
+        return [True] * len(matchers)
+
+    def fill(self, matchers: Sequence[float], places: Sequence[int], masks: Any) -> None:
+        for seconds in matchers:
+            until = time.thread_time() + seconds
+            while time.thread_time() < until:
+                pass
+
+
+def test_only_the_slow_one_of_many_ends() -> None:
+    sequences = [Sequence_(0), Sequence_(0.06), Sequence_(0)]
+    filler = FairFiller(Busy())  # type: ignore[arg-type]
+    for _ in range(4):
+        filler.fill(sequences, [0, 1, 2], np.zeros((3, 1), dtype=np.int32))  # type: ignore[arg-type]
+    assert [bool(s.failed) for s in sequences] == [False, True, False]
+    assert sequences[1].failed.startswith("the grammar is too slow: its last mask took 6")
+    assert not sequences[0].watched
+
+
+def test_who_takes_long_over_a_token_takes_the_next_alone() -> None:
+    sequences, filler = [Sequence_(0), Sequence_(0.005)], FairFiller(Busy())  # type: ignore[arg-type]
+
+    def is_quick() -> bool:
+        alone = Sequence_(0)
+        filler.accept([alone], [7])  # type: ignore[arg-type]
+        return not alone.takes_long
+
+    assert any(is_quick() for _ in range(20))  # something else may have the processor
+    assert filler.accept(sequences, [7, 7]) == [True, True]  # type: ignore[arg-type]
+    assert all(sequence.takes_long for sequence in sequences)
+    assert not any(sequence.watched for sequence in sequences)
+
+
+@pytest.mark.parametrize("num_tokens", [500, 700])
+def test_an_ambiguous_grammar_ends_before_it_stalls_anybody(tiny: Rig, tokenizer: Tokenizer, num_tokens: int) -> None:
+    """Every token makes the next one, and the next mask, more expensive."""
+    ambiguous = prepare(tiny, grammar='start: s\ns: s s s | s s | "a" | "aa" | "aaa"')
+    digits = prepare(tiny, regex=r"\d+")
+    new = [
+        admit(tokenizer, 0, ambiguous, output=tokenizer.encode("a").ids * num_tokens),
+        admit(tokenizer, 1, digits, sampling=hot(ignore_eos=True)),
+    ]
+    for number in range(60):
+        step(tiny, new if number == 0 else None)
+        if tiny.last_result.failures:
+            break
+    (failure,) = tiny.last_result.failures
+    assert failure.slot == 0
+    assert "structured_output: the grammar is too slow" in failure.error.message
+
+
+def test_masks_that_never_come_end_the_step_and_not_the_worker(
+    tiny: Rig, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_maker, "PATIENCE_S", 0.2)
+    digits = prepare(tiny, regex=r"\d{3}")
+    run(tiny, [admit(tokenizer, 0, digits)])
+    tiny.step(released=[0])
+    hanging = threading.Event()
+    filler = tiny.replica._runner.sampler.grammar_masks.maker._filler
+    monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(20))
+    with pytest.raises(Internal, match="masks were not made within"):
+        step(tiny, [admit(tokenizer, 0, digits)])
+    tiny.rest()
+    said = run(tiny, [admit(tokenizer, 1, digits)])
+    assert tokenizer.decode(said[1][:-1]).isdigit()
+    hanging.set()
+
+
+class Hanging:
+    """Compiles until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def compile(self, constraint: pb.StructuredOutput) -> str:
+        if constraint.regex == "hang":
+            self.let_go.wait(20)
+        return constraint.regex
+
+
+def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 1)
+    monkeypatch.setattr(compile_pool, "NUM_THREADS", 1)
+    backend = Hanging()
+    pool = CompilePool(lambda: backend)  # type: ignore[arg-type, return-value]
+    assert pool.backend is backend
+    outcomes: queue.SimpleQueue[tuple[str, Prepared]] = queue.SimpleQueue()
+    for name in ("hang", "next"):
+        pool.prepare(
+            name.encode(), pb.StructuredOutput(regex=name), lambda prepared, name=name: outcomes.put((name, prepared))
+        )
+    first, second = outcomes.get(timeout=10), outcomes.get(timeout=10)
+    assert first[0] == "hang"
+    assert isinstance(first[1].error, InvalidArgument)
+    assert first[1].error.message == "structured_output: it takes more than 1 s to compile"
+    assert second[0] == "next"
+    assert pool.grammar(b"next") == "next"
+    assert pool.grammar(b"hang") is None
+    backend.let_go.set()
+
+
+def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "MOST_UNNEEDED", 2)
+    pool = CompilePool(Hanging)  # type: ignore[arg-type]
+    outcomes: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+    names = [str(i).encode() for i in range(5)]
+    for name in names:
+        pool.prepare(name, pb.StructuredOutput(regex=name.decode()), outcomes.put)
+        assert outcomes.get(timeout=10).error is None
+    pool.prepare(names[0], pb.StructuredOutput(regex="0"), outcomes.put)
+    assert outcomes.get(timeout=10).compile_us == 0
+    for name in names:
+        pool.release(name)
+    assert [pool.grammar(name) is not None for name in names] == [True, False, False, True, True]
+    pool.release(names[0])  # needed twice
+    assert [pool.grammar(name) is not None for name in names] == [True, False, False, False, True]
+
+
+@pytest.mark.parametrize("multiple", [2, 5, 0.01, 60, 100, 1000])
+def test_multiples_that_the_door_lets_in_can_be_followed(multiple: float) -> None:
+    backend = LLGuidanceBackend(TINY, 4096, [0])
+    schema = f'{{"type": "number", "multipleOf": {multiple}, "minimum": 1, "maximum": 1000000}}'
+    matcher = backend.compile(pb.StructuredOutput(json_schema=schema)).start()
+    filler, mask = backend.filler(), np.zeros((1, 128), dtype=np.int32)
+    for digit in Tokenizer.from_file(str(Path(TINY) / "tokenizer.json")).encode("6000").ids:
+        filler.fill([matcher], [0], mask)
+        assert matcher.fault == ""
+        assert matcher.accept([digit]) == 1
+    assert matcher.can_end

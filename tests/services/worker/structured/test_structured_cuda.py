@@ -1,0 +1,111 @@
+"""Constrained sequences on a GPU, whose stream waits for masks that the host has not made yet."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from services.worker.replica import Flight
+from services.worker.structured import mask_maker
+from services.worker.structured.stream_gate import StreamGate
+from shared.errors import Internal
+from tests.services.worker.rig import Rig
+from tests.services.worker.structured.constrained import EOS, PERSON, TINY, admit, hot, prepare, run, text
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"min_tokens": 2}])
+def test_on_a_gpu_with_two_steps_under_way(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, graphs: bool, late: bool, asked: dict[str, float]
+) -> None:
+    """A step is launched before anybody has waited for the one before; its masks need that one's tokens."""
+    rig = on_gpu(graphs)
+    forms = [prepare(rig, json_schema=json.dumps({**PERSON, "title": str(i)})) for i in range(6)]
+    new = [admit(tokenizer, slot, form, sampling=hot(slot, **asked)) for slot, form in enumerate(forms)]
+    new += [admit(tokenizer, slot, b"") for slot in (6, 7)]
+    said: dict[int, list[int]] = {sequence.slot: [] for sequence in new}
+    under_way: deque[Flight] = deque()
+    if late:
+        filler = rig.replica._runner.sampler.grammar_masks.maker._filler
+        fill = filler.fill
+
+        def slowly(*arguments: Any) -> None:
+            time.sleep(0.02)
+            fill(*arguments)
+
+        monkeypatch.setattr(filler, "fill", slowly)
+
+    def land() -> None:
+        flight = under_way.popleft()
+        outcome = flight.launch.wait()
+        rig.replica.record(flight, outcome)
+        result = flight.result(outcome, wait_us=0)
+        assert not [failure for failure in result.failures if EOS not in said[failure.slot]]
+        for slot, token in rig.scheduler.take(result).items():
+            if EOS not in said[slot]:
+                said[slot].append(token)
+
+    with torch.inference_mode():
+        for number in range(80):
+            counts = {sequence.slot: len(sequence.tokens) for sequence in new} if number == 0 else None
+            under_way.append(rig.replica.launch(rig.scheduler.plan(new if number == 0 else None, counts)))
+            if len(under_way) == 2:
+                land()
+        land()
+    for slot in range(6):
+        assert json.loads(text(tokenizer, said[slot])).keys() == {"name", "age"}
+
+
+def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_maker, "PATIENCE_S", 0.5)
+    rig = on_gpu(graphs=True)
+    digits = prepare(rig, regex=r"\d{3}")
+    hanging = threading.Event()
+    masks = rig.replica._runner.sampler.grammar_masks
+    monkeypatch.setattr(masks.maker._filler, "fill", lambda *_: hanging.wait(20))
+    new = [admit(tokenizer, 0, digits)]
+    with torch.inference_mode():
+        flight = rig.replica.launch(rig.scheduler.plan(new, {0: len(new[0].tokens)}))
+        with pytest.raises(Internal, match="masks were not made within"):
+            flight.launch.wait()
+        torch.cuda.synchronize()
+    rig.rest()
+    said = run(rig, [admit(tokenizer, 1, digits)])
+    assert tokenizer.decode(said[1][:-1]).isdigit()
+    hanging.set()
+
+
+def test_a_gate_that_several_threads_open_stays_open() -> None:
+    gate = StreamGate()
+    target, source = torch.zeros(3, device="cuda"), torch.ones(3).pin_memory()
+    gate.reach(1)
+    gate.open_for_good()
+    gate.open_for_good()
+    gate.reach(2)
+    gate.copy_at(7, target, source)
+    assert target.tolist() == [1, 1, 1]
+
+
+def on_gpu(graphs: bool) -> Rig:
+    return Rig(
+        TINY,
+        device="cuda",
+        dtype="bfloat16",
+        cuda_graphs=graphs,
+        attention_backend="auto",
+        block_size=16,
+        num_blocks=512,
+        record_logits=False,
+    )
