@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from services.frontend import measures
 from services.frontend.delta import Delta
-from services.frontend.input_processor.processor import Prepared
+from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.pace import Pace
+from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
@@ -54,12 +54,12 @@ class Generation:
         self,
         request: Request,
         *,
-        prepared: Seq[Prepared],
+        prepared: Seq[PreparedPrompt],
         client: SchedulerClient,
         tokenizer: Tokenizer,
         formats: AnswerFormats,
         metrics: FrontendMetrics,
-        pace: Pace,
+        pace: ReaderPace,
     ) -> None:
         self.request = request
         self.prepared = prepared
@@ -113,9 +113,9 @@ class Generation:
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
-        return deltas if self._parsers is None else [self._take_apart(delta, self._parsers) for delta in deltas]
+        return deltas if self._parsers is None else [self._parse(delta, self._parsers) for delta in deltas]
 
-    def _take_apart(self, delta: Delta, parsers: list[AnswerParser]) -> Delta:
+    def _parse(self, delta: Delta, parsers: list[AnswerParser]) -> Delta:
         parser = parsers[delta.sample]
         parts = parser.push(delta.text)
         if delta.finish is not None:

@@ -10,9 +10,9 @@ from services.frontend.calls import Call
 from services.frontend.catalogue import Catalogue
 from services.frontend.directory.prefix_lookup import Prefixes
 from services.frontend.generation import Generation
-from services.frontend.input_processor.processor import InputProcessor, Prepared
+from services.frontend.input_processor.processor import InputProcessor, PreparedPrompt
 from services.frontend.output_processor.answer_formats import AnswerFormats
-from services.frontend.output_processor.pace import Pace
+from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.request import Request
 from services.frontend.scheduler_client.client import Limits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ class Generator:
         self._formats = formats
         self._metrics = metrics
         self._stream_interval = stream_interval
-        self._pace = Pace(metrics.write.observe)
+        self._pace = ReaderPace(metrics.write.observe)
 
     @asynccontextmanager
     async def answering(self, request: Request, call: Call) -> AsyncIterator[Generation]:
@@ -66,7 +66,7 @@ class Generator:
             generation.begin(held)
             yield generation
 
-    def _generation(self, request: Request, prepared: list[Prepared]) -> Generation:
+    def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
         return Generation(
             request,
             prepared=prepared,
@@ -93,7 +93,7 @@ class Generator:
                 raise self._formats.blame(error, constrained) from None
         return constrained
 
-    async def _prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+    async def _prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
         try:
             return await self._processor.prepare(request, limits)
         except QuireError as error:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-from services.frontend.access.access import Access
-from services.frontend.access.shared_use import SharedUse
-from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
 from services.frontend.admission import Admission
 from services.frontend.anthropic_edge.routes import MessageRoutes
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.room import Room
 from services.frontend.calls import Calls
 from services.frontend.catalogue import Catalogue
-from services.frontend.directory.directory import Directory
-from services.frontend.directory.prefix_lookup import NoPrefixes, PrefixLookup
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge import connections as grpc_connections
@@ -41,8 +34,9 @@ from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.through_redis import ThroughRedis
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import logs, model_identity, ports, prefix_index
+from shared import logs, model_identity, ports
 from shared.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.liveness import Liveness
 from shared.metrics.frontend import FrontendMetrics
@@ -50,7 +44,7 @@ from shared.pb.common.v1 import model_pb2
 from shared.pb.inference.v1 import inference_pb2_grpc
 from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.rpc.admin_port import AdminPort
-from shared.rpc.guard import Guard
+from shared.rpc.guard import CallGuard
 from shared.rpc.server import Server
 from shared.rpc.trust import Dialler
 from shared.settings.frontend import FrontendSettings
@@ -95,9 +89,8 @@ class Frontend:
         context = model_identity.read_config(folder).get("max_position_embeddings", identity.vocab_size)
         self.metrics = FrontendMetrics(identity.name, context)
         self._tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
-        self._redis_keys: RedisKeys | None = None
-        self._access = self._new_access()
-        self._shared_use = None if settings.redis == "none" or self._access.is_open else self._new_shared_use()
+        self._redis = ThroughRedis(settings, self.metrics)
+        self._access = self._redis.access
         self._connections = Connections(settings.connection_limits, descriptors(), self.metrics)
         self._large = LargeBodies(settings.request_limits, self._room)
         self._admission = Admission(
@@ -128,9 +121,7 @@ class Frontend:
         self._processor = InputProcessor(
             self._tokenizer, identity.vocab_size, settings.max_prompts_per_request, settings.request_limits
         )
-        self._directory = None if settings.redis == "none" else self._new_directory(identity)
-        self._lookup = None if self._directory is None else self._new_lookup(self._directory)
-        self._generator = self._new_generator()
+        self._generator = self._new_generator(identity)
         self._add_grpc_services()
         self._http = self._new_http_server()
         self.http_address = settings.reachable(self._http.port)
@@ -143,7 +134,7 @@ class Frontend:
             share_port=self._settings.share_ports,
             max_receive_bytes=self._settings.max_request_bytes,
             interceptors=[
-                Guard(self._access.check, Refusals(self.metrics, self._calls, REQUESTS)),
+                CallGuard(self._access.check, Refusals(self.metrics, self._calls, REQUESTS)),
                 BoundedMessages(self._settings.request_limits, self._large, self._calls, self.metrics),
             ],
             tls=self._settings.client_tls,
@@ -151,11 +142,11 @@ class Frontend:
             more_options=grpc_connections.options(self._connections),
         )
 
-    def _new_generator(self) -> Generator:
+    def _new_generator(self, identity: model_pb2.ModelIdentity) -> Generator:
         return Generator(
             catalogue=self._catalogue,
             processor=self._processor,
-            prefixes=self._lookup or NoPrefixes(),
+            prefixes=self._redis.look_up(identity, self._client),
             client=self._client,
             tokenizer=self._tokenizer,
             formats=AnswerFormats(
@@ -167,39 +158,6 @@ class Frontend:
             metrics=self.metrics,
             stream_interval=self._settings.stream_interval,
         )
-
-    def _new_access(self) -> Access:
-        settings, sources = self._settings, list[Source]()
-        if settings.api_key:
-            sources.append(OneKey(settings.api_key))
-        if settings.api_keys == "redis":
-            redis, namespace = self._connect_redis(), settings.redis_namespace
-            self._redis_keys = RedisKeys(redis, namespace, self.metrics.access_errors.inc)
-            sources.append(self._redis_keys)
-        elif settings.api_keys:
-            sources.append(KeyFile(settings.api_keys, self.metrics.access_errors.inc))
-        return Access(sources, self.metrics, time.monotonic)
-
-    def _new_shared_use(self) -> SharedUse:
-        namespace, accounts = self._settings.redis_namespace, self._access.accounts
-        return SharedUse(self._connect_redis(), namespace, accounts, self.metrics.access_errors.inc)
-
-    def _connect_redis(self) -> Any:
-        settings = self._settings
-        return prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
-
-    def _new_directory(self, identity: model_pb2.ModelIdentity) -> Directory:
-        return Directory(
-            self._connect_redis(),
-            self._settings.redis_namespace,
-            identity,
-            sessions=lambda: self._client.usable_sessions,
-            on_schedulers=self._client.roster.meet,
-            metrics=self.metrics,
-        )
-
-    def _new_lookup(self, directory: Directory) -> PrefixLookup:
-        return PrefixLookup(directory, lambda: self._client.usable_sessions, self.metrics)
 
     def _add_grpc_services(self) -> None:
         inference = inference_service.InferenceService(
@@ -283,13 +241,8 @@ class Frontend:
             restarted("health", self._report_health),
             restarted("gRPC connections", self._grpc_watch.run, is_needed=False),
             restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
+            *self._redis.tasks(),
         ]
-        if self._directory is not None:
-            background.append(restarted("directory", self._directory.run, is_needed=False))
-        if self._redis_keys is not None:
-            background.append(restarted("API keys", self._redis_keys.run, is_needed=False))
-        if self._shared_use is not None:
-            background.append(restarted("use of keys", self._shared_use.run, is_needed=False))
         await first(http, *background, self._drain_when_asked(http))
 
     async def _tell_alive(self, is_alive: bool) -> None:
@@ -318,14 +271,7 @@ class Frontend:
     async def close(self) -> None:
         await self._grpc.stop(0)
         await self.admin.stop()
-        if self._lookup is not None:
-            await self._lookup.close()
-        if self._directory is not None:
-            await self._directory.close()
-        if self._redis_keys is not None:
-            await self._redis_keys.close()
-        if self._shared_use is not None:
-            await self._shared_use.close()
+        await self._redis.close()
         self._large.close()
         self._processor.close()
         self._tokenizer.close()

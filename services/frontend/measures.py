@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.frontend.delta import Finish
-from services.frontend.input_processor.processor import Prepared
+from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor.sample import Sample
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
@@ -28,7 +28,7 @@ def word(finish: Finish | None) -> str:
     return "cancelled" if finish is None else WORDS[finish.reason]
 
 
-def prompt_started(metrics: FrontendMetrics, prompt: Prepared, num_cached_tokens: int) -> None:
+def prompt_started(metrics: FrontendMetrics, prompt: PreparedPrompt, num_cached_tokens: int) -> None:
     """Once for a prompt, whatever n is, as in usage."""
     metrics.prompt_tokens.inc(prompt.work.num_prompt_tokens)
     metrics.cached_tokens.inc(num_cached_tokens)
@@ -52,7 +52,7 @@ def tools_offered(metrics: FrontendMetrics, *, streamed: bool, called: bool) -> 
     metrics.tool_parser[mode, outcome].inc()
 
 
-def prompt_ended(metrics: FrontendMetrics, prompt: Prepared, samples: Iterable[Sample]) -> None:
+def prompt_ended(metrics: FrontendMetrics, prompt: PreparedPrompt, samples: Iterable[Sample]) -> None:
     lengths = [sample.num_tokens for sample in samples]
     metrics.request_prompt_tokens.observe(prompt.work.num_prompt_tokens)
     metrics.request_params_n.observe(len(lengths))

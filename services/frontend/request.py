@@ -142,7 +142,7 @@ class Request:
     default_max_tokens: int | None = None  # None: what fits in the model's context
     final_only: bool = False  # the reader wants each sample in one piece, when it has ended
     stream_interval: int = 1  # tokens from one piece of a sample to the next
-    take_apart: bool = False  # the reader wants reasoning and tool calls apart from the content
+    parse_answer: bool = False  # the reader wants reasoning and tool calls apart from the content
     tool_use: ToolUse | None = None
     include_reasoning: bool = True
     return_times: bool = False

@@ -19,7 +19,7 @@ from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.policies import find_policy
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
-from services.scheduler.replicas.guard import Guard
+from services.scheduler.replicas.guard import LoopGuard
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
 from services.scheduler.terms import check_sizes
@@ -130,7 +130,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.gather(old, return_exceptions=True)
 
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
-        guard = Guard(asyncio.get_running_loop())
+        guard = LoopGuard(asyncio.get_running_loop())
         replica = await self._replica(session, hello, guard)
         welcome = pb.SchedulerWelcome(
             scheduler_id=self._settings.name,
@@ -163,7 +163,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if self._directory is not None and terms.model is not None and terms.layout is not None:
             self._directory.track(replica, BlockKeys.of(self._settings.redis_namespace, terms.model, terms.layout))
 
-    async def _replica(self, session: WorkerSession, hello: pb.WorkerHello, guard: Guard) -> Replica:
+    async def _replica(self, session: WorkerSession, hello: pb.WorkerHello, guard: LoopGuard) -> Replica:
         changes = BlockChanges()
         observer = changes if self._directory is not None else None
         core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id), observer=observer)

@@ -44,8 +44,7 @@ from services.worker.sampling.accept import CHOICES
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode import config as speculative_config
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, Target
-from services.worker.spec_decode.drafter import Worker as DrafterWorker
+from services.worker.spec_decode.drafter import Drafter, DrafterWorker, Target
 from services.worker.spec_decode.grammar import JumpForward
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.registry import open_drafter

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.ranks.group import RankGroup
-from services.worker.replica import Flight, Replica
+from services.worker.replica import Replica, StepInFlight
 from services.worker.runner.output import RunnerOutput
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool
@@ -61,7 +61,7 @@ class LaunchedStep:
     """A step on the device, with what its result needs."""
 
     receiver: Receiver
-    flight: Flight
+    flight: StepInFlight
     wait_us: int
     ticket: int  # the ranks': see RankGroup.broadcast
 

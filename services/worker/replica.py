@@ -52,7 +52,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class StepInFlight:
     """A step between launch and record."""
 
     epoch: int
@@ -139,7 +139,7 @@ class Replica:
         self._refused: dict[int, QuireError] = {}  # by slot
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)  # sampled ones that are on the host
 
-    def launch(self, plan: pb.StepPlan) -> Flight:
+    def launch(self, plan: pb.StepPlan) -> StepInFlight:
         """Launches the step that the plan means, and brings slots and blocks to after it.
 
         Plans in their order, each before or after the one before it is recorded (see waits_before). Raises
@@ -161,7 +161,7 @@ class Replica:
             self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
         num_begun = speculation.num_begun if speculation else 0
-        return Flight(
+        return StepInFlight(
             plan.epoch, plan.step_id, inputs, launch, self._refused_in(inputs), idle, num_begun, copies, moves
         )
 
@@ -198,7 +198,7 @@ class Replica:
         """Whether every launched step must have been recorded before this one is."""
         return self._speculation is not None and self._speculation.waits_before(plan)
 
-    def record(self, flight: Flight, output: RunnerOutput) -> None:
+    def record(self, flight: StepInFlight, output: RunnerOutput) -> None:
         """The step has been executed: its tokens are known and their KV is where it belongs."""
         inputs = flight.inputs
         if flight.copies is not None:

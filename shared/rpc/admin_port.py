@@ -10,7 +10,7 @@ from shared.logs import logger
 from shared.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from shared.rpc import admin_pass
 from shared.rpc.admin_pass import AdminPass
-from shared.rpc.guard import Guard, bearer
+from shared.rpc.guard import CallGuard, bearer
 from shared.rpc.server import Server
 from shared.secret_file import SecretFile
 from shared.settings import NO_TLS, Settings
@@ -39,7 +39,7 @@ class AdminPort:
             settings.admin_port,
             (SERVICE_NAME,),
             tls=NO_TLS if is_local else settings.tls,
-            interceptors=(Guard(self._check),),
+            interceptors=(CallGuard(self._check),),
             port_setting="admin_port",
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, self._server.grpc)

@@ -16,7 +16,7 @@ Check = Callable[[dict[str, str | bytes]], QuireError | None]
 Refused = Callable[[str, QuireError], None]  # method's path, why
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class CallGuard(grpc.aio.ServerInterceptor):
     """`check` gets a call's metadata and returns why it may not pass. Health checks always pass."""
 
     def __init__(self, check: Check, refused: Refused = lambda _method, _error: None) -> None:

@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import Any
 
-from services.worker.replica import Flight, Replica
+from services.worker.replica import Replica, StepInFlight
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 
@@ -25,7 +25,7 @@ def step_times(replica: Replica, sampling: dict[str, Any]) -> list[float]:
         pair.ask(prompts[i % len(prompts)][:60], 60, eos=(), **sampling)
     launch, times = replica.launch, []
 
-    def timed(plan: Any) -> Flight:
+    def timed(plan: Any) -> StepInFlight:
         begin = time.perf_counter()
         flight = launch(plan)
         times.append(1e6 * (time.perf_counter() - begin))

@@ -18,7 +18,7 @@ from services.worker.graphs.recorded_steps import RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import PlainEdges
 from services.worker.runner import batch_invariance
-from services.worker.sampling.core import PlainChoice
+from services.worker.sampling.choice import PlainChoice
 from shared.pb.common.v1 import sampling_pb2
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.conftest import ON_GPU
@@ -68,7 +68,7 @@ def with_graphs(rig: Rig) -> Rig:
     graphs = DecodeGraphs(
         RecordedModel(
             logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
-            choice=PlainChoice(runner.sampler._core.ops, limits.max_num_seqs, torch.device("cpu")),
+            choice=PlainChoice(runner.sampler._choice.ops, limits.max_num_seqs, torch.device("cpu")),
             edges=PlainEdges(),
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=0,
@@ -87,7 +87,7 @@ def with_graphs(rig: Rig) -> Rig:
 def test_logits_are_the_same_bits_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
     tokens = prompt(70, 1)
     rig = build()
-    assert set(rig.replica._runner.sampler._core.ops.sources.values()) == set(PACKAGES)
+    assert set(rig.replica._runner.sampler._choice.ops.sources.values()) == set(PACKAGES)
     rig.step([New(0, tokens, sampling=ASKED)], {0: 70})
     results = [rig.last_result.logprobs]
     for _ in range(3):

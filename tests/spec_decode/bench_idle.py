@@ -22,7 +22,7 @@ import torch
 
 from quire.bench.report import Row, table
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.worker.replica import Flight
+from services.worker.replica import StepInFlight
 from shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.no_model import leave_out_forward
 from tests.spec_decode.methods import METHODS
@@ -47,7 +47,7 @@ class Drive:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        self._airborne: deque[tuple[Flight, Step]] = deque()
+        self._airborne: deque[tuple[StepInFlight, Step]] = deque()
 
     def steps(self) -> Iterator[Step]:
         while self._pair.core.has_work or self._airborne:
@@ -88,7 +88,7 @@ class Drive:
         return step
 
 
-def _kind(wire: pb.StepPlan, flight: Flight) -> str:
+def _kind(wire: pb.StepPlan, flight: StepInFlight) -> str:
     if flight.inputs.drafts is not None:
         return "drafts"
     if flight.inputs.num_tokens > flight.inputs.num_samples:

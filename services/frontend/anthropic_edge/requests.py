@@ -41,7 +41,7 @@ def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokeni
         deadline_s=headers.deadline_s,
         tenant=headers.tenant,
         final_only=not body.stream,
-        take_apart=True,
+        parse_answer=True,
         tool_use=offer.use,
         include_reasoning=body.thinking is None or body.thinking.display != "omitted",
     )

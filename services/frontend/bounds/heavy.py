@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from services.frontend.bounds.turns import Turns
+from services.frontend.bounds.turns import SmallestFirst
 
 LIGHT_BYTES = 1 << 14  # parsed and checked in half a millisecond
 HEAVY_BYTES = 1 << 16  # in two or more
@@ -21,7 +21,7 @@ class HeavyWork:
     """Of one event loop."""
 
     def __init__(self) -> None:
-        self._turns = Turns(1)
+        self._turns = SmallestFirst(1)
 
     @asynccontextmanager
     async def turn(self, num_bytes: int) -> AsyncIterator[None]:

@@ -18,7 +18,7 @@ from services.frontend.bounds.body_probe import Question
 from services.frontend.bounds.heavy import HEAVY_BYTES
 from services.frontend.bounds.room import Room
 from services.frontend.bounds.spool import Spool
-from services.frontend.bounds.turns import Turns
+from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.child import Child, ChildEnded
 from shared.errors import Internal, InvalidArgument
 from shared.logs import logger
@@ -36,7 +36,7 @@ class LargeBodies:
         self._child = Child(body_probe.__name__, json.dumps(asdict(limits)).encode())
         self._room = room
         self._thread = ThreadPoolExecutor(1, "large-bodies", step_back)  # and so the process that it starts
-        self._turns = Turns(1)
+        self._turns = SmallestFirst(1)
 
     async def check(self, spool: Spool, kind: str = body_probe.JSON) -> bool:
         """Whether it has been checked, which small ones are not. JSONDecodeError, InvalidArgument."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class SmallestFirst:
     """So many at a time; of those who wait, the one with the least work goes first."""
 
     def __init__(self, places: int) -> None:

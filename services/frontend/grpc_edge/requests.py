@@ -54,7 +54,7 @@ def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: Generation
     )
     request = _request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
     wants_reasoning = not message.HasField("include_reasoning") or message.include_reasoning
-    return replace(request, take_apart=True, tool_use=offer.use, include_reasoning=wants_reasoning)
+    return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=wants_reasoning)
 
 
 POOLERS = {number: name for name, number in pooling.POOLERS.items()}

@@ -12,7 +12,7 @@ import itertools
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from services.frontend.bounds.turns import Turns
+from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.child import Child, ChildEnded
 from services.frontend.input_processor import grammar_probe
 from shared import structured_output
@@ -83,7 +83,7 @@ class Lane:
         self.probes = probes
         self._free = probes.copy()  # the one that was used last is warm
         self._threads = ThreadPoolExecutor(len(probes), name, step_back)  # and so the processes they start
-        self._turns = Turns(len(probes))
+        self._turns = SmallestFirst(len(probes))
         self._numbers = itertools.count(0, -1)
 
     async def ask(self, message: bytes, patience_s: float) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.frontend.bounds import prompts
@@ -12,12 +11,11 @@ from services.frontend.bounds.room import Room
 from services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
 from services.frontend.request import (
-    BeamSearch,
     ChatPrompt,
     Pooling,
     Prompt,
-    RepetitionDetection,
     Request,
     Sampling,
     TextPrompt,
@@ -44,11 +42,25 @@ CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrompt:
     """A prompt ready to be submitted."""
 
     token_ids: list[int]
     work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What schedulers and workers are told of a prompt beside its tokens."""
+
+    sampling: sampling_pb2.SamplingParams
+    params: bytes  # SequenceParams
+    eos_token_ids: bytes = b""  # u32 column
+    grammar: bytes = b""
+    samples_nothing: bool = False
+
+
+AskedOf = Callable[[int], Asked]  # of a prompt of so many tokens; raises InvalidArgument
 
 
 class InputProcessor:
@@ -103,20 +115,13 @@ class InputProcessor:
         promised = request.num_promised_output_tokens(max_model_len)
         return sum(_estimate(prompt) for prompt in request.prompts) + promised
 
-    async def prepare(self, request: Request, limits: Limits) -> list[Prepared]:
+    async def prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
         """Each prompt's tokens, and what schedulers and workers are told of it. Raises InvalidArgument."""
-        if request.pooling is not None:
-            return await self._prepare_pooled(request, request.pooling, limits)
-        if request.sampling.structured_output is not None:
-            await self._grammar_door.check(request.sampling.structured_output)
         _check_priority(request.priority, limits)
-        sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
-        logits_processors.check_known(request.sampling, limits.logits_processors)
-        sampling = sampling_rules.settle(request.sampling)
-        bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
-        thinking = self._thinking_marks(sampling)
-        eos = u32_bytes(self._eos_ids(sampling))
-        grammar = _grammar(sampling)
+        if request.pooling is None:
+            asked = await self._asked_samples(request, limits)
+        else:
+            asked = _asked_vector(request.pooling)
         root_hash = block_hash.root_hash(salt=request.cache_salt)
         prepared = []
         for number, prompt in enumerate(request.prompts):
@@ -124,59 +129,33 @@ class InputProcessor:
                 await asyncio.sleep(0)
             token_ids = await self._tokenize(prompt, request, limits.max_model_len)
             prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
-            prompt_limits.check_prompt_logprobs(sampling, len(token_ids))
-            column = i32_bytes(token_ids)
-            complete = _to_proto(sampling, self._output_length(request, len(token_ids), limits))
-            work = Work(
-                request_id=request.request_id,
-                prompt=column,
-                num_prompt_tokens=len(token_ids),
-                hashes=PromptHashes(root_hash, column),
-                sampling=complete,
-                eos_token_ids=eos,
-                params=SequenceParams(
-                    sampling=complete,
-                    eos_token_ids=eos,
-                    bad_word_token_ids=bad_words,
-                    think_start_token_ids=thinking[0],
-                    think_end_token_ids=thinking[1],
-                ).SerializeToString(),
-                grammar=grammar,
-                priority=request.priority,
-                tenant=request.tenant,
-                arrival_s=request.arrival_s,
-                deadline_s=request.deadline_s,
-            )
-            prepared.append(Prepared(token_ids, work))
+            prepared.append(PreparedPrompt(token_ids, _work(request, token_ids, root_hash, asked(len(token_ids)))))
         return prepared
 
-    async def _prepare_pooled(self, request: Request, asked: Pooling, limits: Limits) -> list[Prepared]:
-        _check_priority(request.priority, limits)
-        params, root_hash = pooling.params(asked), block_hash.root_hash(salt=request.cache_salt)
-        sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=asked.pooler not in pooling.READ_ONE)
-        prepared = []
-        for number, prompt in enumerate(request.prompts):
-            if number % PROMPTS_IN_A_TURN == PROMPTS_IN_A_TURN - 1:
-                await asyncio.sleep(0)
-            token_ids = await self._tokenize(prompt, request, limits.max_model_len)
-            prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
-            column = i32_bytes(token_ids)
-            work = Work(
-                request_id=request.request_id,
-                prompt=column,
-                num_prompt_tokens=len(token_ids),
-                hashes=PromptHashes(root_hash, column),
-                sampling=sampling,
-                eos_token_ids=b"",
-                params=params,
-                samples_nothing=True,
-                priority=request.priority,
-                tenant=request.tenant,
-                arrival_s=request.arrival_s,
-                deadline_s=request.deadline_s,
+    async def _asked_samples(self, request: Request, limits: Limits) -> AskedOf:
+        if request.sampling.structured_output is not None:
+            await self._grammar_door.check(request.sampling.structured_output)
+        sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
+        logits_processors.check_known(request.sampling, limits.logits_processors)
+        sampling = sampling_rules.settle(request.sampling)
+        bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
+        thinking = self._thinking_marks(sampling)
+        eos = u32_bytes(self._eos_ids(sampling))
+        grammar = grammar_bytes(sampling)
+
+        def asked_of(num_prompt_tokens: int) -> Asked:
+            prompt_limits.check_prompt_logprobs(sampling, num_prompt_tokens)
+            complete = to_message(sampling, self._output_length(request, num_prompt_tokens, limits))
+            params = SequenceParams(
+                sampling=complete,
+                eos_token_ids=eos,
+                bad_word_token_ids=bad_words,
+                think_start_token_ids=thinking[0],
+                think_end_token_ids=thinking[1],
             )
-            prepared.append(Prepared(token_ids, work))
-        return prepared
+            return Asked(complete, params.SerializeToString(), eos, grammar)
+
+        return asked_of
 
     def _thinking_marks(self, sampling: Sampling) -> tuple[bytes, bytes]:
         """Columns of what begins and what ends a reasoning section; empty where nobody wants to know."""
@@ -233,6 +212,31 @@ class InputProcessor:
         return await self._tokenizer.decode_long(token_ids, skip_special_tokens=skip_special_tokens)
 
 
+def _asked_vector(pooling_asked: Pooling) -> AskedOf:
+    sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=pooling_asked.pooler not in pooling.READ_ONE)
+    asked = Asked(sampling, pooling.params(pooling_asked), samples_nothing=True)
+    return lambda _num_prompt_tokens: asked
+
+
+def _work(request: Request, token_ids: Sequence[int], root_hash: bytes, asked: Asked) -> Work:
+    column = i32_bytes(token_ids)
+    return Work(
+        request_id=request.request_id,
+        prompt=column,
+        num_prompt_tokens=len(token_ids),
+        hashes=PromptHashes(root_hash, column),
+        sampling=asked.sampling,
+        eos_token_ids=asked.eos_token_ids,
+        params=asked.params,
+        grammar=asked.grammar,
+        samples_nothing=asked.samples_nothing,
+        priority=request.priority,
+        tenant=request.tenant,
+        arrival_s=request.arrival_s,
+        deadline_s=request.deadline_s,
+    )
+
+
 def _check_priority(priority: int, limits: Limits) -> None:
     without = limits.scheduling_policies & WITHOUT_PRIORITY
     if priority and without:
@@ -249,63 +253,3 @@ def _estimate(prompt: Prompt) -> int:
             return len(text) // CHARACTERS_PER_TOKEN + 1
         case ChatPrompt(messages):
             return sum(len(str(m.get("content") or "")) for m in messages) // CHARACTERS_PER_TOKEN + 1
-
-
-def _to_proto(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:
-    """Complete, and without what only the frontend needs. An unseeded prompt gets a seed here, once, so that moving its
-    sequences does not change what they say."""
-    if sampling.min_tokens > max_tokens:
-        raise InvalidArgument(
-            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {sampling.min_tokens}.",
-            field="min_tokens",
-        )
-    message = sampling_pb2.SamplingParams(
-        n=1,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
-        max_tokens=max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=sampling.logit_bias,
-        allowed_token_ids=sampling.allowed_token_ids or (),
-        repetition_detection=_detection(sampling.repetition_detection),
-        beam_search=_search(sampling.beam_search),
-        logprobs=sampling.logprobs,
-        logprob_token_ids=sampling.logprob_token_ids,
-        prompt_logprobs=sampling.prompt_logprobs,
-        prompt_logprob_start=sampling.prompt_logprob_start or None,
-        prompt_logprob_token_ids=[sampling_pb2.NamedTokens(ids=ids) for ids in sampling.prompt_logprob_token_ids],
-        thinking_token_budget=sampling.thinking_token_budget,
-        skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
-        logits_processors=sampling.logits_processors,
-    )
-    for name, value in sampling.plain.items():
-        setattr(message, name, value)
-    return message
-
-
-def _grammar(sampling: Sampling) -> bytes:
-    """Equal constraints have equal bytes."""
-    asked = sampling.structured_output
-    return b"" if asked is None else asked.SerializeToString(deterministic=True)
-
-
-def _search(asked: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
-    if asked is None:
-        return None
-    return sampling_pb2.BeamSearch(
-        width=asked.width, length_penalty=asked.length_penalty, early_stopping=asked.early_stopping
-    )
-
-
-def _detection(asked: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
-    if asked is None:
-        return None
-    return sampling_pb2.RepetitionDetection(
-        min_pattern_size=asked.min_pattern_size, max_pattern_size=asked.max_pattern_size, min_count=asked.min_count
-    )

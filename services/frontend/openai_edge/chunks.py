@@ -10,7 +10,7 @@ from starlette.responses import Response
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.openai_edge import errors
-from services.frontend.openai_edge.format import Format
+from services.frontend.openai_edge.format import BodyFormat
 from shared.errors import QuireError
 
 DONE = b"data: [DONE]\n\n"
@@ -23,7 +23,7 @@ def event(body: dict[str, Any]) -> bytes:
 class Chunks:
     """A format for Answer."""
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self, format: BodyFormat) -> None:
         self._format = format
         self.whole = format.whole
 

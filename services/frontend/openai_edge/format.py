@@ -21,7 +21,7 @@ FINISH_REASONS: dict[FinishReason, str] = {
 }
 
 
-class Format(Protocol):
+class BodyFormat(Protocol):
     """The shape of one call's answer."""
 
     def chunks(self, delta: Delta, generation: Generation) -> list[dict[str, Any]]:

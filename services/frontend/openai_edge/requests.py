@@ -119,7 +119,7 @@ def _chat_request(
     if body.response_format is not None and offer.must_call:
         given["structured_output"] = None  # it is about content, and there will be none
     request = _request(body, prompts, given, defaults, headers=headers, default_max_tokens=None)
-    return replace(request, take_apart=True, tool_use=offer.use, include_reasoning=body.include_reasoning)
+    return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=body.include_reasoning)
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:

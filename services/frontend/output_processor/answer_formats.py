@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from services.frontend.input_processor.processor import Prepared
+from services.frontend.input_processor.processor import PreparedPrompt
 from services.frontend.output_processor import constraint
 from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.constraint import Place
 from services.frontend.output_processor.parsing import detection, registry, wording
 from services.frontend.output_processor.parsing.formats import ReasoningFormat, ToolFormat, call_id
-from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.parsing.writer import Writer
@@ -77,7 +77,7 @@ class AnswerFormats:
         """With what tool_choice asks for as a constraint on the output, and constraints behind the reasoning."""
         form, use = request.sampling.structured_output, request.tool_use
         must_call = use is not None and use.choice != AUTO
-        if not request.take_apart or not (form or must_call):
+        if not request.parse_answer or not (form or must_call):
             return self._strict(request)
         answer = self._answer(request)
         place = self._place_of_answers(request.prompts)
@@ -132,7 +132,7 @@ class AnswerFormats:
         return self._tools
 
     def _of(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
-        if not request.take_apart:
+        if not request.parse_answer:
             return None, None
         return self._reasoning, None if request.tool_use is None else self._tool_format(request.tool_use)
 
@@ -140,7 +140,7 @@ class AnswerFormats:
         """Special tokens that the parsers have to see, for all that skip_special_tokens says."""
         return frozenset(token for part in self._of(request) if part is not None for token in part.tokens)
 
-    def parsers(self, request: Request, prepared: Sequence[Prepared]) -> list[AnswerParser] | None:
+    def parsers(self, request: Request, prepared: Sequence[PreparedPrompt]) -> list[AnswerParser] | None:
         """One for each sample; None if there is nothing to find."""
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
@@ -158,8 +158,8 @@ class AnswerFormats:
         use = request.tool_use
         is_open = place is Place.IN_REASONING
         return AnswerParser(
-            None if reasoning is None else Reader(partial(_read_reasoning, reasoning, is_open)),
-            None if tools is None or use is None else Reader(partial(_read_calls, tools, ToolSchemas(use.tools))),
+            None if reasoning is None else MarkupReader(partial(_read_reasoning, reasoning, is_open)),
+            None if tools is None or use is None else MarkupReader(partial(_read_calls, tools, ToolSchemas(use.tools))),
             new_id=call_id if tools is None else tools.new_id,
             most_calls=None if use is None or use.parallel else 1,
             wants_reasoning=request.include_reasoning,

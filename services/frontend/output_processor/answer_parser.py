@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.reader import MarkupReader
 
 
 class CallPiece(NamedTuple):
@@ -28,8 +28,8 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: Reader | None,
-        tools: Reader | None,
+        reasoning: MarkupReader | None,
+        tools: MarkupReader | None,
         *,
         new_id: Callable[[int, str], str],
         most_calls: int | None,

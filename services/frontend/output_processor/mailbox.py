@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from services.frontend.delta import Delta
-from services.frontend.output_processor.pace import Pace
+from services.frontend.output_processor.pace import ReaderPace
 from shared.errors import QuireError
 
 
@@ -22,7 +22,7 @@ class Mailbox:
 
     __slots__ = ("_error", "_has_rung", "_pace", "_reader", "_ready", "is_late", "round", "woken_s")
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: ReaderPace) -> None:
         self._pace = pace
         self._ready: list[Letter] = []
         self._reader: asyncio.Future[None] | None = None

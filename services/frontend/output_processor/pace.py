@@ -15,7 +15,7 @@ from typing import Protocol
 LONGEST_ROUND_S = 0.01  # a client that reads slowly holds up the others no longer
 
 
-class Reader(Protocol):
+class PacedReader(Protocol):
     """Whoever is woken."""
 
     round: int  # in which it was woken; 0: it has been back since
@@ -26,26 +26,26 @@ class Reader(Protocol):
         """False if it is gone."""
 
 
-class Pace:
+class ReaderPace:
     """One for all streams of an event loop."""
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         """`observe` is told the seconds of each round, from waking the first reader until all have written."""
         self._observe = observe
-        self._waiting: list[Reader] = []
+        self._waiting: list[PacedReader] = []
         self._round = 0
         self._num_writing = 0  # of this round, those that are not late anyway
         self._began_s = self._began_cpu_s = self._next_s = 0.0
         self._is_due = False  # a round has begun or will
         self._end_at: asyncio.TimerHandle | None = None
 
-    def ring(self, reader: Reader) -> None:
+    def ring(self, reader: PacedReader) -> None:
         """`reader` has news and waits."""
         if not self._is_due:
             self._call_for_round()
         self._waiting.append(reader)
 
-    def returned(self, reader: Reader) -> None:
+    def returned(self, reader: PacedReader) -> None:
         """`reader` has written, or goes."""
         if reader.round == 0:
             return

@@ -15,7 +15,7 @@ from shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
 AT_END = sys.maxsize  # no news before the sample's end
 
 
-class Owner(Protocol):
+class SampleOwner(Protocol):
     """The generation that a sample belongs to."""
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
@@ -62,7 +62,7 @@ class Sample:
         silent: frozenset[int],
         mailbox: Mailbox,
         traffic: TokenTraffic,
-        owner: Owner,
+        owner: SampleOwner,
         interval: int,
     ) -> None:
         """`silent`: tokens that say nothing when they end the sample (end of sequence, stop tokens); `interval`: tokens

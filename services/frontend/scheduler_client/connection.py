@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import grpc
 import grpc.aio
 
-from services.frontend.scheduler_client.session import Link, Owner, Session
+from services.frontend.scheduler_client.session import Link, Session, SessionOwner
 from shared import model_identity
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.logs import logger
@@ -31,7 +31,7 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
-class SessionOwner(Owner, Protocol):
+class ConnectionOwner(SessionOwner, Protocol):
     """The client that sessions belong to."""
 
     def on_open(self, session: Session) -> None:
@@ -65,7 +65,7 @@ class Connection:
     """
 
     def __init__(
-        self, address: str, hello: pb.FrontendHello, owner: SessionOwner, dialler: Dialler, *, known: bool
+        self, address: str, hello: pb.FrontendHello, owner: ConnectionOwner, dialler: Dialler, *, known: bool
     ) -> None:
         """`known`: the address is from the settings, not from the registry."""
         self.address = address

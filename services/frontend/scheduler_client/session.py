@@ -25,7 +25,7 @@ RENEW_AFTER_ID = 2**31  # ids are 32 bits and never used twice: a session this o
 Link = Duplex[pb.SessionResponse, pb.SessionRequest]
 
 
-class Owner(Protocol):
+class SessionOwner(Protocol):
     """Whom a session tells what it cannot decide alone."""
 
     def on_view(self, session: Session) -> None:
@@ -45,7 +45,7 @@ class Session:
     """Open from the first ClusterView on, until run() returns or raises; ids are never used twice in it."""
 
     def __init__(
-        self, link: Link, owner: Owner, welcome: pb.SchedulerWelcome, check: Callable[[pb.ClusterView], None]
+        self, link: Link, owner: SessionOwner, welcome: pb.SchedulerWelcome, check: Callable[[pb.ClusterView], None]
     ) -> None:
         """`check` raises for a view of a cluster that this frontend does not fit."""
         self._link = link
@@ -88,18 +88,18 @@ class Session:
             for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
                 self._waits_no_more(sequence_id)
         began_s = perf_counter()
-        outcome = token_batch.deliver(batch, self.live, self.last_tokens_s)
+        delivery = token_batch.deliver(batch, self.live, self.last_tokens_s)
         took_s = perf_counter() - began_s
-        self._cancel(outcome.stopped, finish_pb2.FINISH_REASON_STOP)
-        self._cancel(outcome.broken, finish_pb2.FINISH_REASON_CANCELLED)
-        for sequence in (*outcome.stopped, *outcome.broken):
+        self._cancel(delivery.stopped, finish_pb2.FINISH_REASON_STOP)
+        self._cancel(delivery.broken, finish_pb2.FINISH_REASON_CANCELLED)
+        for sequence in (*delivery.stopped, *delivery.broken):
             sequence.session = None
-        for sequence in outcome.broken:
+        for sequence in delivery.broken:
             self._owner.on_refused(sequence, Internal("internal error"))
-        for sequence, error in outcome.refused:
+        for sequence, error in delivery.refused:
             sequence.session = None
             self._owner.on_refused(sequence, error)
-        for sequence in outcome.resumed:
+        for sequence in delivery.resumed:
             self._owner.on_resumed(sequence, self.last_tokens_s)
         self._owner.on_step(took_s)
 

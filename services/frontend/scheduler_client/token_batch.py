@@ -20,7 +20,7 @@ NO_LOGPROBS: list[TokenLogprobs] = []
 
 
 @dataclass(slots=True)
-class Outcome:
+class Delivery:
     """What a step means for others than the sinks."""
 
     stopped: list[Sequence] = field(default_factory=list)  # matched a stop string
@@ -35,42 +35,42 @@ class Outcome:
         live.pop(sequence.id, None)
 
 
-def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Outcome:
+def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Delivery:
     """Takes what ended out of `live`."""
-    outcome = Outcome()
+    delivery = Delivery()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
             try:
                 sequence.start(started.num_cached_tokens, started.queue_us)
             except Exception:
-                outcome.lose(sequence, live)
+                delivery.lose(sequence, live)
     if batch.HasField("prompt_logprobs"):
-        _deliver_prompts(batch.prompt_logprobs, live, outcome)
+        _deliver_prompts(batch.prompt_logprobs, live, delivery)
     if batch.HasField("pooled"):
-        _deliver_vectors(batch.pooled, live, outcome)
+        _deliver_vectors(batch.pooled, live, delivery)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
-    _deliver_tokens(batch, live, ends, now, outcome)
-    _deliver_ends(ends, live, now, outcome)
-    return outcome
+    _deliver_tokens(batch, live, ends, now, delivery)
+    _deliver_ends(ends, live, now, delivery)
+    return delivery
 
 
-def _deliver_ends(ends: dict[int, End], live: dict[int, Sequence], now: float, outcome: Outcome) -> None:
+def _deliver_ends(ends: dict[int, End], live: dict[int, Sequence], now: float, delivery: Delivery) -> None:
     for sequence_id, end in ends.items():
         if (sequence := live.get(sequence_id)) is None:
             continue
         if end.error is not None:
-            outcome.refused.append((sequence, end.error))
+            delivery.refused.append((sequence, end.error))
             del live[sequence_id]
             continue
         try:
             sequence.sink.on_end(end, now)
             del live[sequence_id]
         except Exception:
-            outcome.lose(sequence, live)
+            delivery.lose(sequence, live)
 
 
 def _deliver_tokens(
-    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float, outcome: Outcome
+    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float, delivery: Delivery
 ) -> None:
     """Takes out of `ends` those that end with a token."""
     ids = u32(batch.sequence_ids).tolist()
@@ -86,16 +86,16 @@ def _deliver_tokens(
             end = ends.pop(sequence_id)
         sequence.tokens.extend(new)
         if sequence.silent_since is not None:
-            outcome.resumed.append(sequence)
+            delivery.resumed.append(sequence)
         try:
             enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
         except Exception:
-            outcome.lose(sequence, live)
+            delivery.lose(sequence, live)
             continue
         if end is not None or enough:
             del live[sequence_id]
         if enough and end is None:
-            outcome.stopped.append(sequence)
+            delivery.stopped.append(sequence)
 
 
 def _split(tokens: list[int], counts: list[int]) -> list[list[int]]:
@@ -125,7 +125,7 @@ def _error(finished: pb.FinishedSequence) -> QuireError | None:
     )
 
 
-def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], outcome: Outcome) -> None:
+def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], delivery: Delivery) -> None:
     positions = _positions(batch, u32(batch.entry_counts).tolist())
     for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.position_counts).tolist(), strict=True):
         new = list(islice(positions, count))
@@ -136,10 +136,10 @@ def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], ou
         try:
             sequence.sink.on_prompt_logprobs(new)
         except Exception:
-            outcome.lose(sequence, live)
+            delivery.lose(sequence, live)
 
 
-def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], outcome: Outcome) -> None:
+def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: Delivery) -> None:
     at = 0
     for sequence_id, size in zip(u32(batch.sequence_ids).tolist(), u32(batch.sizes).tolist(), strict=True):
         values = batch.values[at : at + size * NUMBER_BYTES]
@@ -150,7 +150,7 @@ def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], outcome: 
         try:
             sequence.sink.on_vector(values)
         except Exception:
-            outcome.lose(sequence, live)
+            delivery.lose(sequence, live)
 
 
 def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int, list[TokenLogprobs]]:

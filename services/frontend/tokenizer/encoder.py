@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from services.frontend.bounds.turns import Turns
+from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.cuts import Cuts
 from services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
@@ -30,7 +30,7 @@ LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary 
 
 
 Argument = TypeVar("Argument")
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 
 class Reader:
@@ -61,7 +61,7 @@ class Encoder:
         threads = threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))  # streams need the others
         self._pool = ThreadPoolExecutor(threads, "tokenize", step_back)
         self._whole = ThreadPoolExecutor(1, "tokenize-whole", step_back)  # texts that cannot be cut, and templates
-        self._turns, self._turns_of_whole = Turns(threads), Turns(1)
+        self._turns, self._turns_of_whole = SmallestFirst(threads), SmallestFirst(1)
         self._before, self._behind = self._frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
@@ -151,7 +151,7 @@ class Encoder:
     def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    async def in_thread(self, work: Callable[[Argument], Outcome], argument: Argument, amount: int) -> Outcome:
+    async def in_thread(self, work: Callable[[Argument], Result], argument: Argument, amount: int) -> Result:
         """Other work of the kind, on texts that are not short; the one with the least `amount` goes first."""
         async with self._turns_of_whole.turn(amount):
             return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)

@@ -26,7 +26,7 @@ from services.scheduler.core.scheduling.results import ResultProcessor
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import State
 from services.scheduler.core.timing.depth import Depth
-from services.scheduler.core.timing.pace import Pace
+from services.scheduler.core.timing.pace import PromptPace
 from services.scheduler.core.timing.step_times import StepTimes
 from services.scheduler.kv_cache.block_pool import BlockUse, Observer
 
@@ -44,7 +44,7 @@ class Core:
         self.speculation = Speculation(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
         )
-        self._pace = Pace()
+        self._pace = PromptPace()
         self._step_times = StepTimes()
         self._last_applied_at = -math.inf
         self._deadlines: list[tuple[float, int]] = []  # heap of (deadline, key); ended sequences drop out lazily

@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from services.scheduler.core.beam.groups import Groups
+from services.scheduler.core.beam.searches import Searches
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import ANSWERED, Failure, Reason
 from services.scheduler.core.grammars import Grammars
@@ -37,7 +37,7 @@ class State:
         self.waiting: Policy = limits.policy(limits.policy_options)
         self.grammars = Grammars()
         self.siblings = Siblings()
-        self.searches = Groups()
+        self.searches = Searches()
         self.forecast = Forecast()
         self.events = Events()
         self.flights: deque[Flight] = deque()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 Call = Callable[[], None]
 
 
-class Guard:
+class LoopGuard:
     """The event loop's call_soon and call_later for one owner; `failed` has the first error."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -23,7 +23,7 @@ from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.single_row import SingleRowProgram
 from services.worker.runner.model_runner import ModelRunner
-from services.worker.sampling.core import PlainChoice
+from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from shared.logs import logger
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.worker.graphs.cuda_graph import Recording
 from services.worker.graphs.step_edges import StepEdges
-from services.worker.sampling.core import BoundCore, PlainChoice
+from services.worker.sampling.choice import BoundChoice, PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
@@ -61,9 +61,9 @@ class ReadyStep:
         self._step.forward.replay()
         return self._step.forward.result[: self._num_logits]
 
-    def choose(self, core: BoundCore) -> Tensor:
+    def choose(self, choice: BoundChoice) -> Tensor:
         """Token ids for those logits as they are; kept as their slots' last."""
-        self._choice.load(core, self._num_logits)
+        self._choice.load(choice, self._num_logits)
         self._step.choose.replay()
         return self._step.choose.result[: self._num_logits]
 

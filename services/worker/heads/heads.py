@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from services.worker.device.staging import Staging
-from services.worker.heads.port import Ending, Head, HeadRows
+from services.worker.heads.port import Head, HeadLaunch, HeadRows
 from services.worker.heads.sampling import SamplingHead
 from services.worker.sampling.sampler import Sampler
 from services.worker.step.admission import Admission
@@ -34,14 +34,14 @@ class StepHeads:
         """Tokens whose hidden states are needed, if not all are: the sampling ones, then each head's."""
         return np.concatenate([sampling_tokens, *(rows.tokens for rows in self.rows if rows.tokens is not None)])
 
-    def launch(self, hidden: Tensor, num_samples: int, staging: Staging) -> list[Ending]:
+    def launch(self, hidden: Tensor, num_samples: int, staging: Staging) -> list[HeadLaunch]:
         """`hidden` [num_tokens, hidden_size] if all are read, else [num_wanted, hidden_size] of wanted()."""
         if self.read_all:
             return self.launch_all(hidden, staging)
         ends = accumulate((len(rows.tokens) for rows in self.rows if rows.tokens is not None), initial=num_samples)
         return [rows.launch(hidden[a:b]) for rows, (a, b) in zip(self.rows, pairwise(ends), strict=True)]
 
-    def launch_all(self, hidden: Tensor, staging: Staging) -> list[Ending]:
+    def launch_all(self, hidden: Tensor, staging: Staging) -> list[HeadLaunch]:
         """`hidden` [num_tokens, hidden_size] of all tokens of the step."""
         return [
             rows.launch(hidden if rows.tokens is None else hidden.index_select(0, staging.upload([rows.tokens])[0]))

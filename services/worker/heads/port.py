@@ -18,21 +18,21 @@ from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
-class Answer(Protocol):
+class HeadAnswer(Protocol):
     """What a head found in a step, on the host."""
 
     def tell(self, result: pb.StepResult) -> None:
         """Writes it into the step's result."""
 
 
-class Ending(Protocol):
+class HeadLaunch(Protocol):
     """A head's part of a step under way."""
 
     @property
     def tensors(self) -> list[Tensor]:
         """What is to be copied to the host."""
 
-    def answer(self, arrays: list[Array]) -> Answer:
+    def answer(self, arrays: list[Array]) -> HeadAnswer:
         """`arrays`: the values of `tensors`. Any thread may ask, once."""
 
 
@@ -43,7 +43,7 @@ class HeadRows(Protocol):
     def tokens(self) -> I32 | None:
         """[num_read] indices into the step's tokens, those whose hidden states it reads; None: all, in their order."""
 
-    def launch(self, hidden: Tensor) -> Ending:
+    def launch(self, hidden: Tensor) -> HeadLaunch:
         """`hidden` [num_read, hidden_size] in the model's dtype, valid until the next step is launched."""
 
 

@@ -23,7 +23,7 @@ from services.worker.graphs.decode_graphs import DecodeGraphs
 from services.worker.graphs.recorded_steps import StepGraphs
 from services.worker.graphs.step_edges import SlotMemory
 from services.worker.heads.heads import Heads, StepHeads
-from services.worker.heads.port import Ending
+from services.worker.heads.port import HeadLaunch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.runner.output import Launch
@@ -188,7 +188,7 @@ class ModelRunner:
         plain = sampling.plain(inputs.sampling_slots) if one_each and inputs.num_samples else None
         if plain is not None:
             plain.mask(logits)
-            sampled = plain.settle(step.choose(plain.core))
+            sampled = plain.settle(step.choose(plain.choice))
         elif inputs.num_samples:
             slots, positions, rows = self._staging.upload(
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]
@@ -197,7 +197,7 @@ class ModelRunner:
             sampled = sampling.launch(wanted, inputs, self.slot_memory, slots=slots, positions=positions)
         else:
             sampled = Sampled(self.slot_memory.last_tokens[:0], None)
-        endings: list[Ending] = []
+        endings: list[HeadLaunch] = []
         if others is not None and step.hidden is not None:
             endings = others.launch_all(step.hidden, self._staging)
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)

@@ -13,7 +13,7 @@ from torch import Tensor
 from services.worker.device.staging import Array, Staging
 from services.worker.device.step_timer import StepTimer, Timings
 from services.worker.heads.features import Features
-from services.worker.heads.port import Answer, Ending
+from services.worker.heads.port import HeadAnswer, HeadLaunch
 from services.worker.sampling.sampler import Sampled
 from services.worker.spec_decode.drafts import REFUSED, DraftRows
 from services.worker.step.slots import Rows
@@ -32,7 +32,7 @@ class RunnerOutput:
     timings: Timings
     faults: Mapping[int, QuireError] = field(default_factory=dict)  # sequences that cannot go on, by slot
     refused_tokens: Rows | None = None  # samples behind wrong drafts, as indices into all samples; None: no drafts
-    answers: tuple[Answer, ...] = ()  # of the heads beside sampling
+    answers: tuple[HeadAnswer, ...] = ()  # of the heads beside sampling
 
     @property
     def drafted(self) -> bool:
@@ -60,7 +60,7 @@ class Launch:
         sampled: Sampled,
         *,
         drafts: DraftRows | None,
-        endings: list[Ending],
+        endings: list[HeadLaunch],
     ) -> None:
         """Begins the copies to the host and sets the step's last mark; `marks` are those before it (StepTimer)."""
         self._timer = timer
@@ -90,7 +90,7 @@ class Launch:
         )
         return output if self._drafts is None else _verified(self._drafts, output)
 
-    def _answers(self, arrays: list[Array]) -> tuple[Answer, ...]:
+    def _answers(self, arrays: list[Array]) -> tuple[HeadAnswer, ...]:
         return tuple(
             ending.answer(arrays[begin:end])
             for ending, (begin, end) in zip(self._endings, pairwise(self._bounds), strict=True)

@@ -24,17 +24,17 @@ def choose_by_rejection(ready: Ready, rows: DraftRows) -> Tensor:
     """The draft that the row is to confirm, if the rejection rule keeps it; by themselves choose greedy rows and those
     without one."""
     chosen = ready.choose()
-    if ready.core.temperature is None:
+    if ready.choice.temperature is None:
         return chosen
     following = upload(rows.following, chosen.device).long()
     drafts = following.clamp(min=0)
-    target = ready.core.filtered(ready.logits, slice(None))
+    target = ready.choice.filtered(ready.logits, slice(None))
     proposed = None
     if rows.proposed is not None:
         proposed = target.clone()
         proposed[following >= 0] = rows.proposed
-    ruled = keep_or_draw(target, proposed, drafts, ready.core.seeds, ready.positions.device)
-    by_rule = (following >= 0) & (ready.core.temperature > 0) & (chosen >= 0)
+    ruled = keep_or_draw(target, proposed, drafts, ready.choice.seeds, ready.positions.device)
+    by_rule = (following >= 0) & (ready.choice.temperature > 0) & (chosen >= 0)
     return torch.where(by_rule, ruled.int(), chosen)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from kernels import Ops
 from services.worker.sampling.allowed_token_ids import AllowedTokenIds
 from services.worker.sampling.bad_words import BadWords
+from services.worker.sampling.choice import BoundChoice, Choice
 from services.worker.sampling.component import Bound, Component, Positions, SlotState
-from services.worker.sampling.core import BoundCore, Core
 from services.worker.sampling.logit_bias import LogitBias
 from services.worker.sampling.logits_processors import LogitsProcessors, Make
 from services.worker.sampling.logprobs import BoundLogprobs, Logprobs, RowLogprobs
@@ -63,7 +63,7 @@ class _Bindings:
     logprobs: BoundLogprobs | None
     features: list[Bound]
     masks: BoundGrammarMasks | None  # one of the features
-    core: BoundCore
+    choice: BoundChoice
 
     @property
     def masks_alone(self) -> bool:
@@ -78,7 +78,7 @@ class _Bindings:
 class Plain:
     """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
 
-    core: BoundCore
+    choice: BoundChoice
     _masks: BoundGrammarMasks | None
 
     def mask(self, logits: Tensor) -> None:
@@ -104,12 +104,12 @@ class Ready:
 
     def choose(self) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""
-        return self._bindings.core.choose(self.logits, self.positions)
+        return self._bindings.choice.choose(self.logits, self.positions)
 
     @property
-    def core(self) -> BoundCore:
+    def choice(self) -> BoundChoice:
         """Temperature, filters and seeds of the rows."""
-        return self._bindings.core
+        return self._bindings.choice
 
     def settle(self, token_ids: Tensor) -> Sampled:
         """These are the rows' tokens, -1 where a row gave none."""
@@ -153,13 +153,13 @@ class Sampler:
             TopNSigma(device),  # of what can be chosen at all
         ]
         self._parts: list[SlotState] = [self.logprobs, *self._features]
-        self._core = Core(num_slots, vocab_size, ops, device)
+        self._choice = Choice(num_slots, vocab_size, ops, device)
         self._bindings: _Bindings | None = None
 
     def admit(self, slot: int, admission: Admission) -> None:
         """Raises InvalidArgument; the slot then samples as if it had asked for nothing special."""
         self._bindings = None
-        self._core.admit(slot, admission)
+        self._choice.admit(slot, admission)
         try:
             for part in self._parts:
                 part.admit(slot, admission)
@@ -184,7 +184,7 @@ class Sampler:
     def process(self, logits: Tensor, slots: Rows, positions: Positions) -> Ready:
         """The rows with every feature applied, before their choice; a slot may have several (see Positions)."""
         bindings = self._bind(slots)
-        if bindings.features or bindings.logprobs or not self._core.takes_16_bit:
+        if bindings.features or bindings.logprobs or not self._choice.takes_16_bit:
             logits = logits.float()
         asked = bindings.logprobs
         source = None
@@ -196,25 +196,25 @@ class Sampler:
             for feature in bindings.features:
                 feature.apply(logits, positions)
         if asked and asked.mode.is_processed:
-            source = asked.mode.values(bindings.core.filtered(logits, asked.rows))
+            source = asked.mode.values(bindings.choice.filtered(logits, asked.rows))
         if asked and source is not None:
             asked.put_beams(source, logits)
         return Ready(logits, positions, bindings, source)
 
     @property
     def device(self) -> torch.device:
-        return self._core.device
+        return self._choice.device
 
-    def bind_core(self, slots: Rows) -> BoundCore:
+    def bind_choice(self, slots: Rows) -> BoundChoice:
         """Temperature, filters and seeds of `slots` alone."""
-        return self._core.bind(slots)
+        return self._choice.bind(slots)
 
     def plain(self, slots: Rows) -> Plain | None:
         """What `slots` [num_rows] ask for, if that is nothing but temperature, seed and a grammar."""
         bindings = self._bind(slots)
-        if bindings.logprobs or not bindings.core.is_plain:
+        if bindings.logprobs or not bindings.choice.is_plain:
             return None
-        return Plain(bindings.core, bindings.masks) if not bindings.features or bindings.masks_alone else None
+        return Plain(bindings.choice, bindings.masks) if not bindings.features or bindings.masks_alone else None
 
     def _bind(self, slots: Rows) -> _Bindings:
         """As for the step before, when the same sequences sample again."""
@@ -223,6 +223,6 @@ class Sampler:
             bound = (feature.bind(slots) for feature in self._features)
             features = [feature for feature in bound if feature is not None]
             masks = next((feature for feature in features if isinstance(feature, BoundGrammarMasks)), None)
-            last = _Bindings(slots, self.logprobs.bind(slots), features, masks, self._core.bind(slots))
+            last = _Bindings(slots, self.logprobs.bind(slots), features, masks, self._choice.bind(slots))
             self._bindings = last
         return last

@@ -19,7 +19,7 @@ from services.worker.models.taped import TapedModel
 from services.worker.runner.model_runner import Model
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
@@ -59,7 +59,7 @@ class DraftModel:
         )
         self.block_bytes = self.shape.num_bytes
 
-    def start(self, worker: Worker) -> DraftModelProposer:
+    def start(self, worker: DrafterWorker) -> DraftModelProposer:
         return DraftModelProposer(self, worker)
 
 
@@ -67,7 +67,7 @@ class DraftModelProposer:
     """Its KV lags behind: before it drafts it computes whatever it has not seen of a sequence, be that the last token
     or a whole prompt."""
 
-    def __init__(self, draft: DraftModel, worker: Worker) -> None:
+    def __init__(self, draft: DraftModel, worker: DrafterWorker) -> None:
         self._worker = worker
         self._draft = draft
         limits, place = worker.limits, draft.place

@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class DrafterWorker:
     """What drafting shares with the rest of the worker."""
 
     config: SpeculativeConfig
@@ -45,4 +45,4 @@ class Drafter(Protocol):
     needs_features: bool  # of every token of a step with drafts: what the model's output head gets
     needs_prompts: bool  # seen from their beginning, also by steps without drafts
 
-    def start(self, worker: Worker) -> Proposer: ...
+    def start(self, worker: DrafterWorker) -> Proposer: ...

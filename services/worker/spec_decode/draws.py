@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from services.worker.device.staging import upload
+from services.worker.sampling.choice import BoundChoice
 from services.worker.sampling.component import Positions
-from services.worker.sampling.core import BoundCore
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafts import Drafts
@@ -29,7 +29,7 @@ class Draws:
         self._greedy = config.draft_sample_method == "greedy"
         self._ruled = config.rejection_sample_method == "standard" and not self._greedy
         self._slots, self._lengths, self._counts = slots, lengths, counts
-        self._core: BoundCore = sampler.bind_core(slots)
+        self._choice: BoundChoice = sampler.bind_choice(slots)
         self._tokens: list[Tensor] = []  # of each turn, [num_slots]
         self._proposed: list[Tensor] = []
 
@@ -48,13 +48,13 @@ class Draws:
         return Drafts(self._slots, self._counts, token_ids, proposed)
 
     def _choose(self, logits: Tensor) -> Tensor:
-        core = self._core
-        if self._greedy or core.temperature is None:
+        choice = self._choice
+        if self._greedy or choice.temperature is None:
             return logits.argmax(dim=1).int()
         logits = logits.float()
         places = self._lengths + len(self._tokens)
         positions = Positions(places, upload(places, logits.device))
         if not self._ruled:
-            return core.choose(logits, positions)
-        self._proposed.append(core.filtered(logits, slice(None)))
-        return core.choose(logits, positions, stream=DRAFT)
+            return choice.choose(logits, positions)
+        self._proposed.append(choice.filtered(logits, slice(None)))
+        return choice.choose(logits, positions, stream=DRAFT)

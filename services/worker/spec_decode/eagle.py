@@ -20,7 +20,7 @@ from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.eagle_head import EagleHead, read_eagle
@@ -51,7 +51,7 @@ class Eagle:
         self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
-    def start(self, worker: Worker) -> EagleProposer:
+    def start(self, worker: DrafterWorker) -> EagleProposer:
         return EagleProposer(self, worker)
 
 
@@ -59,7 +59,7 @@ class EagleProposer:
     """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
     and prefixes that came in large steps then) it never sees."""
 
-    def __init__(self, eagle: Eagle, worker: Worker) -> None:
+    def __init__(self, eagle: Eagle, worker: DrafterWorker) -> None:
         self._worker, self._eagle = worker, eagle
         limits, place = worker.limits, eagle.place
         (self._cache,) = kv_cache.allocate(eagle.shape, limits.num_blocks, place.device)

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.proposer import HostProposer, Proposer, Wanted
 from services.worker.step.block_copies import BlockCopies
@@ -29,7 +29,7 @@ class Grammar:
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         """Nothing to set."""
 
-    def start(self, worker: Worker) -> Proposer:
+    def start(self, worker: DrafterWorker) -> Proposer:
         return NoDrafts()
 
 

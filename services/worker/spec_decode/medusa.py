@@ -15,7 +15,7 @@ from services.worker.layers.placement import Alternative, Placement
 from services.worker.models.config_file import ConfigFile
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.proposer import Wanted
@@ -76,14 +76,14 @@ class Medusa:
         self.heads = MedusaHeads(hidden_size, config.integer("num_heads"), self.place)
         target.loader.load(self.heads, folder)
 
-    def start(self, worker: Worker) -> MedusaProposer:
+    def start(self, worker: DrafterWorker) -> MedusaProposer:
         return MedusaProposer(self, worker)
 
 
 class MedusaProposer:
     """Keeps of every slot the feature that its last token came from."""
 
-    def __init__(self, medusa: Medusa, worker: Worker) -> None:
+    def __init__(self, medusa: Medusa, worker: DrafterWorker) -> None:
         self._worker, self._medusa = worker, medusa
         num_slots, place = worker.limits.max_num_seqs, medusa.place
         self._length_at = np.zeros(num_slots, dtype=np.int32)  # of the sequence when the feature was new

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernels import cpu
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.paged import spread
 from services.worker.spec_decode.proposer import HostProposer, Wanted
@@ -27,7 +27,7 @@ class Ngram:
     def __init__(self, config: SpeculativeConfig, target: Target) -> None:
         self._config = config
 
-    def start(self, worker: Worker) -> NgramProposer:
+    def start(self, worker: DrafterWorker) -> NgramProposer:
         return NgramProposer(self._config.shortest_match, self._config.prompt_lookup_max)
 
 

@@ -23,13 +23,13 @@ class PastOutputs:
     def __init__(self, most: int) -> None:
         """`most`: outputs remembered; at least half of them are at any time, once there were as many."""
         self._half = -(-most // 2)
-        self._generations = [Generation()]
+        self._generations = [IndexedOutputs()]
 
     def add(self, output: I32) -> None:
         if not self._half or len(output) < 2:
             return
         if self._generations[0].count == self._half:
-            self._generations = [Generation(), self._generations[0]]
+            self._generations = [IndexedOutputs(), self._generations[0]]
         self._generations[0].add(output)
 
     def index(self) -> None:
@@ -45,7 +45,7 @@ class PastOutputs:
                 yield generation.text, generation.places(int(tokens[-2]), int(tokens[-1]))
 
 
-class Generation:
+class IndexedOutputs:
     """Outputs, end to end, with an index of the pairs of tokens in them: the last place of each, and from each place
     the one before it. Nothing here is an object for each pair, of which there are millions to be walked by Python's
     garbage collector."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Target, Worker
+from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
 from services.worker.spec_decode.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
@@ -55,7 +55,7 @@ class Suffix:
             config.suffix_decoding_min_token_prob,
         )
 
-    def start(self, worker: Worker) -> SuffixProposer:
+    def start(self, worker: DrafterWorker) -> SuffixProposer:
         return SuffixProposer(self._rule, self._num_past_outputs, worker.history)
 
 

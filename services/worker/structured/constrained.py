@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.worker.step.admission import Admission
-from services.worker.structured.fair_filler import SLOW_TOKEN_S, Pace
+from services.worker.structured.fair_filler import SLOW_TOKEN_S, TokenPace
 from services.worker.structured.port import Matcher
 from shared import columns
 from shared.columns import I32
@@ -29,7 +29,7 @@ class Constrained:
         self.must_end = False  # the grammar allows nothing more
         self.error: QuireError | None = None
         self.failed_at: int | None = None  # the number of the masks among which its own could not be made
-        self._pace = Pace()
+        self._pace = TokenPace()
         self.forced: list[int] = []  # tokens that must come next
         self.takes_long = False
         self.watched = False

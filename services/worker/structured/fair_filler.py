@@ -27,7 +27,7 @@ class Filled(Protocol):
     def fail(self, text: str) -> None: ...
 
 
-class Pace:
+class TokenPace:
     """How fast a sequence goes on by its tokens: where one that moves brings many, these must not hold up others."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from services.frontend.output_processor.parsing.writer import Writer
 Read = Callable[[Scanner, Writer], Steps[None]]
 
 
-class Reader:
+class MarkupReader:
     """push() the text in pieces, finish() once; the events add up to the same whatever the pieces were."""
 
     __slots__ = ("_scan", "_steps", "_writer")

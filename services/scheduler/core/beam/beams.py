@@ -14,9 +14,9 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from services.scheduler.core.beam.groups import Beam, Group
 from services.scheduler.core.beam.moves import BeamMover
 from services.scheduler.core.beam.search import BeamSearch, Entries, Node
+from services.scheduler.core.beam.searches import Beam, RunningSearch
 from services.scheduler.core.drafts.rows import DraftedRows
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, TokenColumns
@@ -104,7 +104,7 @@ class Beams:
             if group.decision is not None and self._groups.holds(group):
                 self._carry_out(builder, group)
 
-    def _carry_out(self, builder: PlanBuilder, group: Group) -> None:
+    def _carry_out(self, builder: PlanBuilder, group: RunningSearch) -> None:
         assert group.decision is not None
         slots = [beam.slot for beam in group.beams]
         moves = self._mover.plan(slots, [child.parent for child in group.decision])
@@ -132,7 +132,7 @@ class Beams:
         self._mover.carry_out(builder, moves, [beam.sequence for beam in group.beams], tokens)
         group.decision = None
 
-    def _make_room(self, builder: PlanBuilder, group: Group) -> None:
+    def _make_room(self, builder: PlanBuilder, group: RunningSearch) -> None:
         state = self._state
         builder.short_of_blocks = True
         others = any(self._groups.root_of(int(key)) is not group.root for key in state.running.keys[state.running.live])
@@ -156,7 +156,7 @@ class Beams:
         if rows.logprobs is None:
             return
         told = rows.logprobs.split([1] * len(rows.logprobs.ranks))
-        touched: dict[int, Group] = {}
+        touched: dict[int, RunningSearch] = {}
         for key, entries in zip(keys[rows.asked].tolist(), told, strict=True):
             found = self._groups.find(key)
             if found is not None:
@@ -167,14 +167,14 @@ class Beams:
             if all(beam.candidates is not None for beam in group.beams):
                 self._decide(group)
 
-    def _decide(self, group: Group) -> None:
+    def _decide(self, group: RunningSearch) -> None:
         children = group.search.advance([beam.candidates for beam in group.beams if beam.candidates is not None])
         if children:
             group.decision = children
         else:
             self._finish(group)
 
-    def _finish(self, group: Group) -> None:
+    def _finish(self, group: RunningSearch) -> None:
         """The best sequences, each in one piece, then their ends."""
         state, root = self._state, group.root
         results = group.search.results

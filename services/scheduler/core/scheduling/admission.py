@@ -10,7 +10,7 @@ from services.scheduler.core.scheduling.entry import Entry, Start
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import State
-from services.scheduler.core.timing.pace import Pace
+from services.scheduler.core.timing.pace import PromptPace
 
 TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed")
 
@@ -24,7 +24,7 @@ class AdmitSearch(Protocol):
 class Admitter:
     """The waiting half of schedule(). Nobody overtakes: it stops at the first sequence that cannot come in."""
 
-    def __init__(self, state: State, entry: Entry, pace: Pace, admit_search: AdmitSearch) -> None:
+    def __init__(self, state: State, entry: Entry, pace: PromptPace, admit_search: AdmitSearch) -> None:
         self._state = state
         self._entry = entry
         self._pace = pace

@@ -6,7 +6,7 @@ PROMPT_STEP_TOKENS = 64  # a step with so many tokens per sampling slot was abou
 SMOOTHING = 0.2
 
 
-class Pace:
+class PromptPace:
     """Seconds per prompt token, smoothed; None until a step has told."""
 
     def __init__(self) -> None:

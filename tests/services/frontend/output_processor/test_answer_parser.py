@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from services.frontend.output_processor.answer_parser import AnswerParser, CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
-from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.output_processor.sample_text import new_text
@@ -38,8 +38,8 @@ def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | Non
     shown = frozenset((*thoughts.tokens, *calls.tokens))
     words = new_text(Sampling(), tokenizer, final_only=False, shown=shown)
     parser = AnswerParser(
-        Reader(lambda scan, writer: thoughts.read(scan, writer, False)),
-        Reader(lambda scan, writer: calls.read(scan, writer, ToolSchemas())),
+        MarkupReader(lambda scan, writer: thoughts.read(scan, writer, False)),
+        MarkupReader(lambda scan, writer: calls.read(scan, writer, ToolSchemas())),
         new_id=lambda number, name: f"{name}-{number}",
         most_calls=most_calls,
         wants_reasoning=True,

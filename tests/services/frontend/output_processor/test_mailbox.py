@@ -9,7 +9,7 @@ import pytest
 
 from services.frontend.delta import Delta, Finish, TokenLogprobs
 from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.pace import Pace
+from services.frontend.output_processor.pace import ReaderPace
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Sampling
@@ -40,7 +40,7 @@ class Witness:
 
 
 def new_mailbox() -> Mailbox:
-    return Mailbox(Pace(lambda _seconds: None))
+    return Mailbox(ReaderPace(lambda _seconds: None))
 
 
 def new_sample(

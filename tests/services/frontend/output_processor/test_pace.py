@@ -10,7 +10,7 @@ import pytest
 from services.frontend.delta import Delta
 from services.frontend.output_processor import pace
 from services.frontend.output_processor.mailbox import Mailbox
-from services.frontend.output_processor.pace import Pace
+from services.frontend.output_processor.pace import ReaderPace
 
 LONG_S = 1000.0
 
@@ -35,7 +35,7 @@ class Letter:
 class Stream:
     """A client that reads when it is allowed to."""
 
-    def __init__(self, rounds: Pace) -> None:
+    def __init__(self, rounds: ReaderPace) -> None:
         self.mailbox = Mailbox(rounds)
         self.letter = Letter(self.mailbox)
         self.messages: list[list[int]] = []
@@ -87,7 +87,7 @@ async def cut_short(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None]) 
 
 
 async def streams(observed: list[float]) -> tuple[Stream, Stream]:
-    rounds = Pace(observed.append)
+    rounds = ReaderPace(observed.append)
     pair = Stream(rounds), Stream(rounds)
     await settle()
     return pair

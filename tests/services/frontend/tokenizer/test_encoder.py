@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from quire import bundled
-from services.frontend.bounds.turns import Turns
+from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.tokenizer import encoder
 from services.frontend.tokenizer.cuts import Cuts
 from services.frontend.tokenizer.encoder import Encoder
@@ -165,7 +165,7 @@ async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_the_shortest_goes_first() -> None:
-    turns, order = Turns(1), []
+    turns, order = SmallestFirst(1), []
 
     async def work(amount: int) -> None:
         async with turns.turn(amount):
@@ -179,7 +179,7 @@ async def test_the_shortest_goes_first() -> None:
 
 
 async def test_turns_survive_those_who_leave() -> None:
-    turns = Turns(1)
+    turns = SmallestFirst(1)
 
     async def hold() -> None:
         async with turns.turn(1):

@@ -15,7 +15,7 @@ from services.worker.graphs.recorded_steps import KeptHidden, RecordedModel
 from services.worker.graphs.step_edges import PlainEdges
 from services.worker.limits import Limits
 from services.worker.replica import Replica
-from services.worker.sampling.core import PlainChoice
+from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NO_BLOCKS, NewBlocks
 from services.worker.step.step_inputs import StepInputs
@@ -70,7 +70,7 @@ def use_chunk_graphs(
     model = RecordedModel(
         logits=lambda batch: decoder.logits(forward(batch)),
         hidden=KeptHidden(forward, decoder.logits, memory) if features else None,
-        choice=PlainChoice(runner.sampler._core.ops, shapes[-1].num_rows, torch.device("cpu")),
+        choice=PlainChoice(runner.sampler._choice.ops, shapes[-1].num_rows, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=0,

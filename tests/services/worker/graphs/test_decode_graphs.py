@@ -20,7 +20,7 @@ from services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from services.worker.graphs.recorded_steps import RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import PlainEdges
-from services.worker.sampling.core import PlainChoice
+from services.worker.sampling.choice import PlainChoice
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New
@@ -85,7 +85,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False) -> tuple[Rig, CheckedAt
     runner.prepare(runner.caches, table.block_table)
     model = RecordedModel(
         logits=lambda batch: runner._model.logits(runner._model.forward(batch, runner.caches)),
-        choice=PlainChoice(runner.sampler._core.ops, limits.max_num_seqs, torch.device("cpu")),
+        choice=PlainChoice(runner.sampler._choice.ops, limits.max_num_seqs, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
         rows_per_prefix_tile=ROWS_PER_TILE if shared else 0,

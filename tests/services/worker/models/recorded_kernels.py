@@ -41,7 +41,7 @@ from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.single_row import SingleRowProgram
-from services.worker.sampling.core import PlainChoice
+from services.worker.sampling.choice import PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import SlotTable
 from services.worker.warmup.build_kernels import model_shape

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.replica import Flight
+from services.worker.replica import StepInFlight
 from services.worker.structured import mask_maker
 from services.worker.structured.stream_gate import StreamGate
 from shared.errors import Internal
@@ -34,7 +34,7 @@ def test_on_a_gpu_with_two_steps_under_way(
     new = [admit(tokenizer, slot, form, sampling=hot(slot, **asked)) for slot, form in enumerate(forms)]
     new += [admit(tokenizer, slot, b"") for slot in (6, 7)]
     said: dict[int, list[int]] = {sequence.slot: [] for sequence in new}
-    under_way: deque[Flight] = deque()
+    under_way: deque[StepInFlight] = deque()
     if late:
         filler = rig.replica._runner.sampler.grammar_masks.maker._filler
         fill = filler.fill

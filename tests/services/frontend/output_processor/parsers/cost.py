@@ -8,7 +8,7 @@ from functools import partial
 
 from services.frontend.output_processor.answer_parser import AnswerParser
 from services.frontend.output_processor.parsing.formats import call_id
-from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from tests.services.frontend.output_processor.parsers.reading import TOOLS
@@ -29,8 +29,8 @@ CASES = (
 
 
 def seconds(tools: str, reasoning: str, pieces: list[str]) -> float:
-    calls = Reader(partial(_read, tools))
-    thoughts = Reader(lambda s, w: reasoning_format(reasoning).read(s, w, False)) if reasoning else None
+    calls = MarkupReader(partial(_read, tools))
+    thoughts = MarkupReader(lambda s, w: reasoning_format(reasoning).read(s, w, False)) if reasoning else None
     parser = AnswerParser(thoughts, calls, new_id=call_id, most_calls=None, wants_reasoning=True)
     start = time.perf_counter()
     for piece in pieces:

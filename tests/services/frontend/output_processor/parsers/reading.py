@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from services.frontend.output_processor.parsing.events import CallStart, Event
-from services.frontend.output_processor.parsing.reader import Reader
+from services.frontend.output_processor.parsing.reader import MarkupReader
 from services.frontend.output_processor.parsing.registry import reasoning_format, tool_format
 from services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
 from services.frontend.request import Tool
@@ -36,15 +36,15 @@ def pieces(text: str, cuts: Iterable[int]) -> list[str]:
 
 def calls_in(parser: str, parts: Sequence[str]) -> list[Event]:
     found = tool_format(parser)
-    return _read(Reader(lambda scan, writer: found.read(scan, writer, ToolSchemas(TOOLS))), parts)
+    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, ToolSchemas(TOOLS))), parts)
 
 
 def reasoning_in(parser: str, parts: Sequence[str], *, is_open: bool = False) -> list[Event]:
     found = reasoning_format(parser)
-    return _read(Reader(lambda scan, writer: found.read(scan, writer, is_open)), parts)
+    return _read(MarkupReader(lambda scan, writer: found.read(scan, writer, is_open)), parts)
 
 
-def _read(reader: Reader, parts: Sequence[str]) -> list[Event]:
+def _read(reader: MarkupReader, parts: Sequence[str]) -> list[Event]:
     """Joined, as a client joins them."""
     events = [event for part in parts for event in reader.push(part)] + reader.finish()
     joined: list[Event] = []

@@ -22,7 +22,7 @@ class Beam:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class RunningSearch:
     """A search that has slots."""
 
     root: Sequence
@@ -36,17 +36,17 @@ class Group:
         return self.search.rules.width - len(self.beams)
 
 
-class Groups:
+class Searches:
     """By their roots, and by the sequences of their beams."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}  # by the root's key
-        self._of: dict[int, tuple[Group, Beam]] = {}  # by the key of the beam's sequence
+        self._groups: dict[int, RunningSearch] = {}  # by the root's key
+        self._of: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[RunningSearch]:
         """Those that are there now; they may leave meanwhile."""
         return iter(list(self._groups.values()))
 
@@ -59,24 +59,24 @@ class Groups:
         """By beams that can go on."""
         return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
 
-    def add(self, root: Sequence, search: BeamSearch) -> Group:
-        group = self._groups[root.key] = Group(root, search)
+    def add(self, root: Sequence, search: BeamSearch) -> RunningSearch:
+        group = self._groups[root.key] = RunningSearch(root, search)
         return group
 
-    def join(self, group: Group, beam: Beam) -> None:
+    def join(self, group: RunningSearch, beam: Beam) -> None:
         """Behind the beams that it has."""
         group.beams.append(beam)
         self._of[beam.sequence.key] = group, beam
 
-    def drop(self, group: Group, beam: Beam) -> None:
+    def drop(self, group: RunningSearch, beam: Beam) -> None:
         """Nothing goes on from it."""
         group.beams.remove(beam)
         del self._of[beam.sequence.key]
 
-    def holds(self, group: Group) -> bool:
+    def holds(self, group: RunningSearch) -> bool:
         return self._groups.get(group.root.key) is group
 
-    def find(self, key: int) -> tuple[Group, Beam] | None:
+    def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
         """By the key of a beam's sequence."""
         return self._of.get(key)
 

@@ -19,7 +19,7 @@ from shared.greedy import is_greedy
 from shared.pb.common.v1 import sampling_pb2
 
 
-class Core:
+class Choice:
     """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
 
     def __init__(self, num_slots: int, vocab_size: int, ops: Ops, device: torch.device) -> None:
@@ -44,21 +44,21 @@ class Core:
         self.min_p[slot] = 0.0 if greedy else sampling.min_p
         self.seed[slot] = sampling.seed
 
-    def bind(self, slots: Rows) -> BoundCore:
-        return BoundCore(self, slots)
+    def bind(self, slots: Rows) -> BoundChoice:
+        return BoundChoice(self, slots)
 
 
-class BoundCore:
+class BoundChoice:
     """The columns of some rows, on the device; None where no row uses one."""
 
-    def __init__(self, core: Core, slots: Rows) -> None:
-        self._sample = core.ops.sample
-        self._device = core.device
-        self.temperature = self._column(core.temperature[slots], unused=0)
-        self._top_k = self._column(core.top_k[slots], unused=0)
-        self._top_p = self._column(core.top_p[slots], unused=1)
-        self._min_p = self._column(core.min_p[slots], unused=0)
-        self.seeds = upload(core.seed[slots], self._device)
+    def __init__(self, choice: Choice, slots: Rows) -> None:
+        self._sample = choice.ops.sample
+        self._device = choice.device
+        self.temperature = self._column(choice.temperature[slots], unused=0)
+        self._top_k = self._column(choice.top_k[slots], unused=0)
+        self._top_p = self._column(choice.top_p[slots], unused=1)
+        self._min_p = self._column(choice.min_p[slots], unused=0)
+        self.seeds = upload(choice.seed[slots], self._device)
 
     def _column(self, values: npt.NDArray[Any], unused: float) -> Tensor | None:
         return None if (values == unused).all() else upload(values, self._device)
@@ -86,16 +86,16 @@ class PlainChoice:
         self._sample = ops.sample
         self._temperature = torch.zeros(most_rows, dtype=torch.float32, device=device)
         self._seeds = torch.zeros(most_rows, dtype=torch.int64, device=device)
-        self._loaded: BoundCore | None = None
+        self._loaded: BoundChoice | None = None
 
-    def load(self, core: BoundCore, num_rows: int) -> None:
+    def load(self, choice: BoundChoice, num_rows: int) -> None:
         """For the steps to come."""
-        assert core.is_plain
-        if core is self._loaded:
+        assert choice.is_plain
+        if choice is self._loaded:
             return
-        self._loaded = core
-        self._seeds[:num_rows] = core.seeds
-        self._temperature[:num_rows] = 0.0 if core.temperature is None else core.temperature
+        self._loaded = choice
+        self._seeds[:num_rows] = choice.seeds
+        self._temperature[:num_rows] = 0.0 if choice.temperature is None else choice.temperature
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """int32 [num_rows]; -1 where nothing can be chosen."""

@@ -1,0 +1,69 @@
+"""What of the sampling parameters goes on behind the frontend."""
+
+from __future__ import annotations
+
+import random
+
+from services.frontend.request import BeamSearch, RepetitionDetection, Sampling
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+
+
+def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:
+    """Complete, and without what only the frontend needs. An unseeded prompt gets a seed here, once, so that moving its
+    sequences does not change what they say."""
+    if sampling.min_tokens > max_tokens:
+        raise InvalidArgument(
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {sampling.min_tokens}.",
+            field="min_tokens",
+        )
+    message = sampling_pb2.SamplingParams(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=random.getrandbits(63) if sampling.seed is None else sampling.seed,
+        max_tokens=max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids or (),
+        repetition_detection=_detection(sampling.repetition_detection),
+        beam_search=_search(sampling.beam_search),
+        logprobs=sampling.logprobs,
+        logprob_token_ids=sampling.logprob_token_ids,
+        prompt_logprobs=sampling.prompt_logprobs,
+        prompt_logprob_start=sampling.prompt_logprob_start or None,
+        prompt_logprob_token_ids=[sampling_pb2.NamedTokens(ids=ids) for ids in sampling.prompt_logprob_token_ids],
+        thinking_token_budget=sampling.thinking_token_budget,
+        skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+        logits_processors=sampling.logits_processors,
+    )
+    for name, value in sampling.plain.items():
+        setattr(message, name, value)
+    return message
+
+
+def grammar_bytes(sampling: Sampling) -> bytes:
+    """Equal constraints have equal bytes."""
+    asked = sampling.structured_output
+    return b"" if asked is None else asked.SerializeToString(deterministic=True)
+
+
+def _search(asked: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
+    if asked is None:
+        return None
+    return sampling_pb2.BeamSearch(
+        width=asked.width, length_penalty=asked.length_penalty, early_stopping=asked.early_stopping
+    )
+
+
+def _detection(asked: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
+    if asked is None:
+        return None
+    return sampling_pb2.RepetitionDetection(
+        min_pattern_size=asked.min_pattern_size, max_pattern_size=asked.max_pattern_size, min_count=asked.min_count
+    )
