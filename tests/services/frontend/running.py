@@ -56,6 +56,12 @@ class Running:
             while self.frontend._client.is_open != is_open:
                 await asyncio.sleep(0.005)
 
+    async def until_idle(self) -> None:
+        """Until no call has a place: an answer is read a moment before its place is given back."""
+        async with asyncio.timeout(10):
+            while (await self.http.get("/load")).json() != {"server_load": 0}:
+                await asyncio.sleep(0.005)
+
     async def metrics(self) -> dict[str, float]:
         """Sample name and labels (but for model and engine) to value."""
         page = (await self.http.get("/metrics")).text

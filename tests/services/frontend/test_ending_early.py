@@ -31,9 +31,7 @@ async def assert_ended(script: ScriptedScheduler, frontend: Running, reason: int
     """The scheduler was told why, runs nothing, and the frontend counts nothing in flight."""
     await script.until(lambda: script.cancellations and not script.num_running)
     assert [why for _, why in script.cancellations] == [reason]
-    async with asyncio.timeout(5):
-        while (await frontend.http.get("/load")).json()["server_load"]:
-            await asyncio.sleep(0.005)
+    await frontend.until_idle()
 
 
 async def test_cancelling_a_grpc_call(folder: Path) -> None:
@@ -72,9 +70,8 @@ async def test_leaving_while_nothing_could_be_submitted_yet(folder: Path) -> Non
         async with asyncio.timeout(5):
             while (await frontend.http.get("/load")).json()["server_load"] == 0:
                 await asyncio.sleep(0.005)
-            asking.cancel()
-            while (await frontend.http.get("/load")).json()["server_load"]:
-                await asyncio.sleep(0.005)
+        asking.cancel()
+        await frontend.until_idle()
         assert script.submissions == []
 
 

@@ -127,4 +127,4 @@ async def test_an_odd_field_is_taken_or_named(frontend: Running, method: str) ->
         if code is not grpc.StatusCode.OK and not (is_refusal and any(fields) and text):
             wrong.append((name, code.name, fields, text))
     assert wrong == []
-    assert (await frontend.http.get("/load")).json() == {"server_load": 0}
+    await frontend.until_idle()

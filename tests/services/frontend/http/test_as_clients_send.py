@@ -53,7 +53,7 @@ async def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(frontend: Ru
     assert message.startswith("chat_template_kwargs.a[0].b holds \\ud83d")
     _, message, _ = await refused(frontend, path, **{"x\udc00y": 1})
     assert "holds \\udc00" in message
-    assert (await frontend.http.get("/load")).json() == {"server_load": 0}
+    await frontend.until_idle()
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -119,8 +119,7 @@ async def test_who_never_reads_loses_the_connection_and_its_place(folder: Path) 
             while not (await frontend.metrics())["quire_frontend_closed_connections_total{reason=write}"]:
                 assert await served(frontend)
                 await asyncio.sleep(0.1)
-            while (await frontend.http.get("/load")).json()["server_load"]:
-                await asyncio.sleep(0.05)
+        await frontend.until_idle()
 
 
 async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
