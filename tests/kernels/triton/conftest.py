@@ -1,15 +1,11 @@
-"""On a machine without CUDA, Triton's interpreter runs the kernels; it has to be asked before they are imported."""
+"""What tests of Triton's kernels have in common."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
+from tests.interpreter import ON_GPU
 
 
 @pytest.fixture(autouse=True)

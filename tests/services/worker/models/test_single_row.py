@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before kernels.triton is imported
 
 import kernels
 from kernels.triton.expert_layers import prepare_experts
@@ -21,7 +17,7 @@ from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
 PROMPT = [5, 9, 1, 77, 30, 12]
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "num_attention_heads": 8, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows", "qwen3-moe-some-layers"])
@@ -39,7 +35,7 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     batches = []
     forward = runner._model.forward
     runner._model.forward = lambda batch, caches: (batches.append(batch), forward(batch, caches))[1]
-    for _ in range(6):
+    for _ in range(3):  # one of them begins a block
         rig.step()
         logits = chain.logits(batches[-1], runner.caches)  # stores the same keys and values once more
         torch.testing.assert_close(logits.cpu(), rig.logits[0][-1].unsqueeze(0), rtol=1e-4, atol=1e-4)
