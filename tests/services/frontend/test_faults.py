@@ -58,11 +58,11 @@ GIVES_BACK = frozenset(
         "Sample._end",
         "Sample.on_end",
         "Generation.on_done",
-        "Pace.returned",
-        "Pace._begin",
-        "Pace._end",
-        "Pace._call_for_round",
-        "Outcome.lose",
+        "ReaderPace.returned",
+        "ReaderPace._begin",
+        "ReaderPace._end",
+        "ReaderPace._call_for_round",
+        "Delivery.lose",
     }
 )
 # Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
