@@ -96,9 +96,8 @@ def main() -> None:
         ]
         for name, cut in (("prompts", slice(0, 1)), ("decoding", slice(1, None))):
             ours, theirs = (min(statistics.median(run[side][cut]) for run in rows) * 1e3 for side in (0, 1))
-            print(
-                f"{num_seqs} x {prompt:4} {name:8}  {ours:8.2f} ms  transformers {theirs:8.2f} ms  {theirs / ours:.2f} x"
-            )
+            title, ratio = f"{num_seqs} x {prompt:4} {name:8}", theirs / ours
+            print(f"{title}  {ours:8.2f} ms  transformers {theirs:8.2f} ms  {ratio:.2f} x")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from services.worker.models.registry import ARCHITECTURES, read_model_config
 from shared.errors import InvalidArgument
 from tests.services.worker.checkpoints import SHAPE, Checkpoint
+from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.services.worker.test_logits import MAX_ERROR, error, prompt
 
 Make = Callable[[str], Checkpoint]
 VALUES = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", **SHAPE}
