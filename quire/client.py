@@ -12,7 +12,7 @@ import grpc
 
 from quire.admin import AdminClient, admin_of
 from quire.api_key import showing_key
-from quire.outputs import Delta, Message, RequestOutput, collect, delta, vectors
+from quire.outputs import Classification, Delta, Message, RequestOutput, classifications, collect, delta, vectors
 from quire.params import SamplingParams
 from quire.requests import (
     ChatExtras,
@@ -21,9 +21,11 @@ from quire.requests import (
     Options,
     Prompt,
     chat_request,
+    classify_request,
     embed_request,
     from_rpc,
     generate_request,
+    score_request,
     translated_errors,
 )
 from shared.pb.admin.v1 import admin_pb2
@@ -100,6 +102,27 @@ class Client:
         request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
         with translated_errors():
             return vectors(self._inference.Embed(request, timeout=timeout_s))
+
+    def classify(
+        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, timeout_s: float | None = None
+    ) -> list[Classification]:
+        """The class of each input, text or token ids, in their order."""
+        batch = [inputs] if _is_one(inputs) else list(inputs)
+        request = classify_request(batch, options or Options())  # type: ignore[arg-type]
+        with translated_errors():
+            return classifications(self._inference.Classify(request, timeout=timeout_s))
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        options: Options | None = None,
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """How well each document answers the query, or its own of as many queries."""
+        request = score_request(queries, documents, options or Options())
+        with translated_errors():
+            return [*self._inference.Score(request, timeout=timeout_s).scores]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
@@ -192,6 +215,22 @@ class AsyncClient:
         batch = [inputs] if _is_one(inputs) else list(inputs)
         try:
             return vectors(await self._inference.Embed(embed_request(batch, options or Options(), extras)))  # type: ignore[arg-type]
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
+    async def classify(self, inputs: Prompt | Sequence[Prompt], options: Options | None = None) -> list[Classification]:
+        batch = [inputs] if _is_one(inputs) else list(inputs)
+        request = classify_request(batch, options or Options())  # type: ignore[arg-type]
+        try:
+            return classifications(await self._inference.Classify(request))
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
+    async def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], options: Options | None = None
+    ) -> list[float]:
+        try:
+            return [*(await self._inference.Score(score_request(queries, documents, options or Options()))).scores]
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 

@@ -8,7 +8,7 @@ from typing import IO, Any, Unpack
 
 from quire.client import AsyncClient, Client
 from quire.cluster import Cluster, ClusterOptions
-from quire.outputs import RequestOutput
+from quire.outputs import Classification, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt
 from shared.errors import InvalidArgument
@@ -84,6 +84,14 @@ class LLM(_Embedded):
         """A vector for each input, text or token ids; `extras`: pooler (last, mean, cls), normalize, dimensions."""
         return self.client.embed(inputs, **extras)
 
+    def classify(self, inputs: Prompt | Sequence[Prompt]) -> list[Classification]:
+        """The class of each input, text or token ids, by a model with a classifier."""
+        return self.client.classify(inputs)
+
+    def score(self, queries: str | Sequence[str], documents: str | Sequence[str]) -> list[float]:
+        """How well each document answers the query, or its own of as many queries."""
+        return self.client.score(queries, documents)
+
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
         self.client.close()
@@ -105,6 +113,8 @@ class AsyncLLM(_Embedded):
         self.generate = self.client.generate
         self.chat = self.client.chat
         self.embed = self.client.embed
+        self.classify = self.client.classify
+        self.score = self.client.score
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
 

@@ -191,6 +191,19 @@ def _logprob(entry: pb.TokenLogprobs) -> Logprob:
     return Logprob(entry.token_id, entry.logprob, entry.rank, top)
 
 
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a text was found to be."""
+
+    label: str  # the likeliest class
+    probs: list[float]  # of each class
+
+
+def classifications(response: pb.ClassifyResponse) -> list[Classification]:
+    """One for each input."""
+    return [Classification(found.label, [*found.probabilities]) for found in response.classifications]
+
+
 def vectors(response: pb.EmbedResponse) -> list[list[float]]:
     """One for each input."""
     found = []

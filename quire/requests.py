@@ -94,6 +94,18 @@ def embed_request(inputs: Sequence[Prompt], options: Options, extras: EmbedExtra
     return request
 
 
+def classify_request(inputs: Sequence[Prompt], options: Options) -> pb.ClassifyRequest:
+    return pb.ClassifyRequest(inputs=embed_request(inputs, Options(), {}).inputs, options=options.to_proto())
+
+
+def score_request(queries: str | Sequence[str], documents: str | Sequence[str], options: Options) -> pb.ScoreRequest:
+    return pb.ScoreRequest(
+        queries=[queries] if isinstance(queries, str) else queries,
+        documents=[documents] if isinstance(documents, str) else documents,
+        options=options.to_proto(),
+    )
+
+
 class ChatExtras(TypedDict, total=False):
     """What a chat may ask for besides: fields of ChatRequest in inference.proto."""
 

@@ -26,6 +26,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def class_names(config: dict[str, Any]) -> tuple[str, ...]:
+    """Of a model that classifies whole sequences; transformers leaves them out where there are two without names."""
+    if not any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+        return ()
+    named = config.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{number}" for number in range(config.get("num_labels") or 2))
+    if not isinstance(named, dict) or sorted(named) != sorted(map(str, range(len(named)))) or not named:
+        raise InvalidArgument(f"config.json: id2label is {named!r}: names by number are needed", field="model")
+    return tuple(str(named[str(number)]) for number in range(len(named)))
+
+
 def fingerprint(config: dict[str, Any]) -> str:
     """SHA-256 of the configuration with sorted keys and no white space."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -25,9 +25,9 @@ from services.frontend.http.connections import Connections, descriptors
 from services.frontend.http.server import HttpServer
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.loop_delay import watch_loop_delay
-from services.frontend.openai_edge.embedding_routes import EmbeddingRoutes
 from services.frontend.openai_edge.generation_routes import GenerationRoutes
 from services.frontend.openai_edge.model_routes import ModelRoutes
+from services.frontend.openai_edge.pooling_routes import PoolingRoutes
 from services.frontend.openai_edge.responses.routes import ResponseRoutes
 from services.frontend.openai_edge.responses.store import ResponseStore
 from services.frontend.openai_edge.service_routes import ServiceRoutes
@@ -119,7 +119,11 @@ class Frontend:
         self._admins = SchedulerAdmins(self._client.roster, dialler)
         self._catalogue = Catalogue(identity, lambda: self._client.limits)
         self._processor = InputProcessor(
-            self._tokenizer, identity.vocab_size, settings.max_prompts_per_request, settings.request_limits
+            self._tokenizer,
+            identity.vocab_size,
+            settings.max_prompts_per_request,
+            settings.request_limits,
+            model_identity.class_names(model_identity.read_config(folder)),
         )
         self._generator = self._new_generator(identity)
         self._add_grpc_services()
@@ -183,7 +187,7 @@ class Frontend:
             GenerationRoutes(*parts),
             MessageRoutes(*parts),
             ResponseRoutes(*parts, store=ResponseStore(self._settings.response_store_mb * 2**20)),
-            EmbeddingRoutes(self._generator, self._catalogue, bounds),
+            PoolingRoutes(self._generator, self._processor, self._catalogue, bounds),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
             ServiceRoutes(self.is_serving, lambda: self._liveness.is_alive, self._admission, self.metrics),

@@ -18,6 +18,14 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """Two texts side by side, as a tokenizer joins a question and what may answer it."""
+
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokenPrompt:
     """Tokens to continue, taken as they are."""
 
@@ -36,7 +44,7 @@ class ChatPrompt:
     tools: Sequence[Mapping[str, Any]] = ()  # as the template shows them: OpenAI's form
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Pooling:
     pooler: str = ""  # last, mean or cls; empty: the model's own
     normalize: bool = True
     dimensions: int | None = None  # only the first so many
+    classify: bool = False  # what the model's classifier makes of it
 
 
 @dataclass(frozen=True, slots=True)

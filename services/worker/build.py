@@ -28,7 +28,6 @@ from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.loader import Loader
 from services.worker.models.registry import find_model, read_model_config
@@ -77,7 +76,7 @@ def build_replica(
     drafting = speculative_config.parse(settings.speculative_config)
     values = read_config(Path(settings.model))
     family = find_model(values, settings.model_impl)
-    config = family.read(ConfigFile(values))
+    config = read_model_config(values, settings.model_impl)
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
     compiling = Kernels(settings, compiler)
@@ -173,7 +172,7 @@ def _heads(
 ) -> Heads:
     sampler = _sampler(settings, model.config, wanted, place, grammars)
     prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, model.logits)
-    return Heads(sampler, [prompts, PoolingHead(model.config.hidden_size)])
+    return Heads(sampler, [prompts, PoolingHead(model.config.hidden_size, classifier=model.classifier)])
 
 
 def _speculation(

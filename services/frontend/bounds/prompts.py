@@ -7,7 +7,7 @@ from typing import Any
 
 from services.frontend.bounds import counts
 from services.frontend.bounds.room import Room
-from services.frontend.request import ChatPrompt, Request, TextPrompt
+from services.frontend.request import ChatPrompt, PairPrompt, Request, TextPrompt
 from shared import structured_output
 from shared.settings.request_limits import RequestLimits
 
@@ -26,13 +26,17 @@ def check(request: Request, limits: RequestLimits) -> None:
             counts.check_entries([("messages", prompt.messages), ("tools", prompt.tools)], limits)
 
 
-def check_characters(prompt: TextPrompt | ChatPrompt, room: Room) -> None:
+def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, room: Room) -> None:
     """Raises InvalidArgument."""
     if not room.max_model_len:
         return
-    is_text = isinstance(prompt, TextPrompt)
-    characters = len(prompt.text) if isinstance(prompt, TextPrompt) else characters_of(prompt, room.most)
-    room.check(characters, is_text=is_text)
+    match prompt:
+        case TextPrompt(text):
+            room.check(len(text), is_text=True)
+        case PairPrompt(first, second):
+            room.check(len(first) + len(second), is_text=True)
+        case ChatPrompt():
+            room.check(characters_of(prompt, room.most), is_text=False)
 
 
 def characters_of(prompt: ChatPrompt, enough: int) -> int:

@@ -9,9 +9,10 @@ from services.frontend.calls import Call, Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.delta import Delta
 from services.frontend.generator import Generator
-from services.frontend.grpc_edge import requests, responses
+from services.frontend.grpc_edge import pooled, requests, responses
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.input_processor.scoring import Scoring
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.metrics.frontend import FrontendMetrics
@@ -77,10 +78,39 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         arrival = _arrival(context)
         async with answering("Embed", context, self._metrics, self._calls) as call:
             await call.enter()
-            request = requests.embed_request(message, arrival)
+            request = pooled.embed_request(message, arrival)
             async with self._generator.answering(request, call) as generation:
                 await generation.collect()
-                return responses.embed_response(request.request_id, generation)
+                return pooled.embed_response(request.request_id, generation)
+
+    async def Classify(self, message: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
+        arrival = _arrival(context)
+        async with answering("Classify", context, self._metrics, self._calls) as call:
+            await call.enter()
+            request = pooled.classify_request(message, arrival)
+            async with self._generator.answering(request, call) as generation:
+                await generation.collect()
+                return pooled.classify_response(request.request_id, generation, self._processor.classes)
+
+    async def Score(self, message: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        arrival = _arrival(context)
+        async with answering("Score", context, self._metrics, self._calls) as call:
+            await call.enter()
+            scoring = Scoring.of(message.queries, message.documents, self._processor.classes)
+            request = pooled.score_request(message, scoring, arrival)
+            async with self._generator.answering(request, call) as generation:
+                await generation.collect()
+                return pooled.score_response(request.request_id, generation, scoring)
+
+    async def Rerank(self, message: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+        arrival = _arrival(context)
+        async with answering("Rerank", context, self._metrics, self._calls) as call:
+            await call.enter()
+            scoring = Scoring.of([message.query], message.documents, self._processor.classes)
+            request = pooled.score_request(message, scoring, arrival)
+            async with self._generator.answering(request, call) as generation:
+                await generation.collect()
+                return pooled.rerank_response(request.request_id, generation, scoring, message.top_n)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with answering("Tokenize", context, self._metrics, self._calls):

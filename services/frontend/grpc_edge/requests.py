@@ -11,12 +11,11 @@ import numpy as np
 
 from services.frontend import reasoning
 from services.frontend.grpc_edge import conversations
-from services.frontend.input_processor import pooling, sampling_rules
+from services.frontend.input_processor import sampling_rules
 from services.frontend.input_processor.not_offered import refuse_not_offered
 from services.frontend.request import (
     BeamSearch,
     ChatPrompt,
-    Pooling,
     Prompt,
     RepetitionDetection,
     Request,
@@ -41,7 +40,7 @@ class Arrival:
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
     sampling = _sampling(message.sampling, defaults)
-    return _request(message.model, _prompt(message), sampling, message.options, arrival)
+    return new_request(message.model, _prompt(message), sampling, message.options, arrival)
 
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
@@ -52,45 +51,18 @@ def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: Generation
         template_variables={**variables, **conversations.variables(message.chat_template_kwargs)},
         tools=offer.shown,
     )
-    request = _request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
+    request = new_request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
     wants_reasoning = not message.HasField("include_reasoning") or message.include_reasoning
     return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=wants_reasoning)
-
-
-POOLERS = {number: name for name, number in pooling.POOLERS.items()}
-
-
-def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
-    params = message.pooling
-    if params.pooler not in POOLERS:
-        raise InvalidArgument(f"pooler: {params.pooler} is none", field="pooler")
-    asked = Pooling(
-        POOLERS[params.pooler],
-        params.normalize if params.HasField("normalize") else True,
-        params.dimensions or None,
-    )
-    if not message.inputs:
-        raise InvalidArgument("inputs must hold at least one", field="inputs")
-    first, *others = (_embed_prompt(one, message) for one in message.inputs)
-    request = _request(message.model, first, Sampling(detokenize=False), message.options, arrival)
-    return replace(request, prompts=(first, *others), pooling=asked, final_only=True)
-
-
-def _embed_prompt(one: pb.EmbedInput, message: pb.EmbedRequest) -> Prompt:
-    match one.WhichOneof("input"):
-        case "text":
-            return TextPrompt(one.text, add_special_tokens=not message.skip_special_prompt_tokens)
-        case "token_ids":
-            return TokenPrompt(one.token_ids.ids)
-        case _:
-            raise InvalidArgument("inputs: each must be text or token ids", field="inputs")
 
 
 def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:
     return _prompt(message)
 
 
-def _request(model: str, prompt: Prompt, sampling: Sampling, options: pb.RequestOptions, arrival: Arrival) -> Request:
+def new_request(
+    model: str, prompt: Prompt, sampling: Sampling, options: pb.RequestOptions, arrival: Arrival
+) -> Request:
     return Request(
         request_id=options.request_id or uuid.uuid4().hex,
         model=model,

@@ -47,14 +47,10 @@ def complete(response: Response, delta: Delta, generation: Generation, is_first:
         if generation.request.return_times:
             response.times.CopyFrom(_times(generation.sample_times(delta.sample)))
     if is_first or delta.finish is not None:
-        response.usage.CopyFrom(_usage(generation.usage))
+        response.usage.CopyFrom(usage_of(generation.usage))
 
 
-def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
-    return pb.EmbedResponse(request_id=request_id, vectors=generation.vectors, usage=_usage(generation.usage))
-
-
-def _usage(usage: Usage) -> finish_pb2.Usage:
+def usage_of(usage: Usage) -> finish_pb2.Usage:
     return finish_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

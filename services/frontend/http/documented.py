@@ -59,17 +59,38 @@ CHAT = _object(
     usage=USAGE,
 )
 
+RANKED = _object(
+    id=TEXT,
+    model=TEXT,
+    usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+    results=_list(_object(index=COUNT, relevance_score=NUMBER)),
+)
+
+
+def _pooled(**entry: Schema) -> Schema:
+    return _object(
+        id=TEXT,
+        object={"const": "list"},
+        created=COUNT,
+        model=TEXT,
+        data=_list(_object(index=COUNT, **entry)),
+        usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
+    )
+
+
 # What a call is answered with in one piece; with `stream`, server-sent events.
 ANSWERS: Mapping[str, Schema] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
-    "/v1/embeddings": _object(
-        object={"const": "list"},
-        data=_list(_object(object=TEXT, index=COUNT, embedding={"anyOf": [_list(NUMBER), TEXT]})),
-        model=TEXT,
-        usage=_object(prompt_tokens=COUNT, total_tokens=COUNT),
-    ),
+    "/v1/embeddings": _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]}),
+    "/pooling": _pooled(object=TEXT, data={"anyOf": [_list(NUMBER), TEXT]}),
+    "/classify": _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT),
+    "/score": _pooled(object=TEXT, score=NUMBER),
+    "/v1/score": _pooled(object=TEXT, score=NUMBER),
+    "/rerank": RANKED,
+    "/v1/rerank": RANKED,
+    "/v2/rerank": RANKED,
     "/invocations": {"anyOf": [CHAT, COMPLETION]},
     "/v1/responses": _object(
         id=TEXT,

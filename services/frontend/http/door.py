@@ -24,6 +24,13 @@ WORK = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
     "/invocations",
 )
 

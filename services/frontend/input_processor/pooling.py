@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.frontend.request import Pooling
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import pooling_pb2
@@ -18,8 +20,10 @@ READ_ONE = ("", "last")  # the last token's state alone, behind which a prefix m
 MOST_DIMENSIONS = 2**20
 
 
-def check(pooling: Pooling) -> None:
-    """Raises InvalidArgument; how many dimensions the model has only workers know."""
+def check(pooling: Pooling, classes: Sequence[str]) -> None:
+    """`classes`: of the model. Raises InvalidArgument; how many dimensions the model has only workers know."""
+    if pooling.classify and not classes:
+        raise InvalidArgument("model: it has no classifier (config.json: architectures)", field="model")
     if pooling.pooler not in POOLERS:
         text = f"pooler must be one of {', '.join(filter(None, POOLERS))}, got {pooling.pooler!r:.64}."
         raise InvalidArgument(text, field="pooler")
@@ -31,6 +35,9 @@ def check(pooling: Pooling) -> None:
 def params(pooling: Pooling) -> bytes:
     """A serialized SequenceParams."""
     message = PoolingParams(
-        pooler=POOLERS[pooling.pooler], normalize=pooling.normalize, dimensions=pooling.dimensions or 0
+        pooler=POOLERS[pooling.pooler],
+        normalize=pooling.normalize,
+        dimensions=pooling.dimensions or 0,
+        classify=pooling.classify,
     )
     return SequenceParams(pooling=message).SerializeToString()

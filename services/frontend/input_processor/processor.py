@@ -14,6 +14,7 @@ from services.frontend.input_processor.grammar_door import GrammarDoor
 from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
 from services.frontend.request import (
     ChatPrompt,
+    PairPrompt,
     Pooling,
     Prompt,
     Request,
@@ -67,12 +68,19 @@ class InputProcessor:
     """Knows the model; keeps no state between requests."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, max_samples: int, bounds: RequestLimits = DEFAULT_BOUNDS
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_samples: int,
+        bounds: RequestLimits = DEFAULT_BOUNDS,
+        classes: Sequence[str] = (),
     ) -> None:
+        """`classes`: that the model knows, if that is what it does."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
         self._bounds = bounds
+        self.classes = classes
         self._grammar_door = GrammarDoor(tokenizer.specials, vocab_size)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
@@ -90,7 +98,9 @@ class InputProcessor:
         sampling_rules.check(request.sampling)
         logits_processors.check(request.sampling)
         if request.pooling is not None:
-            pooling.check(request.pooling)
+            pooling.check(request.pooling, self.classes)
+        elif self.classes:
+            raise InvalidArgument("model: it classifies texts and does not continue them", field="model")
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
         if request.num_samples > self._max_samples:
@@ -192,6 +202,8 @@ class InputProcessor:
         match prompt:
             case TokenPrompt(token_ids):
                 return list(token_ids)
+            case PairPrompt(first, second):
+                return await self._tokenizer.encode_pair(first, second)
             case TextPrompt(text, framed):
                 return await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough)
             case ChatPrompt():
@@ -251,5 +263,7 @@ def _estimate(prompt: Prompt) -> int:
             return len(token_ids)
         case TextPrompt(text):
             return len(text) // CHARACTERS_PER_TOKEN + 1
+        case PairPrompt(first, second):
+            return (len(first) + len(second)) // CHARACTERS_PER_TOKEN + 1
         case ChatPrompt(messages):
             return sum(len(str(m.get("content") or "")) for m in messages) // CHARACTERS_PER_TOKEN + 1

@@ -176,14 +176,9 @@ class BatchBody(ChatOptions):
     messages: list[list[dict[str, Any]]] = Field(description="conversations, each of which is answered once")
 
 
-class EmbeddingBody(Body):
-    """POST /v1/embeddings"""
+class PooledBody(Body):
+    """What all calls have in common that read texts and write none."""
 
-    input: PromptField
-    encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
-    dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
-    pooler: str | None = Field(None, description="last, mean or cls; default: the model's own")
-    normalize: bool | None = Field(None, description="vectors of length 1; default: true")
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
@@ -191,6 +186,46 @@ class EmbeddingBody(Body):
     priority: int | None = None
     tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
+
+
+class EmbeddingBody(PooledBody):
+    """POST /v1/embeddings"""
+
+    input: PromptField
+    encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
+    dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
+    pooler: str | None = Field(None, description="last, mean or cls; default: the model's own")
+    normalize: bool | None = Field(None, description="vectors of length 1; default: true")
+
+
+class PoolingBody(EmbeddingBody):
+    """POST /pooling: what a model makes of texts, a vector or its classifier's scores."""
+
+    task: Literal["embed", "classify"] | None = Field(None, description="default: what the model does")
+
+
+class ClassifyBody(PooledBody):
+    """POST /classify"""
+
+    input: PromptField
+
+
+class ScoreBody(PooledBody):
+    """POST /score: one text beside all others, or each beside one."""
+
+    queries: str | list[str] | None = Field(None, description="also as text_1")
+    documents: str | list[str] | None = Field(None, description="also as text_2")
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+
+
+class RerankBody(PooledBody):
+    """POST /rerank, as Jina and Cohere have it"""
+
+    query: str
+    documents: list[str]
+    top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
+    return_documents: bool = True
 
 
 class TokenizeBody(Body):

@@ -23,7 +23,7 @@ from services.frontend.openai_edge.chunks import Chunks
 from services.frontend.openai_edge.completion_format import CompletionFormat
 from services.frontend.openai_edge.prompt_only import prompt_only
 from services.frontend.openai_edge.requests import answer_options, batch_request, chat_request, completion_request
-from services.frontend.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.frontend.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -77,7 +77,7 @@ class GenerationRoutes:
                 return text
             case TokenPrompt(token_ids):
                 return self._processor.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
-            case ChatPrompt():
+            case ChatPrompt() | PairPrompt():
                 raise AssertionError("completions have no conversations")
 
     async def chat(self, body: ChatBody, http: Request) -> Response:

@@ -48,6 +48,10 @@ class Reader:
         ids: list[int] = batch[0].ids
         return ids
 
+    def pair(self, texts: tuple[str, str]) -> list[int]:
+        ids: list[int] = self.tokenizer.encode_batch_fast([texts], add_special_tokens=True)[0].ids
+        return ids
+
 
 class Encoder:
     """Owns the threads; belongs to one event loop."""
@@ -80,6 +84,15 @@ class Encoder:
             return await self._whole_text(self.own, text, add_special_tokens=add_special_tokens)
         ids = await self._in_pieces(self.own, text, enough)
         return self._framed(ids) if add_special_tokens else ids
+
+    async def encode_pair(self, first: str, second: str) -> list[int]:
+        """As the tokenizer joins them, whole."""
+        length = len(first) + len(second)
+        return (
+            self.own.pair((first, second))
+            if length <= INLINE_CHARACTERS
+            else await self.in_thread(self.own.pair, (first, second), length)
+        )
 
     async def encode_sections(
         self, sections: Sequence[Section], *, add_special_tokens: bool, enough: int | None = None

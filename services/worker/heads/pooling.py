@@ -1,4 +1,5 @@
-"""One vector of a whole sequence (SequenceParams.pooling): the last token's hidden state, the first one's or the mean.
+"""One vector of a whole sequence (SequenceParams.pooling): the last token's hidden state, the first one's or the mean,
+or what the model's classifier makes of it.
 
 Hidden states are those behind the model's last norm. Steps cut a prompt into chunks, so that sums and first states are
 kept by slot, in float32 on the device, until the chunk with the last token.
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from services.worker.device.staging import Array
+from services.worker.layers.classifier import Classifier
 from services.worker.step.admission import Admission
 from services.worker.step.step_inputs import StepInputs
 from shared import columns
@@ -32,6 +34,7 @@ class Pooled:
     num_tokens: int
     normalize: bool
     dimensions: int
+    classifier: Classifier | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,12 @@ class Part:
 class PoolingHead:
     """By slot, until its tokens are computed."""
 
-    def __init__(self, hidden_size: int, default: pooling_pb2.Pooler = LAST) -> None:
+    def __init__(
+        self, hidden_size: int, default: pooling_pb2.Pooler = LAST, classifier: Classifier | None = None
+    ) -> None:
         """`default`: of sequences that leave the choice to the model."""
         self._hidden_size = hidden_size
+        self._classifier = classifier
         self._default = default
         self._asked: dict[int, Pooled] = {}
         self._sums: dict[int, Tensor] = {}  # float32 [hidden_size]: of slots that are computed in several steps
@@ -60,6 +66,8 @@ class PoolingHead:
             return
         if params.pooler not in pooling_pb2.Pooler.values():
             raise InvalidArgument(f"pooling.pooler: {params.pooler} is none", field="pooling.pooler")
+        if params.classify and self._classifier is None:
+            raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
         if params.dimensions > self._hidden_size:
             text = f"pooling.dimensions: {params.dimensions} is more than the model's {self._hidden_size}"
             raise InvalidArgument(text, field="pooling.dimensions")
@@ -71,7 +79,9 @@ class PoolingHead:
             raise InvalidArgument(text, field="pooling.pooler")
         num_tokens = len(admission.token_ids) // columns.NUMBER_BYTES
         normalize = params.normalize if params.HasField("normalize") else True
-        self._asked[slot] = Pooled(pooler, num_tokens, normalize, params.dimensions or self._hidden_size)
+        classifier = self._classifier if params.classify else None
+        size = (params.dimensions or self._hidden_size) if classifier is None else classifier.num_classes
+        self._asked[slot] = Pooled(pooler, num_tokens, normalize, size, classifier)
 
     def release(self, slot: int) -> None:
         self._asked.pop(slot, None)
@@ -118,9 +128,10 @@ class PoolingHead:
 
 def _vector(asked: Pooled, total: Tensor) -> Tensor:
     """float32 [dimensions]"""
+    total = total / asked.num_tokens if asked.pooler == MEAN else total
+    if asked.classifier is not None:
+        return asked.classifier(total)
     vector = total[: asked.dimensions]
-    if asked.pooler == MEAN:
-        vector = vector / asked.num_tokens
     return torch.nn.functional.normalize(vector, dim=0) if asked.normalize else vector
 
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from services.worker.layers.classifier import Classifier
 from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Placement
+    from services.worker.layers.placement import Alternative, Loadable, Placement
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -73,6 +74,8 @@ class CausalLM(ABC):
     taped_functions: ClassVar[tuple[str, ...]] = ()
     embedding_name: ClassVar[str] = "model.embed_tokens"
 
+    classifier: Classifier | None = None
+
     # Tokens that each expert has had, int64 [layers with experts, num_experts], and which layers these are.
     expert_counts: tuple[Tensor, tuple[int, ...]] | None = None
 
@@ -89,6 +92,9 @@ class CausalLM(ABC):
             TiedOutputHead(self.embedding, place)
             if config.tie_word_embeddings
             else OutputHead(config.vocab_size, config.hidden_size, place)
+        )
+        self.classifier = (
+            Classifier("score", config.num_classes, config.hidden_size, place) if config.num_classes else None
         )
         tables = {
             rope: cos_sin_table(rope, config.head_dim, num_positions).to(place.device)
@@ -134,8 +140,9 @@ class CausalLM(ABC):
         return {}
 
     @property
-    def _parts(self) -> Sequence[Embedding | Layer | Norm | OutputHead | TiedOutputHead]:
-        return (self.embedding, *self.layers, self.norm, self.head)
+    def _parts(self) -> Sequence[Loadable]:
+        classifier = () if self.classifier is None else (self.classifier,)
+        return (self.embedding, *self.layers, self.norm, self.head, *classifier)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         for part in self._parts:

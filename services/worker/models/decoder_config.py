@@ -48,6 +48,7 @@ class DecoderConfig:
     logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
     quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
+    num_classes: int = 0  # of a model that classifies whole sequences in place of going on
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.experts is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from services.worker.models import transformers_config
@@ -9,10 +10,11 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.transformers_model import TransformersCausalLM
-from shared import plugins
+from shared import model_identity, plugins
 from shared.errors import InvalidArgument
 
 GROUP = "quire.models"
+CLASSIFIES, GOES_ON = "ForSequenceClassification", "ForCausalLM"
 Implementation = Literal["auto", "quire", "transformers"]  # auto: our own code, else that of transformers
 
 # Architecture -> its class, a CausalLM; imported when needed.
@@ -47,7 +49,7 @@ ARCHITECTURES = {
 
 def find_model(values: dict[str, Any], implementation: Implementation = "auto") -> type[CausalLM]:
     """`values`: config.json. Raises InvalidArgument for an architecture that nobody has code for."""
-    names = ConfigFile(values).get("architectures", [])
+    names = [name.replace(CLASSIFIES, GOES_ON) for name in ConfigFile(values).get("architectures", [])]
     known = plugins.known(GROUP, ARCHITECTURES)
     name = next((name for name in names if name in known), None)
     if implementation == "transformers" or (implementation == "auto" and name is None):
@@ -64,4 +66,11 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
 
 def read_model_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig:
     """`values`: config.json. Raises InvalidArgument for what cannot be run as it is meant."""
-    return find_model(values, implementation).read(ConfigFile(values))
+    config = find_model(values, implementation).read(ConfigFile(values))
+    names = ConfigFile(values).get("architectures", [])
+    if not any(name.endswith(CLASSIFIES) for name in names):
+        return config
+    if (config.logit_scale, config.embedding_scale) != (1, 1):
+        raise InvalidArgument(f"config.json: architectures is {names!r}: its hidden states are scaled", field="model")
+    # It has no output head of its own, and its embeddings are not used as one.
+    return replace(config, num_classes=len(model_identity.class_names(values)), tie_word_embeddings=True)

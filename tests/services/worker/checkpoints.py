@@ -152,12 +152,12 @@ class Checkpoint:
             return self.model(torch.tensor([token_ids])).logits[0].float()
 
 
-def make(family: str, folder: Path, **overrides: Any) -> Checkpoint:
-    """Random weights large enough that every part of the model moves the logits."""
+def make(family: str, folder: Path, *, classifies: bool = False, **overrides: Any) -> Checkpoint:
+    """Random weights large enough that every part of the model moves the logits. `classifies`: whole sequences."""
     prefix, extra = FAMILIES[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
     config._attn_implementation = "eager"
-    head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
+    head = "ForSequenceClassification" if classifies else "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
     model = getattr(transformers, prefix.removesuffix("Text") + head)(config).eval()
     for part in model.modules():
         if hasattr(part, "limit") and hasattr(

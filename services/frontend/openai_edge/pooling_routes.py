@@ -1,0 +1,134 @@
+"""POST /v1/embeddings, /pooling, /classify, /score, /rerank and their versions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.input_processor.scoring import Scoring
+from services.frontend.openai_edge.bodies import (
+    ClassifyBody,
+    EmbeddingBody,
+    PooledBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from services.frontend.openai_edge.pooling_formats import (
+    ClassifyFormat,
+    EmbeddingFormat,
+    PooledFormat,
+    PoolingFormat,
+    RerankFormat,
+    ScoreFormat,
+)
+from services.frontend.openai_edge.prompts import completion_prompts
+from services.frontend.request import Pooling, Prompt, Sampling
+from services.frontend.request import Request as Asked
+from shared.errors import InvalidArgument
+
+SCORE = ("/score", "/v1/score")
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+
+class PoolingRoutes:
+    """Texts to vectors, classes and scores."""
+
+    def __init__(
+        self, generator: Generator, processor: InputProcessor, catalogue: Catalogue, bounds: BodyBounds
+    ) -> None:
+        self._generator = generator
+        self._processor = processor
+        self._catalogue = catalogue
+        self.router = APIRouter(tags=["pooling"], route_class=bounds.route())
+        self.router.add_api_route("/v1/embeddings", self.embed, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/pooling", self.pool, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/classify", self.classify, methods=["POST"], response_class=Response)
+        for path in SCORE:
+            self.router.add_api_route(path, self.score, methods=["POST"], response_class=Response)
+        for path in RERANK:
+            self.router.add_api_route(path, self.rerank, methods=["POST"], response_class=Response)
+
+    async def embed(self, body: EmbeddingBody, http: Request) -> Response:
+        """A vector for each input: text or token ids."""
+        body.refuse_unknown()
+        asked = Pooling(body.pooler or "", body.normalize is not False, body.dimensions)
+        request = pooled(body, _texts(body.input, body), asked, headers.read(http))
+        return self._answer(request, EmbeddingFormat(self._catalogue.name, as_base64=body.encoding_format == "base64"))
+
+    async def pool(self, body: PoolingBody, http: Request) -> Response:
+        """A vector for each input: of its hidden states, or a classifier's scores as they are."""
+        body.refuse_unknown()
+        classify = bool(self._processor.classes) if body.task is None else body.task == "classify"
+        asked = Pooling(body.pooler or "", body.normalize is not False, body.dimensions, classify)
+        request = pooled(body, _texts(body.input, body), asked, headers.read(http))
+        return self._answer(request, PoolingFormat(self._catalogue.name, as_base64=body.encoding_format == "base64"))
+
+    async def classify(self, body: ClassifyBody, http: Request) -> Response:
+        """How likely each of the model's classes is, for each input."""
+        body.refuse_unknown()
+        request = pooled(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
+        return self._answer(request, ClassifyFormat(self._catalogue.name, self._processor.classes))
+
+    async def score(self, body: ScoreBody, http: Request) -> Response:
+        """How well texts go together, pair by pair."""
+        body.refuse_unknown()
+        queries = _either(body, "queries", "text_1")
+        scoring = Scoring.of(queries, _either(body, "documents", "text_2"), self._processor.classes)
+        return self._scored(body, scoring, ScoreFormat(self._catalogue.name, scoring), http)
+
+    async def rerank(self, body: RerankBody, http: Request) -> Response:
+        """Documents by how well they answer the query."""
+        body.refuse_unknown()
+        scoring = Scoring.of([body.query], body.documents, self._processor.classes)
+        answer_format = RerankFormat(
+            self._catalogue.name, scoring, body.top_n or 0, shows_documents=body.return_documents
+        )
+        return self._scored(body, scoring, answer_format, http)
+
+    def _scored(self, body: PooledBody, scoring: Scoring, answer_format: PooledFormat, http: Request) -> Response:
+        return self._answer(pooled(body, scoring.prompts, scoring.pooling, headers.read(http)), answer_format)
+
+    def _answer(self, request: Asked, answer_format: PooledFormat) -> Response:
+        return Answer(self._generator, request, answer_format, stream=False)
+
+
+def _texts(given: object, body: PooledBody) -> list[Prompt]:
+    return completion_prompts(given, add_special_tokens=body.add_special_tokens)
+
+
+def _either(body: ScoreBody, name: str, other: str) -> Sequence[str]:
+    first, second = getattr(body, name), getattr(body, other)
+    given = second if first is None else first
+    if given is None or (first is not None and second is not None):
+        raise InvalidArgument(f"exactly one of {name} and {other} must be given", field=name)
+    return [given] if isinstance(given, str) else list(given)
+
+
+def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders) -> Asked:
+    """A request that reads its prompts and continues none."""
+    return Asked(
+        request_id=body.request_id or call.request_id or uuid.uuid4().hex,
+        model=body.model,
+        prompts=prompts,
+        sampling=Sampling(detokenize=False),
+        pooling=pooling,
+        arrival_s=call.arrival_s,
+        deadline_s=call.deadline_s,
+        priority=body.priority or 0,
+        tenant=body.tenant or call.tenant,
+        cache_salt=body.cache_salt or "",
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
+        final_only=True,
+    )

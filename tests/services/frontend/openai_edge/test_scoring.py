@@ -1,0 +1,124 @@
+"""What is asked of workers for classes and scores, and how clients hear of them. The scripted scheduler's vector of a
+prompt is its length and its first token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from services.frontend.input_processor.scoring import Scoring, probabilities
+from services.frontend.request import PairPrompt, TextPrompt
+from shared.columns import f32_bytes
+from shared.errors import InvalidArgument
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+from tests.services.frontend.tiny_folder import write_folder
+
+
+@asynccontextmanager
+async def classifier(folder: Path, *labels: str) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
+    names = {str(number): label for number, label in enumerate(labels)}
+    made = write_folder(folder / "model", architectures=["Qwen3ForSequenceClassification"], id2label=names)
+    script = ScriptedScheduler()
+    async with scheduler(script), running(made, script.address) as frontend:
+        yield frontend, script
+
+
+def test_texts_are_read_once_and_pairs_as_pairs() -> None:
+    apart = Scoring.of(["a"], ["b", "c"], ())
+    assert apart.prompts == [TextPrompt("a"), TextPrompt("b"), TextPrompt("c")]
+    assert apart.scores([f32_bytes(v) for v in ([1.0, 0.0], [0.6, 0.8], [0.0, 1.0])]) == pytest.approx([0.6, 0.0])
+    each = Scoring.of(["a", "d"], ["b", "c"], ())
+    assert each.scores([f32_bytes(v) for v in ([1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.0, 1.0])]) == pytest.approx(
+        [0.6, 1]
+    )
+    pairs = Scoring.of(["a"], ["b", "c"], ["relevant"])
+    assert pairs.prompts == [PairPrompt("a", "b"), PairPrompt("a", "c")]
+    assert pairs.scores([f32_bytes([0.0]), f32_bytes([-100.0])]) == pytest.approx([0.5, 0.0])
+
+
+def test_the_best_come_first_and_of_equal_ones_the_earlier() -> None:
+    scoring = Scoring.of(["a"], ["b", "c", "d"], ["relevant"])
+    columns = [f32_bytes([value]) for value in (0.0, 2.0, 0.0)]
+    assert [index for index, _ in scoring.ranked(columns, 0)] == [1, 0, 2]
+    assert [index for index, _ in scoring.ranked(columns, 2)] == [1, 0]
+
+
+@pytest.mark.parametrize("scores", [[0.0, 1.0, 2.0], [1e4, -1e4], [-300.0], [300.0]])
+def test_probabilities_are_numbers_whatever_the_scores(scores: Sequence[float]) -> None:
+    found = probabilities(f32_bytes(scores))
+    assert np.isfinite(found).all()
+    if len(scores) > 1:
+        assert found.sum() == pytest.approx(1)
+        assert found.argmax() == np.argmax(scores)
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents", "classes", "text"),
+    [
+        (["a"], [], (), "documents must hold at least one text"),
+        (["a", "b"], ["c", "d", "e"], (), "queries must be one, or as many as documents, 3; got 2"),
+        ([], ["c"], (), "got 0"),
+        (["a"], ["b"], ("x", "y"), "it tells 2 classes apart"),
+    ],
+)
+def test_what_makes_no_pairs_is_refused(queries: list[str], documents: list[str], classes: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        Scoring.of(queries, documents, classes)
+
+
+async def test_classes_over_http_and_grpc(tmp_path: Path) -> None:
+    async with classifier(tmp_path, "bad", "good") as (frontend, script):
+        answer = (await frontend.http.post("/classify", json={"input": [[1, 9], [8, 2, 2]]})).json()
+        message = await frontend.inference.Classify(
+            pb.ClassifyRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[1, 9]))])
+        )
+        raw = (await frontend.http.post("/pooling", json={"input": [8, 2, 2]})).json()
+        refused = await frontend.http.post("/v1/completions", json={"prompt": "a"})
+    assert [entry["label"] for entry in answer["data"]] == ["bad", "good"]
+    assert answer["data"][1]["probs"] == pytest.approx([1 / (1 + math.exp(5)), 1 / (1 + math.exp(-5))])
+    assert answer["usage"]["prompt_tokens"] == 5
+    assert [found.label for found in message.classifications] == ["bad"]
+    assert raw["data"][0]["data"] == [3, 8]
+    assert script.submissions[0].params.pooling.classify
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+
+
+async def test_pairs_over_http_and_grpc(tmp_path: Path) -> None:
+    async with classifier(tmp_path, "relevant") as (frontend, script):
+        body = {"query": "one", "documents": ["two", "two three four five"], "top_n": 1}
+        ranked = [
+            (await frontend.http.post(path, json=body)).json() for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+        ]
+        scored = (await frontend.http.post("/score", json={"text_1": "one", "text_2": ["two", "two three"]})).json()
+        over_grpc = await frontend.inference.Rerank(pb.RerankRequest(query="one", documents=["two", "two three four"]))
+        scores = await frontend.inference.Score(pb.ScoreRequest(queries=["one"], documents=["two", "two three"]))
+        both = await frontend.http.post("/score", json={"text_1": "a", "queries": "b", "documents": "c"})
+    for answer in ranked:
+        (best,) = answer["results"]
+        assert (best["index"], best["document"]) == (1, {"text": "two three four five"})
+    assert [entry["score"] for entry in scored["data"]] == pytest.approx(list(scores.scores))
+    assert [found.index for found in over_grpc.results] == [1, 0]
+    lengths = [submission.num_prompt_tokens for submission in script.submissions[:2]]
+    assert best["relevance_score"] == pytest.approx(1 / (1 + math.exp(-lengths[1])))
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "queries")
+
+
+async def test_models_without_a_classifier_say_so(folder: Path) -> None:
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        refused = await frontend.http.post("/classify", json={"input": "a"})
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await frontend.inference.Classify(pb.ClassifyRequest(inputs=[pb.EmbedInput(text="a")]))
+        empty = await frontend.http.post("/rerank", json={"query": "a", "documents": []})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "documents")

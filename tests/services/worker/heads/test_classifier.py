@@ -1,0 +1,81 @@
+"""Classifiers' scores are those of transformers, however prompts are cut into steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.models.registry import read_model_config
+from shared.errors import InvalidArgument
+from shared.pb.common.v1.pooling_pb2 import POOLER_MEAN, PoolingParams
+from tests.services.worker import checkpoints
+from tests.services.worker.checkpoints import SHAPE, Checkpoint
+from tests.services.worker.heads.test_pooling import pooled
+from tests.services.worker.models.test_logits import prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+CLASSIFY = PoolingParams(classify=True)
+VALUES = {"architectures": ["LlamaForSequenceClassification"], **SHAPE}
+
+
+def scores(made: Checkpoint, tokens: list[int]) -> np.ndarray[Any, Any]:
+    with torch.inference_mode():
+        found: np.ndarray[Any, Any] = made.model(torch.tensor([tokens])).logits[0].float().numpy()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "num_labels"), [("llama", 3), ("qwen2-tied", 1), ("qwen3-tied", 5), ("mistral-window", 2)]
+)
+def test_scores_are_those_of_transformers(tmp_path: Path, family: str, num_labels: int) -> None:
+    made = checkpoints.make(family, tmp_path, classifies=True, num_labels=num_labels, pad_token_id=0)
+    rig = Rig(made.folder)
+    first, second = prompt(23), prompt(9, 5)
+    rig.step([New(0, first, pooling=CLASSIFY), New(1, second, pooling=CLASSIFY)], {0: 11, 1: 9})
+    assert np.abs(pooled(rig)[1] - scores(made, second)).max() < 2e-5
+    rig.step(counts={0: 12})
+    assert np.abs(pooled(rig)[0] - scores(made, first)).max() < 2e-5
+
+
+def test_another_vector_may_be_asked_for_and_one_who_has_no_classifier_says_so(tmp_path: Path) -> None:
+    made = checkpoints.make("llama", tmp_path, classifies=True, num_labels=4, pad_token_id=0)
+    rig = Rig(made.folder)
+    tokens = prompt(12)
+    rig.step([New(0, tokens, pooling=PoolingParams(pooler=POOLER_MEAN, classify=True))], {0: 12})
+    with torch.inference_mode():
+        mean = made.model.model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+        wanted = (made.model.score.weight @ mean).numpy()
+    assert np.abs(pooled(rig)[0] - wanted).max() < 2e-5
+    rig.step([New(1, tokens, pooling=PoolingParams())], {1: 12})
+    assert len(pooled(rig)[1]) == SHAPE["hidden_size"]
+
+
+def test_models_that_go_on_have_none(checkpoint: Any) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    rig.step([New(0, prompt(5), pooling=CLASSIFY)], {0: 5})
+    (failure,) = rig.last_result.failures
+    assert (failure.slot, failure.error.field) == (0, "pooling.classify")
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes"),
+    [({}, 2), ({"num_labels": 3}, 3), ({"id2label": {"0": "bad"}}, 1), ({"id2label": {"1": "b", "0": "a"}}, 2)],
+)
+def test_classes_are_counted_as_transformers_writes_them(changes: dict[str, Any], classes: int) -> None:
+    assert read_model_config({**VALUES, **changes}).num_classes == classes
+
+
+def test_what_cannot_be_classified_with_is_refused(checkpoint: Any) -> None:
+    with pytest.raises(InvalidArgument, match="id2label is"):
+        read_model_config({**VALUES, "id2label": {"7": "x"}})
+    with pytest.raises(InvalidArgument, match="its hidden states are scaled"):
+        read_model_config(
+            {**VALUES, "architectures": ["GraniteForSequenceClassification"], "embedding_multiplier": 3.0}
+        )
+    with pytest.raises(InvalidArgument, match="there are"):
+        read_model_config({**VALUES, "architectures": ["T5ForSequenceClassification"], "model_type": "t5"})
