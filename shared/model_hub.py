@@ -33,6 +33,19 @@ def find(model: str, revision: str = "", *, weights: bool) -> Path:
     return _snapshot(model, revision, weights)
 
 
+def downloaded(model: str, revision: str = "") -> Path | None:
+    """The folder of `model` as far as it is on this machine, whole or not; nothing is downloaded."""
+    folder = Path(model).expanduser()
+    if folder.exists() or NAME.fullmatch(model) is None:
+        return folder
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        return None
+    known = hub.try_to_load_from_cache(model, "config.json", revision=revision or None)
+    return Path(known).parent if isinstance(known, str) else None
+
+
 def _snapshot(name: str, revision: str, weights: bool) -> Path:
     try:
         import huggingface_hub as hub
@@ -41,9 +54,9 @@ def _snapshot(name: str, revision: str, weights: bool) -> Path:
             f"model: {name!r} is no folder, and huggingface_hub is not installed to download it", field="model"
         ) from None
     at = revision or None
-    known = hub.try_to_load_from_cache(name, "config.json", revision=at)
-    if isinstance(known, str) and _is_whole(Path(known).parent, weights):
-        return Path(known).parent
+    known = downloaded(name, revision)
+    if known is not None and is_whole(known, weights=weights):
+        return known
     files = _attempt(name, lambda: hub.HfApi().list_repo_files(name, revision=at))
     wanted = [*_wanted(files, weights)]
     log.info("downloading", model=name, files=len(wanted))
@@ -58,7 +71,8 @@ def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
         yield from newer or (file for file in top if _is_older_weights(file))
 
 
-def _is_whole(folder: Path, weights: bool) -> bool:
+def is_whole(folder: Path, *, weights: bool) -> bool:
+    """Whether all files that the folder's own index names are there."""
     if not weights:
         return (folder / "tokenizer.json").exists()
     for index in (folder / INDEX, folder / OLDER_INDEX):

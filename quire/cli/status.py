@@ -52,6 +52,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
         "blocks": {name: getattr(blocks, name) for name in ("total", "free", "cached", "used")} if has_blocks else None,
         "work": _work(service.work) if service.HasField("work") else None,
         "drafts": _drafts(service.drafts) if service.HasField("drafts") else None,
+        "version": service.version,
     }
 
 

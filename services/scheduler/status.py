@@ -15,6 +15,7 @@ from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.settings import SchedulerSettings
+from shared.version import VERSION
 
 STALLED_AFTER_S = 5.0  # work waits and no step ends for so long
 
@@ -48,6 +49,7 @@ class Status:
             running=self._cluster.num_running,
             waiting=self._cluster.num_waiting,
             work=_total(worker.work for worker in workers),
+            version=VERSION,
         )
         ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
         if ages:
@@ -82,6 +84,7 @@ class Status:
                 address=hello.address,
                 state=pb.STATE_READY,
                 running=self._cluster.num_sequences_of(owner),
+                version=hello.version,
             )
             for owner, hello in self._frontends.hellos.items()
         ]
@@ -100,6 +103,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         waiting=len(core.waiting),
         blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),
         work=_work(core.counts, replica.throughput.tokens_per_s),
+        version=replica.hello.version,
     )
     if replica.last_step_at is not None:
         status.last_step_age_s = time.monotonic() - replica.last_step_at

@@ -14,6 +14,7 @@ from shared.lifecycle import Shutdown
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.version import VERSION
 
 
 class OwnStatus:
@@ -37,6 +38,7 @@ class OwnStatus:
             state=self._state(),
             running=self._admission.num_samples,
             waiting=self._client.num_waiting,
+            version=VERSION,
         )
 
     def _state(self) -> pb.State:

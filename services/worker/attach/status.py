@@ -10,6 +10,7 @@ from services.worker.limits import Limits
 from services.worker.runner.expert_load import LoadByLayer
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.version import VERSION
 
 STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
 
@@ -49,6 +50,7 @@ class Status:
             state=self.state,
             epoch=self.epoch,
             last_step_age_s=self._last_step_age_s(),
+            version=VERSION,
         )
         if self._engine and self._limits:
             occupancy, total = self._engine.occupancy, self._limits.num_blocks - 1

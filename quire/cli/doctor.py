@@ -1,0 +1,104 @@
+"""`quire doctor`: what would keep a cluster from serving on this machine, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from quire import bundled
+from quire.cli.connection import add_address, address_of, tls_of
+from quire.cli.flags import add_setting
+from quire.doctor import certificates, cluster, gpu, machine, model, network
+from quire.doctor.finding import Finding, ok, table, told
+from shared.errors import InvalidArgument
+from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
+
+FLAGS = ("model", "revision", "device", "host", "http_port", "redis", "redis_password_file", "client_tls")
+S = TypeVar("S", bound=Settings)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as `quire up` takes it")
+    parser.add_argument(
+        "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file with a section per service"
+    )
+    for name in FLAGS[1:]:
+        owner = WorkerSettings if name == "device" else FrontendSettings
+        add_setting(parser, name, owner.model_fields[name])
+    add_address(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    findings = list(examine(arguments))
+    is_well = not any(finding.level == "error" for finding in findings)
+    if arguments.json:
+        print(json.dumps({"ok": is_well, "findings": [finding.as_dict() for finding in findings]}))
+    else:
+        print(table(findings))
+    return 0 if is_well else 1
+
+
+def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    advice = "correct the file, the QUIRE_* variable or the flag that it names"
+    settings: list[_AllSettings] = []
+
+    def read() -> Iterator[Finding]:
+        settings.append(_AllSettings(vars(arguments)))
+        yield ok("settings", "of frontend, scheduler and worker are read without an error")
+
+    yield from told("settings", read, advice)
+    if settings:
+        yield from _examine(arguments, settings[0])
+
+
+class _AllSettings:
+    """As the three services would read them. Raises QuireError."""
+
+    def __init__(self, flags: dict[str, Any]) -> None:
+        given = {name: flags[name] for name in (*FLAGS, "config") if flags.get(name)}
+        self.frontend = _of(FrontendSettings, given)
+        self.scheduler = _of(SchedulerSettings, given)
+        self.worker = _of(WorkerSettings, given)
+        self.model = "" if self.frontend.model == str(bundled.FOLDER) else self.frontend.model
+
+
+def _of(service: type[S], given: dict[str, Any]) -> S:
+    """Without a model anywhere, for the bundled one."""
+    own = {name: value for name, value in given.items() if name in service.model_fields or name == "config"}
+    try:
+        return load(service, SERVICES, own)
+    except InvalidArgument as missing:
+        if missing.field != "model" or "model" in own:
+            raise
+        return load(service, SERVICES, {**own, "model": str(bundled.FOLDER)})
+
+
+def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[Finding]:
+    frontend, worker = settings.frontend, settings.worker
+    address = address_of(arguments)
+    services = cluster.find(address, tls_of(arguments))
+    yield from machine.look(worker.device)
+    yield from gpu.look(worker.device)
+    wanted = {
+        "http_port": frontend.http_port,
+        "grpc_port": arguments.grpc_port,
+        "metrics_port": settings.scheduler.metrics_port,
+    }
+    yield from network.look_at_ports(frontend.host, wanted, address if services else "")
+    yield from network.look_at_redis(frontend)
+    yield from certificates.look("client_tls", frontend.client_tls)
+    yield from certificates.look("tls", frontend.tls)
+    yield from _secret(frontend)
+    yield from model.look(settings.model, worker.revision, worker.device)
+    yield from cluster.look(address, services)
+
+
+def _secret(frontend: FrontendSettings) -> Iterator[Finding]:
+    def read() -> Iterator[Finding]:
+        is_there = frontend.cluster_secret() is not None
+        yield ok("cluster secret", frontend.cluster_secret_file if is_there else "none named; `quire up` makes one")
+
+    yield from told("cluster secret", read, "a file with 32 characters or more that only this user can read")

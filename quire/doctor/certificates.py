@@ -1,0 +1,89 @@
+"""Files of TLS: whether they are there, fit together, and for how long."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from quire.doctor.finding import Finding, error, ok, told, warning
+from shared.settings.tls import Tls
+from shared.tls import server_context
+
+SOON_S = 14 * 86400.0
+UTC_TIME = 0x17  # two digits of the year; GeneralizedTime has four (X.690, 8.26)
+
+
+def look(setting: str, tls: Tls) -> Iterator[Finding]:
+    if not tls.files:
+        yield ok(setting, "no TLS on these links")
+        return
+    advice = "cert=, key= and ca= name PEM files that this user can read and that belong together"
+    yield from told(setting, lambda: _pair(setting, tls), advice)
+    for path in dict.fromkeys(path for path in (tls.cert, tls.ca) if path):
+        yield from _validity(setting, Path(path))
+
+
+def _pair(setting: str, tls: Tls) -> Iterator[Finding]:
+    if tls.serves:
+        server_context(tls, setting)
+        yield ok(setting, f"{tls.cert} and its key fit together")
+
+
+def _validity(setting: str, path: Path) -> Iterator[Finding]:
+    try:
+        blocks = _pem_blocks(path.read_text())
+        spans = [validity(ssl.PEM_cert_to_DER_cert(block)) for block in blocks]
+    except (OSError, ValueError, IndexError) as reason:
+        yield error(setting, f"{path} cannot be read: {reason}", "it must be a PEM file with certificates")
+        return
+    if not spans:
+        yield error(setting, f"{path} holds no certificate", "it must be a PEM file with certificates")
+        return
+    begin, end = max(span[0] for span in spans), min(span[1] for span in spans)
+    now, day = time.time(), datetime.fromtimestamp(end, UTC).date()
+    renew = "services take new files at the next handshake, no restart is needed"
+    if now < begin:
+        yield error(setting, f"{path} is not valid yet", "look at the clock")
+    elif end <= now:
+        yield error(setting, f"{path} expired on {day}", f"renew it; {renew}")
+    elif end - now < SOON_S:
+        yield warning(setting, f"{path} expires on {day}", f"renew it; {renew}")
+    else:
+        yield ok(setting, f"{path} is valid until {day}")
+
+
+def validity(der: bytes) -> tuple[float, float]:
+    """(begin, end) of a certificate, seconds since 1970: the fifth field of what is signed, or the fourth without a
+    version (RFC 5280, 4.1)."""
+    to_be_signed = _parts(_parts(der)[0][1])[0][1]
+    fields = _parts(to_be_signed)
+    (_, span) = fields[4 if fields[0][0] == 0xA0 else 3]
+    begin, end = (_moment(tag, text.decode()) for tag, text in _parts(span))
+    return begin, end
+
+
+def _parts(data: bytes) -> list[tuple[int, bytes]]:
+    """(tag, content) of DER values behind each other."""
+    parts, at = [], 0
+    while at < len(data):
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length, at = int.from_bytes(data[at : at + size], "big"), at + size
+        parts.append((tag, data[at : at + length]))
+        at += length
+    return parts
+
+
+def _moment(tag: int, text: str) -> float:
+    if tag == UTC_TIME:
+        text = ("19" if int(text[:2]) >= 50 else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _pem_blocks(text: str) -> list[str]:
+    end = "-----END CERTIFICATE-----"
+    return [part[part.index("-----BEGIN CERTIFICATE") :] + end for part in text.split(end)[:-1]]

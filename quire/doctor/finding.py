@@ -1,0 +1,56 @@
+"""What a look at one thing gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from shared.errors import QuireError
+
+Level = Literal["ok", "warning", "error"]
+MARKS: dict[Level, str] = {"ok": "ok", "warning": "WARN", "error": "FAIL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`advice`: what to do, for all that is not ok."""
+
+    subject: str
+    level: Level
+    found: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def ok(subject: str, found: str) -> Finding:
+    return Finding(subject, "ok", found)
+
+
+def warning(subject: str, found: str, advice: str) -> Finding:
+    return Finding(subject, "warning", found, advice)
+
+
+def error(subject: str, found: str, advice: str) -> Finding:
+    return Finding(subject, "error", found, advice)
+
+
+def told(subject: str, look: Callable[[], Iterable[Finding]], advice: str) -> Iterator[Finding]:
+    """Those of `look`; what it raises is one more."""
+    try:
+        yield from look()
+    except QuireError as refusal:
+        yield error(subject, refusal.message, advice)
+
+
+def table(findings: Iterable[Finding]) -> str:
+    rows = list(findings)
+    width = max(len(row.subject) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{MARKS[row.level]:<4}  {row.subject:<{width}}  {row.found}")
+        if row.advice:
+            lines.append(f"      {'':<{width}}  -> {row.advice}")
+    return "\n".join(lines)

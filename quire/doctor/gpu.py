@@ -1,0 +1,82 @@
+"""GPUs: what the driver says, and whether the installed torch can use them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from collections.abc import Iterator
+
+from quire.doctor.finding import Finding, error, ok, warning
+
+QUERY = "name,driver_version,compute_cap,memory.total,memory.used,mig.mode.current"
+OLDEST_CAPABILITY = 8.0  # bfloat16 on tensor cores
+MOSTLY_FREE = 0.9  # of the memory, which is what a worker takes by default
+PATIENCE_S = 30.0
+
+
+def look(device: str) -> Iterator[Finding]:
+    """`device`: cpu or cuda, as workers are to be run."""
+    rows = _devices()
+    if not rows:
+        yield _no_gpu(device)
+        return
+    for index, row in enumerate(rows):
+        yield from _device(index, row)
+    if device == "cuda":
+        yield from _packages()
+
+
+def _devices() -> list[list[str]]:
+    """Fields of QUERY for each; empty where there is no driver or no device."""
+    try:
+        command = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if "," in line]
+
+
+def _no_gpu(device: str) -> Finding:
+    if device == "cuda":
+        advice = "install the NVIDIA driver (in a container: its toolkit, --gpus all), or use --device cpu"
+        return error("GPU", "nvidia-smi finds none", advice)
+    return ok("GPU", "none found; workers run on the CPU")
+
+
+def _device(index: int, row: list[str]) -> Iterator[Finding]:
+    name, driver, capability, total, used, mig = (*row, *[""] * 6)[:6]
+    subject, found = f"GPU {index}", f"{name}, driver {driver}, {total} MiB, compute capability {capability}"
+    if _number(capability) < OLDEST_CAPABILITY:
+        yield warning(subject, found, "older than Ampere: use --dtype float16; much here is not measured on it")
+    elif _number(used) > (1 - MOSTLY_FREE) * _number(total):
+        advice = "end what else uses it (nvidia-smi), or lower --gpu-memory-utilization"
+        yield warning(subject, f"{found}; {used} MiB are in use", advice)
+    else:
+        yield ok(subject, found)
+    if mig == "Enabled":
+        yield warning(f"{subject} MIG", "is on", "a worker sees one slice: name it in CUDA_VISIBLE_DEVICES")
+
+
+def _packages() -> Iterator[Finding]:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield error("torch", "is not installed", "pip install 'quire[worker,cuda]'")
+        return
+    if version.endswith("+cpu"):
+        yield error("torch", f"{version} is a build for CPUs", "install one for CUDA: see services/worker/Dockerfile")
+    else:
+        yield ok("torch", version)
+    try:
+        yield ok("triton", importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        yield error("triton", "is not installed", "pip install 'quire[cuda]'")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,59 @@
+"""The model: whether its folder is whole, whether its architecture is served, whether it fits."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire import bundled
+from quire.bench.machine import GIB
+from quire.doctor.finding import Finding, error, ok, told, warning
+from quire.doctor.machine import available_memory
+from shared import model_hub, model_identity
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def look(model: str, revision: str, device: str) -> Iterator[Finding]:
+    """`model`: a folder or ORG/NAME; empty: the bundled one."""
+    folder = model_hub.downloaded(model, revision) if model else bundled.FOLDER
+    if folder is None:
+        advice = "`quire up` downloads it, which needs HF_ENDPOINT to answer and room in HF_HOME"
+        yield warning("model", f"{model} is not on this machine yet", advice)
+        return
+    yield from told("model", lambda: _architecture(folder), "see the README for the architectures that are served")
+    if folder.is_dir():
+        yield _tokenizer(folder)
+        yield _weights(folder, device)
+
+
+def _architecture(folder: Path) -> Iterator[Finding]:
+    config = model_identity.read_config(folder)
+    importlib.import_module("services.worker.models.registry").read_model_config(config)
+    yield ok("model", f"{folder}: {', '.join(config.get('architectures', ['?']))}")
+
+
+def _tokenizer(folder: Path) -> Finding:
+    if not (folder / "tokenizer.json").is_file():
+        return error("tokenizer", f"{folder} has no tokenizer.json", "save it with transformers: AutoTokenizer, fast")
+    if (folder / "chat_template.jinja").is_file() or _names_template(folder / "tokenizer_config.json"):
+        return ok("tokenizer", "tokenizer.json and a chat template")
+    advice = "completions work; for chats name a template with --chat-template"
+    return warning("tokenizer", "tokenizer.json, but no chat template", advice)
+
+
+def _names_template(path: Path) -> bool:
+    return path.is_file() and '"chat_template"' in path.read_text()
+
+
+def _weights(folder: Path, device: str) -> Finding:
+    files = [file for pattern in WEIGHTS for file in folder.glob(pattern)]
+    if not model_hub.is_whole(folder, weights=True):
+        found = f"{len(files)} file{'s' * (len(files) != 1)} in {folder}, not all that are needed"
+        return error("weights", found, "fetch the missing ones, or use --load-format dummy to measure without")
+    size = sum(file.stat().st_size for file in files)
+    found = f"{size / GIB:.2f} GiB in {len(files)} file{'s' * (len(files) != 1)}"
+    if device == "cpu" and size > available_memory():
+        return warning("weights", found, "more than the memory that is available: a smaller model, or a larger machine")
+    return ok("weights", found)

@@ -1,0 +1,61 @@
+"""Ports that services would listen on, and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+
+from quire.doctor.finding import Finding, error, ok, told, warning
+from shared import ports, prefix_index
+from shared.errors import FailedPrecondition
+from shared.settings import FrontendSettings
+
+CLOCKS_DIFFER_S = 1.0
+
+
+def look_at_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[Finding]:
+    """`wanted`: by setting; `cluster`: where one answers that may have them, or empty."""
+    for field, port in wanted.items():
+        if not port:
+            continue
+        try:
+            ports.check(host, port, field)
+        except FailedPrecondition as refusal:
+            if cluster:
+                yield ok(field, f"{host}:{port} is in use, and a cluster answers at {cluster}")
+            else:
+                yield error(field, refusal.message.removeprefix(f"{field}: ").partition(";")[0], _other(field))
+        else:
+            yield ok(field, f"{host}:{port} is free")
+
+
+def _other(field: str) -> str:
+    return f"end what listens there (ss -ltnp), or choose another port with --{field.replace('_', '-')}"
+
+
+def look_at_redis(settings: FrontendSettings) -> Iterator[Finding]:
+    if settings.redis == "none":
+        yield ok("redis", "none is used; `quire up` brings its own where it needs one")
+        return
+    advice = "look at the URL, the password file and `redis-cli ping`; requests are served without it, too"
+    yield from told("redis", lambda: [asyncio.run(_ask(settings))], advice)
+
+
+async def _ask(settings: FrontendSettings) -> Finding:
+    redis = prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
+    try:
+        seconds, microseconds = await redis.time()
+    except Exception as reason:
+        shown = settings.redis.rpartition("@")[2]
+        return error("redis", f"{shown} does not answer: {reason}", "look at the URL and the password file")
+    finally:
+        with contextlib.suppress(Exception):
+            await redis.aclose()
+    apart = abs(time.time() - (seconds + microseconds * 1e-6))
+    if apart > CLOCKS_DIFFER_S:
+        return warning(
+            "redis", f"answers; its clock differs by {apart:.1f} s", "synchronize the clocks of both machines"
+        )
+    return ok("redis", "answers, and its clock agrees")

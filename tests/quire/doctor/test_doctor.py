@@ -1,0 +1,155 @@
+"""`quire doctor` on machines that something is wrong with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+
+from quire import bundled
+from quire.doctor import certificates, cluster
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.settings.tls import Tls
+from shared.version import VERSION
+from tests.e2e.conftest import running_cluster
+
+Found = dict[str, list[dict[str, str]]]
+
+
+def doctor(*arguments: str, path: str = "") -> tuple[int, Found]:
+    """Exit status, and findings by subject."""
+    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
+    command = [sys.executable, "-m", "quire", "doctor", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    assert answer["ok"] == (done.returncode == 0)
+    found: Found = {}
+    for finding in answer["findings"]:
+        found.setdefault(finding["subject"], []).append(finding)
+    return done.returncode, found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read() -> None:
+    flags = ("--http-port", str(free_port()), "--grpc-port", str(free_port()))
+    status, found = doctor(*flags)
+    assert status == 0
+    assert found["weights"][0]["level"] == found["model"][0]["level"] == found["http_port"][0]["level"] == "ok"
+    text = subprocess.run([sys.executable, "-m", "quire", "doctor", *flags], capture_output=True, text=True, check=True)
+    assert "ok    weights" in text.stdout
+
+
+def test_a_port_that_is_taken_fails_and_says_which_flag_moves_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, found = doctor("--http-port", str(taken.getsockname()[1]))
+    (finding,) = found["http_port"]
+    assert status == 1
+    assert finding["level"] == "error"
+    assert "is in use" in finding["found"]
+    assert "--http-port" in finding["advice"]
+
+
+def test_a_running_cluster_is_found_and_its_ports_are_its_own() -> None:
+    with running_cluster(worker={"num_blocks": 300}) as running:
+        grpc_port, http_port = (address.rsplit(":", 1)[1] for address in (running.grpc_address, running.http_address))
+        status, found = doctor("--grpc-port", grpc_port, "--http-port", http_port)
+    assert status == 0
+    assert "3 services" in found["cluster"][0]["found"]
+    assert found["versions"] == [{"subject": "versions", "level": "ok", "found": f"{VERSION} everywhere", "advice": ""}]
+    assert "a cluster answers" in found["http_port"][0]["found"]
+
+
+def test_services_of_another_version_and_those_that_stand_still_are_named() -> None:
+    services = [
+        pb.ServiceStatus(role=pb.ROLE_FRONTEND, id="frontend-0", state=pb.STATE_READY, version=VERSION),
+        pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-3", state=pb.STATE_STALLED, version="0.0.7"),
+    ]
+    levels = {finding.subject: (finding.level, finding.found) for finding in cluster.look("somewhere", services)}
+    assert levels["worker-3"] == ("error", "is stalled")
+    assert levels["versions"][0] == "warning"
+    assert "0.0.7: worker-3" in levels["versions"][1]
+
+
+def test_a_model_folder_that_lacks_something_is_told_what(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(bundled.FOLDER / name, tmp_path)
+    status, found = doctor(str(tmp_path))
+    assert status == 1
+    assert found["model"][0]["level"] == "ok"
+    assert found["tokenizer"][0]["level"] == found["weights"][0]["level"] == "error"
+    _, found = doctor("/nowhere")
+    assert found["model"][0]["found"] == "model '/nowhere' is not a Hugging Face folder: no config.json"
+
+
+def test_settings_are_read_as_services_read_them(tmp_path: Path) -> None:
+    config = tmp_path / "quire.yaml"
+    config.write_text("frontend: {http_prot: 8000}")
+    status, found = doctor("--config", str(config))
+    assert status == 1
+    assert "http_prot" in found["settings"][0]["found"]
+    secret = tmp_path / "secret"
+    secret.write_text("short")
+    config.write_text(f"frontend: {{cluster_secret_file: {secret}, redis: 'redis://127.0.0.1:1'}}")
+    status, found = doctor("--config", str(config))
+    assert status == 1
+    assert found["cluster secret"][0]["level"] == found["redis"][0]["level"] == "error"
+
+
+def test_a_gpu_is_described_and_its_absence_is_an_error_only_for_who_wants_one(tmp_path: Path) -> None:
+    """With a driver's program that says what is written here: what it says on a machine with two GPUs."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'NVIDIA H200, 570.124.06, 9.0, 143771, 0, Disabled'\n"
+        "echo 'NVIDIA H200, 570.124.06, 9.0, 143771, 90000, Disabled'\n"
+    )
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    _, found = doctor(path=path)
+    assert found["GPU 0"][0]["found"] == "NVIDIA H200, driver 570.124.06, 143771 MiB, compute capability 9.0"
+    assert found["GPU 1"][0]["level"] == "warning", "somebody else has most of its memory"
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    assert doctor(path=path)[1]["GPU"][0]["level"] == "ok"
+    status, found = doctor("--device", "cuda", path=path)
+    assert status == 1
+    assert "NVIDIA driver" in found["GPU"][0]["advice"]
+
+
+@pytest.mark.parametrize(("days", "level"), [(365, "ok"), (5, "warning"), (-1, "error")])
+def test_certificates_are_dated_and_paired(tmp_path: Path, days: int, level: str) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    issued = trustme.CA().issue_cert("localhost", not_after=now + datetime.timedelta(days=days))
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    found = list(certificates.look("client_tls", Tls(cert=str(cert), key=str(key))))
+    assert [finding.level for finding in found] == ["ok", level]
+    other = tmp_path / "other.pem"
+    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
+    first, _ = certificates.look("client_tls", Tls(cert=str(cert), key=str(other)))
+    assert first.level == "error"
+
+
+def test_the_dates_of_a_certificate_are_those_that_openssl_reads(tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    end = datetime.datetime(2061, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)  # beyond what two digits of a year can say
+    trustme.CA().issue_cert("localhost", not_after=end).cert_chain_pems[0].write_to_path(path)
+    begin_s, end_s = certificates.validity(ssl.PEM_cert_to_DER_cert(path.read_text()))
+    assert end_s == end.timestamp()
+    assert begin_s < end_s
