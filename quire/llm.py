@@ -8,10 +8,11 @@ from typing import IO, Any, Unpack
 
 from quire.client import AsyncClient, Client
 from quire.cluster import Cluster, ClusterOptions
+from quire.metrics import Metric, parse
 from quire.outputs import Classification, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt
-from shared.errors import InvalidArgument
+from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import SERVICES
 
 
@@ -51,6 +52,12 @@ class _Embedded:
             self._stop()
             raise
         self.address = self._cluster.grpc_address
+
+    def get_metrics(self) -> list[Metric]:
+        """Of all services of a cluster of one's own. Raises FailedPrecondition for one that was joined."""
+        if self._cluster is None or self._cluster.metrics is None:
+            raise FailedPrecondition(f"the cluster at {self.address} is not this program's: read its /metrics")
+        return parse(self._cluster.metrics.text())
 
     def _stop(self) -> None:
         if self._cluster is not None:

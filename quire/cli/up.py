@@ -16,7 +16,7 @@ from shared.settings import SERVICES, Settings
 # Decided by the launcher.
 MANAGED = {
     "id", "host", "advertise", "model", "revision", "served_model_name", "grpc_port", "http_port", "metrics_port",
-    "share_ports", "scheduler", "schedulers", "redis", "admin_port", "cluster_secret_file", "insecure",
+    "share_ports", "scheduler", "schedulers", "redis", "admin_port", "metrics_host", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
 OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
@@ -41,6 +41,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--http-port", "--port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
     parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
     parser.add_argument("--admin-port", type=human_int, default=0, help="admin of the first frontend; 0: any free port")
+    parser.add_argument(
+        "--metrics-port",
+        type=human_int,
+        default=None,
+        help="/metrics of the whole cluster, those of the services on the ports behind it; 0: any free ones; "
+        "default: 9101, if it is free",
+    )
+    parser.add_argument(
+        "--metrics-targets-file", default="", metavar="FILE", help="written for Prometheus's file_sd_configs"
+    )
     parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
     for service, name in settings_by_flag():
         add_setting(parser, name, SERVICES[service].model_fields[name], dest=f"{service}.{name}")
@@ -79,6 +89,8 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         http_port=values["http_port"],
         grpc_port=values["grpc_port"],
         admin_port=values["admin_port"],
+        metrics_port=values["metrics_port"],
+        metrics_targets_file=values["metrics_targets_file"],
         redis=values["redis"],
         settings=settings,
     )
@@ -86,6 +98,11 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
 
 class _Drain(BaseException):
     """The first signal, raised where the main thread happens to be."""
+
+
+def ready_line(cluster: Cluster) -> str:
+    assert cluster.metrics is not None
+    return f"quire ready http={cluster.http_address} grpc={cluster.grpc_address} metrics={cluster.metrics.address}"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, on_signal)
     try:
         cluster.start()
-        print(f"quire ready http={cluster.http_address} grpc={cluster.grpc_address}", flush=True)
+        print(ready_line(cluster), flush=True)
         while True:
             signal.pause()
     except _Drain:

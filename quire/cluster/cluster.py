@@ -8,13 +8,18 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from quire.cluster.endpoints import Endpoints
+from quire.cluster.metrics_page import ClusterPage, Target, write_discovery
+from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import ClusterOptions, Spec, check_model, more_workers, plan
 from quire.cluster.process import Report, ServiceProcess
-from shared.errors import Unavailable
+from shared.errors import FailedPrecondition, Unavailable
+from shared.settings.base import build
+from shared.settings.tls import NO_TLS, Tls
 
 WATCH_INTERVAL_S = 0.1
 START_TIMEOUT_S = 600.0
@@ -30,6 +35,8 @@ class Cluster:
         self._report = report or (lambda line: print(f"quire: {line}", file=sys.stderr, flush=True))
         self._log = log
         self._endpoints = Endpoints()
+        self._metrics_ports: MetricsPorts | None = None
+        self.metrics: ClusterPage | None = None  # from start() on
         self.specs: list[Spec] = []
         self.processes: list[ServiceProcess] = []
         self._stopping = threading.Event()
@@ -52,10 +59,13 @@ class Cluster:
         try:
             self.options = self.options.located()
             check_model(self.options)
-            self.specs = plan(self.options, self._endpoints)
+            ports = self._metrics_ports = MetricsPorts(self._endpoints, self.options.metrics_port)
+            self.specs = plan(self.options, self._endpoints, ports)
+            self.metrics = ClusterPage(ports.of_cluster, self._targets, self._tls())
             self.processes = [ServiceProcess(spec, self._report, self._log) for spec in self.specs]
             self._starter.submit(self._start_processes).result()
             self._await_ready(time.monotonic() + timeout_s)
+            self._tell_targets()
         except BaseException:
             self.kill()
             raise
@@ -78,7 +88,7 @@ class Cluster:
                 if not process.wait(max(0.1, deadline - time.monotonic())):
                     self._report(f"{process.spec.id} does not drain; killing it")
                 process.close()
-        self._endpoints.close()
+        self._close_endpoints()
 
     def scale_workers(self, count: int) -> None:
         """Starts workers, or lets the last ones leave, until there are `count`; returns when that is so."""
@@ -89,13 +99,14 @@ class Cluster:
         for process in workers[count:]:
             process.wait(DRAIN_TIMEOUT_S)
             process.close()
-        added = [
-            ServiceProcess(spec, self._report, self._log) for spec in more_workers(self.specs, len(workers), count)
-        ]
+        assert self._metrics_ports is not None
+        specs = more_workers(self.specs, len(workers), count, self._metrics_ports)
+        added = [ServiceProcess(spec, self._report, self._log) for spec in specs]
         for process in added:
             process.start()
         self.processes += added
         self._await_ready(time.monotonic() + START_TIMEOUT_S)
+        self._tell_targets()
 
     def process(self, name: str) -> ServiceProcess:
         """By the service's id."""
@@ -108,7 +119,7 @@ class Cluster:
         atexit.unregister(self.stop)
         for process in self.processes:
             process.close()
-        self._endpoints.close()
+        self._close_endpoints()
 
     def __enter__(self) -> Cluster:
         self.start()
@@ -116,6 +127,30 @@ class Cluster:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.stop()
+
+    def _targets(self) -> list[Target]:
+        known = [process for process in list(self.processes) if process.spec.role != "redis"]
+        return [Target(p.spec.role, p.spec.id, p.addresses.get("metrics", "")) for p in known]
+
+    def _tell_targets(self) -> None:
+        """Raises FailedPrecondition if the file cannot be written."""
+        path = self.options.metrics_targets_file
+        if path and self.metrics is not None:
+            try:
+                write_discovery(Path(path), self.metrics.discovery())
+            except OSError as error:
+                message = f"metrics_targets_file: cannot write {path!r}: {error.strerror}"
+                raise FailedPrecondition(message, field="metrics_targets_file") from None
+
+    def _tls(self) -> Tls:
+        """Of the services' pages: one setting for all of them, unless somebody went out of their way."""
+        given = self.options.settings.get("scheduler", {}).get("tls", NO_TLS)
+        return given if isinstance(given, Tls) else build(Tls, given, "tls")
+
+    def _close_endpoints(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+        self._endpoints.close()
 
     def _of(self, role: str) -> list[ServiceProcess]:
         return [process for process in self.processes if process.spec.role == role]

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire import bundled
 from quire.cluster.endpoints import LOOPBACK, Endpoints
+from quire.cluster.metrics_ports import MetricsPorts
 from shared import model_hub, model_identity, secret_file
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES
@@ -31,6 +32,8 @@ class ClusterOptions:
     http_port: int = 8000  # 0: any free one
     grpc_port: int = 50051  # 0: any free one
     admin_port: int = 0  # of the first frontend; 0: any free one
+    metrics_port: int | None = 0  # of the whole cluster, those of the services behind it; None: 9101, if it is free
+    metrics_targets_file: str = ""  # for Prometheus's file_sd_configs; empty: none is written
     redis: str = "auto"  # URL, embedded or none; auto: embedded if there are several schedulers
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -113,7 +116,7 @@ def _as_text(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple | list) else str(value)
 
 
-def plan(options: ClusterOptions, endpoints: Endpoints) -> list[Spec]:
+def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -> list[Spec]:
     """The processes of a cluster. Its ports are held in `endpoints`, so that a restarted service keeps its own."""
     for name in ("workers", "frontends", "schedulers"):
         if getattr(options, name) < 1:
@@ -128,7 +131,13 @@ def plan(options: ClusterOptions, endpoints: Endpoints) -> list[Spec]:
     specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
     specs += [_worker(options, i, schedulers) for i in range(options.workers)]
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
-    return [_trusting(spec, secret) for spec in specs]
+    return [_measured(_trusting(spec, secret), metrics) for spec in specs]
+
+
+def _measured(spec: Spec, metrics: MetricsPorts) -> Spec:
+    if isinstance(spec, RedisSpec):
+        return spec
+    return replace(spec, flags={**spec.flags, "metrics_port": metrics.hold(), "share_ports": True})
 
 
 def _trusting(spec: Spec, secret: Path) -> Spec:
@@ -145,11 +154,15 @@ def check_model(options: ClusterOptions) -> None:
         registry.read_model_config(model_identity.read_config(options.model_folder))
 
 
-def more_workers(specs: Sequence[Spec], have: int, want: int) -> list[ServiceSpec]:
+def more_workers(specs: Sequence[Spec], have: int, want: int, metrics: MetricsPorts) -> list[ServiceSpec]:
     """Like those of `specs`, with the numbers from `have` to `want`; a cluster is planned with at least one."""
     model = next(spec for spec in specs if isinstance(spec, ServiceSpec) and spec.role == "worker")
     return [
-        replace(model, id=f"worker-{index}", flags={**model.flags, "id": f"worker-{index}"})
+        replace(
+            model,
+            id=f"worker-{index}",
+            flags={**model.flags, "id": f"worker-{index}", "metrics_port": metrics.hold()},
+        )
         for index in range(have, want)
     ]
 
@@ -173,8 +186,6 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping
     flags = {
         "id": name,
         "grpc_port": port,
-        "share_ports": True,
-        "metrics_port": 0,
         **redis,
         **options.settings.get("scheduler", {}),
     }
@@ -205,7 +216,6 @@ def _frontend(
         "host": options.host,
         **ports,
         "admin_port": options.admin_port if index == 0 else 0,
-        "share_ports": True,
         "schedulers": tuple(schedulers),
         **(redis if redis["redis"] != "none" else {}),
         **options.settings.get("frontend", {}),

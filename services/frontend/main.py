@@ -39,6 +39,7 @@ from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import logs, model_identity, ports
 from shared.lifecycle import Shutdown, announce, first, keep_for_good
 from shared.liveness import Liveness
+from shared.metrics.base import Page, of
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
 from shared.pb.inference.v1 import inference_pb2_grpc
@@ -129,6 +130,7 @@ class Frontend:
         self._add_grpc_services()
         self._http = self._new_http_server()
         self.http_address = settings.reachable(self._http.port)
+        self._page = None if settings.metrics_port < 0 else self._new_page(settings.metrics_port)
 
     def _new_grpc_server(self) -> Server:
         return Server(
@@ -214,6 +216,10 @@ class Frontend:
             connections=self._connections,
         )
 
+    def _new_page(self, port: int) -> Page:
+        settings = self._settings
+        return Page(settings.metrics_host, port, of(self.metrics.registry), settings.tls, share=settings.share_ports)
+
     def _room(self) -> Room:
         limits = self._client.limits
         return Room(0 if limits is None else limits.max_model_len, self._tokenizer.longest_token)
@@ -237,6 +243,7 @@ class Frontend:
             http=self.http_address,
             grpc=self.grpc_address,
             admin=self.admin.address,
+            **({} if self._page is None else {"metrics": f"{self._settings.metrics_host}:{self._page.port}"}),
         )
         self._liveness.watch(self._client.roster.attempts, ATTEMPT_PATIENCE_S)
         background = [
@@ -276,6 +283,8 @@ class Frontend:
         await self._grpc.stop(0)
         await self.admin.stop()
         await self._redis.close()
+        if self._page is not None:
+            self._page.close()
         self._large.close()
         self._processor.close()
         self._tokenizer.close()

@@ -39,7 +39,7 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     registry = CollectorRegistry()
     base.add_process_collectors(registry)
     scheduler = Scheduler(settings, registry, shutdown)
-    page = base.Page(settings.host, settings.metrics_port, registry, settings.tls)
+    page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
     lifecycle.keep_for_good()
     try:
         await scheduler.run(settings.reachable(page.port))

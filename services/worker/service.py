@@ -47,7 +47,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     registry = CollectorRegistry()
     server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
     base.add_process_collectors(registry)
-    page = base.Page(settings.host, settings.metrics_port, registry, settings.tls)
+    page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
     worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
     admin = AdminPort(settings, AdminService(Administration(worker.status), shutdown), server.port)
     worker.admin_address = admin.address

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import (
@@ -53,31 +55,48 @@ class _Server(ThreadingHTTPServer):
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What is answered."""
+
+    body: bytes
+    content_type: str = CONTENT_TYPE_LATEST
+
+
+Read = Callable[[str], Document]  # of a path
+
+
+def of(registry: CollectorRegistry) -> Read:
+    """Whatever the path: the metrics as they are now, always in Prometheus's text format: asked for OpenMetrics,
+    prometheus_client would rename `vllm:x` to `vllm_x`."""
+    return lambda _path: Document(generate_latest(registry))
+
+
 class Page:
-    """/metrics, served from a thread of its own.
+    """/metrics, served from a thread of its own."""
 
-    Always in Prometheus's text format: asked for OpenMetrics, prometheus_client would rename `vllm:x` to `vllm_x`.
-    """
+    def __init__(self, host: str, port: int, read: Read, tls: Tls = NO_TLS, *, share: bool = False) -> None:
+        """`share`: with the launcher, which holds the port (SO_REUSEPORT)."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, tls: Tls = NO_TLS) -> None:
         class Answer(BaseHTTPRequestHandler):
             timeout = CALL_TIMEOUT_S
 
             def do_GET(self) -> None:
-                body = generate_latest(registry)
+                document = read(self.path)
                 self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE_LATEST)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Type", document.content_type)
+                self.send_header("Content-Length", str(len(document.body)))
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(document.body)
 
             def log_message(self, *_: object) -> None:
                 pass
 
-        try:
-            self._server = _Server((host, port), Answer)
-        except OSError as error:
-            raise ports.refusal(host, port, "metrics_port", error) from None
+        bound = ports.bind(host, port, "metrics_port", share=share)
+        self._server = _Server(bound.getsockname()[:2], Answer, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = bound
+        self._server.server_activate()
         if tls.serves:  # each handshake in the thread of its call
             context = server_context(tls, "tls")
             self._server.socket = context.wrap_socket(
@@ -85,7 +104,7 @@ class Page:
             )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
-        self.port: int = self._server.server_port
+        self.port: int = self._server.socket.getsockname()[1]
 
     def close(self) -> None:
         self._server.shutdown()

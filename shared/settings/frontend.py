@@ -22,6 +22,10 @@ class FrontendSettings(Settings):
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the OpenAI API, /health and /metrics; 0: any free one"
     )
+    metrics_port: int = Field(
+        -1, ge=-1, le=65535, description="port of a second /metrics, without keys; 0: any free one; -1: none"
+    )
+    metrics_host: str = Field("127.0.0.1", description="address that metrics_port listens on")
     client_tls: Tls = Field(
         NO_TLS, description="TLS for clients, on the gRPC and the HTTP port: cert=FILE,key=FILE,ca=FILE,clients=require"
     )

@@ -18,6 +18,7 @@ class WorkerSettings(Settings):
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and admin; 0: any free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
+    share_ports: bool = Field(False, description="let the launcher, which holds the port of /metrics, share it")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="type of weights, activations and KV; auto: the checkpoint's, if the device is fast at it"

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from quire.cluster.endpoints import Endpoints
+from quire.cluster.metrics_ports import MetricsPorts
 from quire.cluster.options import ClusterOptions, RedisSpec, ServiceSpec, plan
 from quire.cluster.process import ServiceProcess
 
@@ -16,7 +17,7 @@ from quire.cluster.process import ServiceProcess
 def test_its_password_is_on_no_command_line_and_all_services_know_it() -> None:
     endpoints = Endpoints()
     try:
-        specs = plan(ClusterOptions(http_port=0, grpc_port=0, schedulers=2), endpoints)
+        specs = plan(ClusterOptions(http_port=0, grpc_port=0, schedulers=2), endpoints, MetricsPorts(endpoints, 0))
         (spec,) = (spec for spec in specs if isinstance(spec, RedisSpec))
         services = [s for s in specs if isinstance(s, ServiceSpec) and s.role in ("scheduler", "frontend")]
         (path,) = {s.flags["redis_password_file"] for s in services}
@@ -51,7 +52,11 @@ def _check_server(spec: RedisSpec, password: str) -> None:
 def test_a_redis_of_others_gets_what_it_was_given() -> None:
     endpoints = Endpoints()
     try:
-        specs = plan(ClusterOptions(http_port=0, grpc_port=0, redis="redis://10.0.0.1:6379"), endpoints)
+        specs = plan(
+            ClusterOptions(http_port=0, grpc_port=0, redis="redis://10.0.0.1:6379"),
+            endpoints,
+            MetricsPorts(endpoints, 0),
+        )
         flags = [s.flags for s in specs if isinstance(s, ServiceSpec) and s.role != "worker"]
         assert all(f["redis"] == "redis://10.0.0.1:6379" and "redis_password_file" not in f for f in flags)
     finally:

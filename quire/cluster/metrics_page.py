@@ -1,0 +1,136 @@
+"""One page with the metrics of all services of a local cluster, each sample labelled with its service; and the list of
+their own pages, as Prometheus's service discovery reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.cluster.endpoints import LOOPBACK
+from shared.metrics.base import Document, Page
+from shared.settings.tls import Tls
+
+PATIENCE_S = 2.0  # with one service; Prometheus has ten seconds for all
+MOST_AT_ONCE = 16
+TARGETS = "/targets"  # for http_sd_configs
+UP = "quire_cluster_service_up"
+HEAD = re.compile(r"# (HELP|TYPE) (\S+) ")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A service's own page."""
+
+    role: str
+    service: str
+    address: str  # HOST:PORT; empty while it is not up
+
+
+class ClusterPage:
+    """`targets`: those of now, asked for at every call; `tls`: that of the services' pages."""
+
+    def __init__(self, port: int, targets: Callable[[], list[Target]], tls: Tls) -> None:
+        self._targets = targets
+        self._scheme = "https" if tls.serves else "http"
+        self._context = _context(tls) if tls.serves else None
+        self._readers = ThreadPoolExecutor(MOST_AT_ONCE, "metrics")
+        self._page = Page(LOOPBACK, port, self._read, share=True)
+        self.address = f"{LOOPBACK}:{self._page.port}"
+
+    def close(self) -> None:
+        self._page.close()
+        self._readers.shutdown()
+
+    def _read(self, path: str) -> Document:
+        if path.partition("?")[0] == TARGETS:
+            return Document(self.discovery(), "application/json")
+        return Document(merged(self._pages()).encode())
+
+    def text(self) -> str:
+        return merged(self._pages())
+
+    def discovery(self) -> bytes:
+        """What file_sd_configs and http_sd_configs read; jobs are called as in compose and Kubernetes."""
+        groups = [
+            {"targets": [target.address], "labels": {"job": f"quire-{target.role}", "service": target.service}}
+            for target in self._targets()
+            if target.address
+        ]
+        return json.dumps(groups, indent=2).encode()
+
+    def _pages(self) -> dict[str, str | None]:
+        targets = self._targets()
+        return dict(zip((target.service for target in targets), self._readers.map(self._fetch, targets), strict=True))
+
+    def _fetch(self, target: Target) -> str | None:
+        """None if it does not answer."""
+        try:
+            url = f"{self._scheme}://{target.address}/metrics"
+            with urllib.request.urlopen(url, timeout=PATIENCE_S, context=self._context) as answer:
+                return str(answer.read().decode())
+        except (OSError, ValueError):
+            return None
+
+
+def write_discovery(path: Path, document: bytes) -> None:
+    """In one go: Prometheus reads the file whenever it changes."""
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_bytes(document)
+    written.replace(path)
+
+
+@dataclass(slots=True)
+class _Family:
+    head: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+
+
+def merged(pages: Mapping[str, str | None]) -> str:
+    """`pages`: by service, in Prometheus's text format; None where there is none. Families stay together, as the format
+    wants it, and each is described once."""
+    families: dict[str, _Family] = {}
+    for service, page in pages.items():
+        family = _Family()  # of samples without a head, which prometheus_client never writes
+        for line in (page or "").splitlines():
+            if head := HEAD.match(line):
+                family = families.setdefault(head[2], _Family())
+                if not any(known.startswith(head[0]) for known in family.head):
+                    family.head.append(line)
+            elif line and not line.startswith("#"):
+                family.samples.append(_labelled(line, service))
+    families[UP] = _presence(pages)
+    return "".join(f"{line}\n" for family in families.values() for line in (*family.head, *family.samples))
+
+
+def _presence(pages: Mapping[str, str | None]) -> _Family:
+    head = [f"# HELP {UP} Whether a service's own metrics could be read", f"# TYPE {UP} gauge"]
+    return _Family(head, [f'{UP}{{service="{name}"}} {int(page is not None)}' for name, page in pages.items()])
+
+
+def _labelled(sample: str, service: str) -> str:
+    """A service's name has nothing to escape: it is one that the launcher gave."""
+    label = f'service="{service}"'
+    brace, space = sample.find("{"), sample.find(" ")
+    if 0 <= brace < space:
+        return f"{sample[: brace + 1]}{label},{sample[brace + 1 :]}"
+    return f"{sample[:space]}{{{label}}}{sample[space:]}"
+
+
+def addresses(targets: Iterable[Target]) -> str:
+    """For people."""
+    return ", ".join(f"{target.service} {target.address}" for target in targets if target.address)
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    """Shows our certificate and does not look at theirs: the launcher holds these ports, nobody else answers there."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(tls.cert, tls.key, password="")
+    return context

@@ -1,0 +1,72 @@
+"""Metrics as values of Python: what `LLM.get_metrics()` gives, in the classes that vLLM's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric as Parsed
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One series: a name as it is scraped, and what tells it from others of that name. `labels["service"]` is the
+    process it is from."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    """Grows."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    """As it is now."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """`buckets`: by upper edge as text ("+Inf" is the last), how many observations were no larger."""
+
+    count: int = 0
+    sum: float = 0.0
+    buckets: dict[str, int] = field(default_factory=dict)
+
+
+def parse(text: str) -> list[Metric]:
+    """Of a page in Prometheus's text format; what is of no known type is left out."""
+    return [metric for family in text_string_to_metric_families(text) for metric in _of(family)]
+
+
+def _of(family: Parsed) -> Iterator[Metric]:
+    if family.type == "histogram":
+        yield from _histograms(family)
+    elif family.type == "counter":
+        yield from (Counter(s.name, dict(s.labels), s.value) for s in family.samples if s.name.endswith("_total"))
+    elif family.type == "gauge":
+        yield from (Gauge(s.name, dict(s.labels), s.value) for s in family.samples)
+
+
+def _histograms(family: Parsed) -> Iterator[Metric]:
+    series: dict[tuple[tuple[str, str], ...], Histogram] = {}
+    for sample in family.samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        key = tuple(sorted(labels.items()))
+        known = series.get(key) or Histogram(family.name, labels)
+        count, total = known.count, known.sum
+        if sample.name.endswith("_bucket"):
+            known.buckets[sample.labels["le"]] = int(sample.value)
+        elif sample.name.endswith("_count"):
+            count = int(sample.value)
+        elif sample.name.endswith("_sum"):
+            total = sample.value
+        series[key] = Histogram(family.name, labels, count, total, known.buckets)
+    yield from series.values()
