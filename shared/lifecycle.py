@@ -13,7 +13,7 @@ import uvloop
 
 from shared.errors import Internal, QuireError
 from shared.garbage import Collector
-from shared.logs import flush, logger
+from shared.logs import as_json, flush, is_json, logger
 from shared.watchdog import Watchdog
 
 log = logger("lifecycle")
@@ -98,8 +98,11 @@ def keep_for_good() -> None:
 def announce(role: str, name: str, **addresses: str) -> None:
     """Tells whoever started this process, on stdout, that it serves and where. From now on its loop has to
     turn: before, it may read a large library from a slow disk."""
-    where = "".join(f" {kind}={address}" for kind, address in addresses.items())
-    print(f"quire-{role} ready id={name}{where}", flush=True)
+    if is_json():
+        print(as_json(name, "ready", role=role, id=name, **addresses), flush=True)
+    else:
+        where = "".join(f" {kind}={address}" for kind, address in addresses.items())
+        print(f"quire-{role} ready id={name}{where}", flush=True)
     for watchdog in _watchdogs:
         watchdog.start()
 

@@ -159,6 +159,17 @@ def flush() -> None:
         handler.flush()
 
 
+def is_json() -> bool:
+    """Whether configure() was told so."""
+    return any(isinstance(handler.formatter, _Json) for handler in logging.getLogger().handlers)
+
+
+def as_json(service: str, message: str, **values: Any) -> str:
+    """A line like those of the log, for what is written elsewhere."""
+    head = {"time": round(time.time(), 3), "level": "info", "service": service, "logger": "quire", "message": message}
+    return AS_JSON({**head, **values})
+
+
 def configure(service: str, level: str = "info", style: LogFormat = "text") -> None:
     """Sends the logs of this process to stderr; `service` names it in every line."""
     handler = _Writer(sys.stderr)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 from typing import Any
 
 from quire.cli import vllm_flags
 from quire.cli.flags import add_setting, human_int
 from quire.cluster import Cluster, ClusterOptions
+from shared import logs
 from shared.lifecycle import EXIT_FORCED
 from shared.settings import SERVICES, Settings
 
@@ -100,13 +102,22 @@ class _Drain(BaseException):
     """The first signal, raised where the main thread happens to be."""
 
 
-def ready_line(cluster: Cluster) -> str:
+def ready_line(cluster: Cluster, *, json: bool) -> str:
     assert cluster.metrics is not None
-    return f"quire ready http={cluster.http_address} grpc={cluster.grpc_address} metrics={cluster.metrics.address}"
+    addresses = {"http": cluster.http_address, "grpc": cluster.grpc_address, "metrics": cluster.metrics.address}
+    if json:
+        return logs.as_json("quire", "ready", **addresses)
+    return " ".join(["quire ready", *(f"{kind}={address}" for kind, address in addresses.items())])
+
+
+def _report_as_json(line: str) -> None:
+    print(logs.as_json("quire", line), file=sys.stderr, flush=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    cluster = Cluster(options_from(arguments))
+    options = options_from(arguments)
+    json = options.settings["scheduler"].get("log_format") == "json"
+    cluster = Cluster(options, report=_report_as_json if json else None)
     draining = False
 
     def on_signal(_number: int, _frame: object) -> None:
@@ -121,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, on_signal)
     try:
         cluster.start()
-        print(ready_line(cluster), flush=True)
+        print(ready_line(cluster, json=json), flush=True)
         while True:
             signal.pause()
     except _Drain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from quire.cluster.restarts import Restarts
 from shared.lifecycle import PARENT_PIPE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
+
+OF_A_LINE = {"time", "level", "service", "logger", "message", "role"}
 
 Report = Callable[[str], None]
 
@@ -107,13 +110,13 @@ class ServiceProcess:
                 pipe.close()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Reads what it announces: `quire-<role> ready id=... kind=HOST:PORT ...`."""
+        """Reads what it announces."""
         assert process.stdout is not None
         with contextlib.suppress(ValueError):  # close() came first
             for line in process.stdout:
-                words = line.split()
-                if words[:2] == [f"quire-{self.spec.role}", "ready"] and process is self._process:
-                    self.addresses = dict(word.split("=", 1) for word in words[2:])
+                addresses = announced(line, self.spec.role)
+                if addresses and process is self._process:
+                    self.addresses = addresses
                     self.ready.set()
 
     def _await_socket(self, process: subprocess.Popen[str]) -> None:
@@ -126,6 +129,20 @@ class ServiceProcess:
                     self.ready.set()
                     return
             time.sleep(0.02)
+
+
+def announced(line: str, role: str) -> dict[str, str]:
+    """What a service of `role` says once it serves, `quire-<role> ready id=... kind=HOST:PORT ...` or the same as JSON;
+    empty for any other line."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            values = json.loads(line)
+            if values.get("message") == "ready" and values.get("role") == role:
+                return {name: value for name, value in values.items() if name not in OF_A_LINE}
+    words = line.split()
+    if words[:2] != [f"quire-{role}", "ready"]:
+        return {}
+    return dict(word.split("=", 1) for word in words[2:])
 
 
 def _python_path() -> str:

@@ -7,7 +7,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler import scheduler_service, worker_service
+from services.scheduler import scheduler_service, stat_loggers, worker_service
 from services.scheduler.administration import Administration
 from services.scheduler.cluster import Cluster
 from services.scheduler.drain import drain
@@ -63,6 +63,12 @@ class Scheduler:
         registry.register(
             ClusterCollector(lambda: self.cluster.terms.model_name, self.status.workers, self.cluster.gauges)
         )
+        self.reporter = stat_loggers.Reporter(
+            stat_loggers.find(settings.stat_loggers),
+            settings.stats_interval_s,
+            lambda: self.cluster.terms.model_name,
+            self.status.workers,
+        )
         self.directory = self._directory(DirectoryMetrics(registry))
         self.workers = worker_service.WorkerService(
             settings, self.cluster, metrics, door, on_change=self.frontends.publish, directory=self.directory
@@ -93,6 +99,7 @@ class Scheduler:
             restarted("liveness", lambda: liveness.run(self.server.set_alive)),
             restarted("views", self.frontends.publish_views),
             restarted("health", lambda: _report_health(self.server, self.status)),
+            restarted("stat loggers", self.reporter.run, is_needed=False),
         ]
         if self.directory is not None:
             loops.append(restarted("prefix directory", self.directory.run, is_needed=False))

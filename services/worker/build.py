@@ -38,6 +38,7 @@ from services.worker.runner import batch_invariance
 from services.worker.runner.expert_load import ExpertLoad
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.profiling import run_largest_steps
+from services.worker.runner.step_cost import CostModel, WeightCounts
 from services.worker.sampling import logits_processors
 from services.worker.sampling.accept import CHOICES
 from services.worker.sampling.sampler import Sampler
@@ -91,6 +92,7 @@ def build_replica(
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)
+    weights = WeightCounts.of(model.destinations(), config)
     _load(model, settings, loader, place)
     target = Target(model, place, wanted, settings.attention_backend, loader)
     drafter = open_drafter(drafting, target) if drafting else None
@@ -122,7 +124,16 @@ def build_replica(
     if drafting and drafter and isinstance(table, DraftingSlotTable):
         speculation = _speculation(drafting, drafter, runner, table, fitting)
     load = ExpertLoad(*model.expert_counts) if model.expert_counts else None
-    replica = Replica(fitting, config.vocab_size, device.name, runner, table, speculation=speculation, expert_load=load)
+    replica = Replica(
+        fitting,
+        config.vocab_size,
+        device.name,
+        runner,
+        table,
+        speculation=speculation,
+        expert_load=load,
+        cost_model=CostModel(config, weights, kv_dtype.itemsize),
+    )
     if speculation is not None and not device.is_synchronous:
         rehearse(replica, speculation)
     return replica

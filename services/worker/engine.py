@@ -34,9 +34,11 @@ from services.worker.kv.held_blocks import HeldReport
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
 from services.worker.runner.expert_load import LoadByLayer
+from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument, to_proto
 from shared.logs import logger
+from shared.metrics.worker import NO_COST, StepCost
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -49,7 +51,7 @@ PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not af
 class StepObserver(Protocol):
     """Is told of every step, on the event loop."""
 
-    def step_done(self, result: pb.StepResult, num_tokens: int) -> None: ...
+    def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None: ...
 
     def grammar_prepared(self, prepared: Prepared) -> None: ...
 
@@ -230,7 +232,7 @@ class Engine:
         except Exception as error:
             self.failed(step.receiver, flight.step_id, error)
             return FinishedStep(step, None)
-        self._post(self._deliver, step.receiver, result, flight.inputs.num_tokens)
+        self._post(self._deliver, step.receiver, result, flight.inputs)
         return FinishedStep(step, output)
 
     # On either thread, to the loop
@@ -258,12 +260,13 @@ class Engine:
             message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
             receiver.grammar_prepared(message)
 
-    def _deliver(self, receiver: Receiver, result: pb.StepResult, num_tokens: int) -> None:
+    def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
-        self._observer.step_done(result, num_tokens)
         if receiver is self._receiver:
             self._pending_s.popleft()
             receiver.deliver(result)
+        cost = self.started.result().cost_model
+        self._observer.step_done(result, inputs.num_tokens, cost.of(inputs) if cost else NO_COST)
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:

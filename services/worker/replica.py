@@ -15,6 +15,7 @@ from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.limits import Limits
 from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
 from services.worker.runner.output import RunnerOutput
+from services.worker.runner.step_cost import CostModel
 from services.worker.sampling.component import SlotState, check_token_ids
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.step.admission import Admission
@@ -124,11 +125,13 @@ class Replica:
         *,
         speculation: Speculation | None = None,
         expert_load: ExpertLoad | None = None,
+        cost_model: CostModel | None = None,
     ) -> None:
         """`speculation` has the same table; `expert_load`: of a mixture of experts."""
         self.limits = limits
         self._speculation = speculation
         self._expert_load = expert_load
+        self.cost_model = cost_model
         self.device_name = device_name
         self.vocab_size = vocab_size
         self._runner = runner

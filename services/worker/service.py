@@ -12,6 +12,7 @@ from services.worker.attach.administration import Administration
 from services.worker.attach.session import Session
 from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
+from services.worker.device.peaks import peak_of
 from services.worker.engine import Engine
 from services.worker.replica import Replica
 from services.worker.sampling import logits_processors
@@ -109,6 +110,7 @@ class Worker:
     async def _work(self, engine: Engine, replica: Replica) -> None:
         settings = self._settings
         self.status.built(engine, replica.limits)
+        self._metrics.on_device(peak_of(replica.device_name))
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
         session = Session(settings, engine, hello, self, self._shutdown)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -16,6 +16,8 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 MICROSECOND = 1e-6
 SAMPLED_BYTES = 4  # a token in a result's column
 PHASES = ("wait", "prepare", "forward", "sample")
+MOVED = ("weights", "kv_read", "kv_written")
+UTILISATION_OVER_S = 0.25  # of steps
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
 
 
@@ -28,6 +30,25 @@ class GrammarOutcome(Protocol):
     @property
     def compile_us(self) -> int:
         """0: it was there."""
+
+
+class Peak(NamedTuple):
+    """What a device can do in a second; 0: unknown."""
+
+    flops: float
+    bytes: float
+
+
+class StepCost(NamedTuple):
+    """What a step takes at least, by the model's sizes."""
+
+    flops: float
+    weight_bytes: float
+    kv_read_bytes: float
+    kv_written_bytes: float
+
+
+NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
 
 
 class WorkerMetrics:
@@ -73,6 +94,48 @@ class WorkerMetrics:
         )
         for outcome in GRAMMAR_OUTCOMES:
             self.grammars.labels(outcome)
+        self._add_costs(registry)
+
+    def _add_costs(self, registry: CollectorRegistry) -> None:
+        self.flops = Counter(
+            "quire_worker_model_flops",
+            "Floating-point operations that the steps took at least, by the model's sizes",
+            registry=registry,
+        )
+        moved = Counter(
+            "quire_worker_model_bytes",
+            "Bytes of memory that the steps moved at least, by the model's sizes",
+            ["what"],
+            registry=registry,
+        )
+        self._moved = [moved.labels(what) for what in MOVED]
+        self.busy = Counter(
+            "quire_worker_step_busy_seconds", "Time in forward passes and in choosing tokens", registry=registry
+        )
+        self._peak_flops = Gauge(
+            "quire_worker_peak_flops_per_second", "Of the device, as its maker states; 0: unknown", registry=registry
+        )
+        self._peak_bandwidth = Gauge(
+            "quire_worker_peak_bytes_per_second", "Of its memory, as its maker states; 0: unknown", registry=registry
+        )
+        self._utilisation = Gauge(
+            "quire_worker_model_flops_utilisation",
+            "Operations of the last steps, over what the device could have done meanwhile; 0: unknown",
+            registry=registry,
+        )
+        self._bandwidth = Gauge(
+            "quire_worker_model_bandwidth_utilisation",
+            "Bytes of the last steps, over what the memory could have moved meanwhile; 0: unknown",
+            registry=registry,
+        )
+        self._peak = Peak(0.0, 0.0)
+        self._recent = NO_COST
+        self._recent_s = 0.0
+
+    def on_device(self, peak: Peak) -> None:
+        self._peak = peak
+        self._peak_flops.set(peak.flops)
+        self._peak_bandwidth.set(peak.bytes)
 
     def grammar_prepared(self, prepared: GrammarOutcome) -> None:
         if prepared.error is not None:
@@ -88,15 +151,31 @@ class WorkerMetrics:
     def masks_awaited(self, seconds: float) -> None:
         self.mask_wait.observe(seconds)
 
-    def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
+    def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None:
         timings = result.timings
         durations = (timings.wait_us, timings.prepare_us, timings.forward_us, timings.sample_us)
         for phase, duration_us in zip(self._phases, durations, strict=True):
             phase.observe(duration_us * MICROSECOND)
         self.computed.inc(num_tokens)
         self.sampled.inc(len(result.token_ids) // SAMPLED_BYTES)
+        self._step_cost(cost, (timings.forward_us + timings.sample_us) * MICROSECOND)
         if result.failures:
             self.failures.inc(len(result.failures))
+
+    def _step_cost(self, cost: StepCost, seconds: float) -> None:
+        self.flops.inc(cost.flops)
+        for counter, num_bytes in zip(self._moved, cost[1:], strict=True):
+            counter.inc(num_bytes)
+        self.busy.inc(seconds)
+        self._recent = StepCost(*(a + b for a, b in zip(self._recent, cost, strict=True)))
+        self._recent_s += seconds
+        if self._recent_s < UTILISATION_OVER_S:
+            return
+        if self._peak.flops:
+            self._utilisation.set(self._recent.flops / self._recent_s / self._peak.flops)
+        if self._peak.bytes:
+            self._bandwidth.set(sum(self._recent[1:]) / self._recent_s / self._peak.bytes)
+        self._recent, self._recent_s = NO_COST, 0.0
 
 
 class ExpertLoadCollector(Collector):

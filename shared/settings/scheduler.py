@@ -57,4 +57,8 @@ class SchedulerSettings(Settings):
     heartbeat_interval_ms: int = Field(
         1000, ge=50, description="how often idle sessions say they are alive, milliseconds"
     )
+    stat_loggers: tuple[str, ...] = Field(
+        ("log",), description="what is told of every worker's throughput: log (a line), names of installed packages'"
+    )
+    stats_interval_s: float = Field(10.0, gt=0, description="how often stat loggers are told, seconds")
     max_waiting: int = Field(16384, ge=1, description="sequences waiting; more are refused")

@@ -79,6 +79,29 @@ def test_up_serves_reports_and_drains() -> None:
         assert not any(alive(service["pid"]) for service in found.values())
 
 
+def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
+    """Also those that say where it is, and of a child that died."""
+    command = [*QUIRE, "up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", "--log-format", "json"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    try:
+        ready = json.loads(process.stdout.readline())
+        before = services(ready["grpc"])
+        os.kill(before["frontend-0"]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while "frontend-0 ended" not in (tmp_path / "log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        process.stdout.close()
+    assert ready["message"] == "ready"
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {"quire", "scheduler-0", "worker-0"} <= {line["service"] for line in lines}
+
+
 def test_a_child_that_dies_is_restarted_and_reported() -> None:
     with up() as (_process, _http, address):
         before = services(address)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from quire import LLM, SamplingParams
 from services.scheduler.core.core import Core
 from services.scheduler.policies import find_policy
 from services.worker.attention import backends
@@ -69,6 +71,22 @@ def test_a_scheduling_policy(example: Path) -> None:
     plan = core.schedule(0.0)
     assert plan is not None
     assert [admission.sequence.key for admission in plan.admitted] == [1]
+
+
+def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a scheduler process of its own, which finds it among what is installed."""
+    ledger = tmp_path / "ledger"
+    ledger.touch()
+    monkeypatch.setenv("LEDGER", str(ledger))
+    monkeypatch.setenv("PYTHONPATH", str(example))
+    scheduler = {"stat_loggers": ("ledger",), "stats_interval_s": 0.2}
+    with LLM(num_blocks=300, scheduler=scheduler) as llm:
+        llm.generate("Once upon a time", SamplingParams(max_tokens=7, ignore_eos=True))
+        deadline = time.monotonic() + 30
+        while sum(int(line.split()[1]) for line in ledger.read_text().splitlines()) < 7:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert {line.split()[0] for line in ledger.read_text().splitlines()} == {"worker-0"}
 
 
 def test_unknown_names_are_told_apart_from_those_installed(example: Path) -> None:

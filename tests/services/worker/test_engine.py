@@ -15,6 +15,7 @@ from services.worker.replica import Occupancy
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import Internal, InvalidArgument
+from shared.metrics.worker import StepCost
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -128,7 +129,7 @@ class Inbox:
 
 
 class NoObserver:
-    def step_done(self, result: pb.StepResult, num_tokens: int) -> None:
+    def step_done(self, result: pb.StepResult, num_tokens: int, _cost: StepCost) -> None:
         """Not looked at here."""
 
     def grammar_prepared(self, prepared: Prepared) -> None:

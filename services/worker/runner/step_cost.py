@@ -1,0 +1,83 @@
+"""What a step costs at least, by the model's sizes: floating-point operations, and bytes of memory read and written.
+
+A multiplication and an addition are two operations. Weights are read once a step, keys and values once for each row;
+activations, which stay in caches for the most part, are left out. Of a mixture of experts a token takes some, and a
+step of many tokens reads those that at least one takes, if tokens choose evenly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.step.step_inputs import StepInputs
+from shared.metrics.worker import StepCost
+
+MATRIX = 2  # dimensions; biases and the weights of norms, which have one, cost next to nothing
+ROUTED = re.compile(r"\.experts\.")
+EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embed_positions)\.")
+HEAD = re.compile(r"(^|\.)lm_head\.")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCounts:
+    """Elements of the weights that are multiplied with."""
+
+    dense: int  # by every token
+    routed: int  # of all experts that tokens choose from
+    head: int  # by every token that is sampled behind
+    element_bytes: int
+
+    @classmethod
+    def of(cls, destinations: Iterable[tuple[str, Tensor]], config: DecoderConfig) -> WeightCounts:
+        """`destinations`: names and tensors of a model, as it is loaded."""
+        dense = routed = 0
+        element_bytes = 1
+        for name, tensor in destinations:
+            if tensor.dim() < MATRIX:
+                continue
+            if ROUTED.search(name):
+                routed += tensor.numel()
+            elif not EMBEDDING.search(name) and not HEAD.search(name):
+                dense += tensor.numel()
+            element_bytes = max(element_bytes, tensor.element_size() if tensor.is_floating_point() else 1)
+        return cls(dense, routed, config.vocab_size * config.hidden_size, element_bytes)
+
+
+class CostModel:
+    """Of one worker. A few array operations a step."""
+
+    def __init__(self, config: DecoderConfig, weights: WeightCounts, kv_element_bytes: int) -> None:
+        self._weights = weights
+        experts = config.experts
+        self._taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # share of them, by a token
+        self._layers = Counter(config.sliding_windows)  # number of layers by window; 0: none
+        self._num_layers = config.num_layers
+        self._attention_flops = 4 * config.num_q_heads * config.head_dim  # a token and one before it, in a layer
+        self._kv_bytes = 2 * config.num_kv_heads * config.head_dim * kv_element_bytes  # of a token, in a layer
+
+    def of(self, inputs: StepInputs) -> StepCost:
+        weights, num_tokens = self._weights, inputs.num_tokens
+        read = 1.0 - (1.0 - self._taken) ** num_tokens  # share of the experts that some token takes
+        attended = kept = 0
+        for window, num_layers in self._layers.items():
+            attended += num_layers * _sum(inputs.positions + 1, window)
+            kept += num_layers * _sum(inputs.seq_lens, window)
+        active = num_tokens * (weights.dense + weights.routed * self._taken) + inputs.num_samples * weights.head
+        elements = weights.dense + weights.routed * read + (weights.head if inputs.num_samples else 0)
+        return StepCost(
+            flops=2.0 * active + float(self._attention_flops * attended),
+            weight_bytes=float(elements * weights.element_bytes),
+            kv_read_bytes=float(self._kv_bytes * kept),
+            kv_written_bytes=float(self._kv_bytes * num_tokens * self._num_layers),
+        )
+
+
+def _sum(lengths: np.ndarray, window: int) -> int:
+    return int((np.minimum(lengths, window) if window else lengths).sum(dtype=np.int64))

@@ -1,0 +1,14 @@
+"""A stat logger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from services.scheduler.stat_loggers import WorkerStats
+
+
+def ledger(stats: WorkerStats) -> None:
+    """A line for each worker and interval, in the file that LEDGER names."""
+    with Path(os.environ["LEDGER"]).open("a") as file:
+        file.write(f"{stats.worker} {stats.generated_tokens}\n")
