@@ -9,9 +9,11 @@ from services.frontend.access.access import Access, Caller
 from services.frontend.admission import Admission
 from services.frontend.generation import Generation
 from services.frontend.request import Request
+from services.frontend.traced import trace_end
 from services.frontend.turns import Turns
 from shared.errors import QuireError
 from shared.logs import logger
+from shared.tracing import NoTraces, Span
 
 log = logger("calls")
 
@@ -33,6 +35,9 @@ class Call:
         "route",
         "started_s",
         "status",
+        "submitted_s",
+        "trace",
+        "traceparent",
     )
 
     def __init__(self, calls: Calls, admission: Admission) -> None:
@@ -46,6 +51,15 @@ class Call:
         self.error: QuireError | None = None
         self.request: Request | None = None
         self.generation: Generation | None = None
+        self.traceparent = ""  # as the client sent it
+        self.trace: Span | None = None
+        self.submitted_s: float | None = None  # when its prompts were tokenized and went to a scheduler
+
+    def begin_trace(self) -> str:
+        """What to hand on; empty where the request is not sampled."""
+        now = asyncio.get_running_loop().time()
+        self.trace = self._calls.traces.begin("llm_request", self.traceparent, self.started_s, now)
+        return "" if self.trace is None else self.trace.traceparent
 
     @property
     def id(self) -> str:
@@ -66,6 +80,8 @@ class Call:
         if self.caller is not None and self.generation is not None:
             usage = self.generation.usage
             self.caller.account.charge(usage.prompt_tokens + usage.completion_tokens)
+        if self.trace is not None:
+            trace_end(self, self.trace)
         self._calls.ended(self)
         self.error = None  # whose traceback leads back here: tokens of a refused prompt would stay until Python looks
 
@@ -73,9 +89,10 @@ class Call:
 class Calls:
     """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
 
-    def __init__(self, admission: Admission, access: Access) -> None:
+    def __init__(self, admission: Admission, access: Access, traces: NoTraces | None = None) -> None:
         self._admission = admission
         self.access = access
+        self.traces = traces or NoTraces()
         self.turns = Turns()
         self._num_refusals = 0  # of this second
         self._untold: Counter[tuple[str, str]] = Counter()  # of this second, by route and status

@@ -46,6 +46,34 @@ class Times(NamedTuple):
     generation_s: float | None = None  # from the first token to the last, of one sample
 
 
+class Budget(NamedTuple):
+    """Where a request's time went, by its first sample: moments of the event loop's clock, seconds; None for what did
+    not come."""
+
+    submitted_s: float | None  # tokenized, and on its way to a scheduler
+    queue_s: float | None  # seconds that the scheduler says it waited there
+    started_s: float | None  # it was told that a worker has it
+    first_token_s: float | None
+    last_token_s: float | None
+
+    def spans(self, arrival_s: float) -> list[tuple[str, float, float]]:
+        """(name, begin, end) of the parts that there are, one behind the other: tokenize (checks and waiting for a turn
+        included), schedule (the way to the scheduler and its queue), prefill, decode."""
+        ends = (
+            ("tokenize", self.submitted_s),
+            ("schedule", self.started_s),
+            ("prefill", self.first_token_s),
+            ("decode", self.last_token_s),
+        )
+        found, begin_s = [], arrival_s
+        for name, end_s in ends:
+            if end_s is None:
+                break
+            found.append((name, begin_s, end_s))
+            begin_s = end_s
+        return found
+
+
 class Generation:
     """Begin it in a `with`, iterate it for lists of deltas until every sample's finish was handed out or an error is
     raised. Leaving the `with` cancels what still runs."""
@@ -167,6 +195,17 @@ class Generation:
             return Times(self._queue_s, None)
         first_s = sample.first_token_s
         return Times(self._queue_s, first_s - self.request.arrival_s, sample.last_token_s - first_s)
+
+    def budget(self, submitted_s: float | None) -> Budget:
+        sample = self._samples[0]
+        has_tokens = sample.num_tokens > 0
+        return Budget(
+            submitted_s,
+            self._queue_s,
+            sample.started_s or None,
+            sample.first_token_s if has_tokens else None,
+            sample.last_token_s if has_tokens else None,
+        )
 
     @property
     def finish_reasons(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -52,6 +53,9 @@ class Generator:
         is taken for the request is given back at the end of this or of the call, whichever way that comes."""
         if call.caller is not None:
             request = call.caller.own(request, self._catalogue.name)
+        traceparent = call.begin_trace()
+        if traceparent:
+            request = replace(request, traceparent=traceparent)
         call.request = request
         max_model_len = self._catalogue.entry(request.model).max_model_len
         request = self._checked(request, max_model_len)
@@ -63,6 +67,7 @@ class Generator:
         call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation
+            call.submitted_s = asyncio.get_running_loop().time()
             generation.begin(held)
             yield generation
 

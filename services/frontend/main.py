@@ -50,6 +50,7 @@ from shared.rpc.server import Server
 from shared.rpc.trust import Dialler
 from shared.settings.frontend import FrontendSettings
 from shared.supervision import Tasks, restarted, vital
+from shared.tracing import open_traces
 from shared.version import VERSION
 
 log = logs.logger("frontend")
@@ -97,7 +98,8 @@ class Frontend:
         self._admission = Admission(
             settings.max_inflight_requests, settings.max_queued_tokens, settings.retry_after_ms, self.metrics
         )
-        self._calls = Calls(self._admission, self._access)
+        self._traces = open_traces(settings)
+        self._calls = Calls(self._admission, self._access, self._traces)
         self._grpc = self._new_grpc_server()
         self._grpc_watch = grpc_connections.AddressWatch(
             self._grpc.port,
@@ -285,6 +287,7 @@ class Frontend:
         await self._redis.close()
         if self._page is not None:
             self._page.close()
+        await asyncio.to_thread(self._traces.close)
         self._large.close()
         self._processor.close()
         self._tokenizer.close()

@@ -157,6 +157,7 @@ class Request:
     return_times: bool = False
     form_field: str = ""  # the body's, if several can ask for a form of the output
     pooling: Pooling | None = None  # None: prompts are continued
+    traceparent: str = ""  # W3C, where this request is sampled
     strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
 
     @property

@@ -12,6 +12,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.lobby import Lobby
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
+from services.scheduler.request_traces import RequestTraces
 from services.scheduler.submission_checks import check_ids, refusal
 from services.scheduler.submissions import SequenceFactory, complete
 from services.scheduler.terms import Terms
@@ -22,6 +23,7 @@ from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2
 from shared.settings import SchedulerSettings
+from shared.tracing import NoTraces
 
 log = logger("cluster")
 
@@ -31,7 +33,9 @@ Send = Callable[[pb.SessionResponse], None]
 class Cluster:
     """One event loop's state; nothing in it waits."""
 
-    def __init__(self, settings: SchedulerSettings, clock: Clock, metrics: SchedulerMetrics) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, clock: Clock, metrics: SchedulerMetrics, traces: NoTraces | None = None
+    ) -> None:
         self.terms = Terms()
         self.replicas: dict[str, Replica] = {}
         self.frontends: dict[int, Send] = {}
@@ -41,6 +45,7 @@ class Cluster:
         self._placement = Placement(settings.placement)
         self._clock = clock
         self._metrics = metrics
+        self.traces = RequestTraces(traces or NoTraces(), clock)
         self._factory = SequenceFactory()
         self._places: dict[int, dict[int, Sequence]] = {}  # owner -> sequence id -> sequence
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
@@ -71,6 +76,7 @@ class Cluster:
             if failure is None:
                 for sequence in self._factory.sequences(submission, owner, self._clock()):
                     num_ids = len(sequence.outputs) or 1
+                    self.traces.taken_in(sequence, submission.traceparent)
                     self._take_in(sequence)
                     next_id += num_ids
                     yield
@@ -221,6 +227,7 @@ class Cluster:
 
     def deliver(self, events: Events) -> None:
         """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
+        self.traces.happened(events, self._worker_of)
         batches = Batches()
         batches.add(events)
         for finished in events.finished:
@@ -232,6 +239,10 @@ class Cluster:
             if send is not None:
                 for message in messages:
                     send(message)
+
+    def _worker_of(self, key: int) -> str:
+        replica = self._replica_of.get(key)
+        return "" if replica is None else replica.id
 
     def _refusal(self, submission: pb.Submission) -> Failure | None:
         """Why a submission is not taken; None if it is."""
@@ -273,6 +284,7 @@ class Cluster:
         self._metrics.sequences_moved.inc(len(sequences))
         for sequence in sequences:
             del self._replica_of[sequence.key]
+            self.traces.moved(sequence)
             if sequence.started:
                 sequence.moved_at = self._clock() if last_step_at is None else last_step_at
             if sequence.num_losses < self._settings.max_worker_losses:

@@ -27,6 +27,7 @@ from shared.rpc.server import Server
 from shared.rpc.trust import Door, check_exposure
 from shared.settings import SchedulerSettings
 from shared.supervision import restarted
+from shared.tracing import open_traces
 
 SERVICES = (scheduler_service.SERVICE_NAME, worker_service.SERVICE_NAME)
 HEALTH_INTERVAL_S = 0.5
@@ -56,7 +57,8 @@ class Scheduler:
         self._settings = settings
         self._shutdown = shutdown
         metrics = SchedulerMetrics(registry)
-        self.cluster = Cluster(settings, time.monotonic, metrics)
+        self.traces = open_traces(settings)
+        self.cluster = Cluster(settings, time.monotonic, metrics, self.traces)
         door = Door(settings.cluster_secret(), settings.title)
         self.frontends = FrontendService(settings, self.cluster, door)
         self.status = Status(settings, self.cluster, self.frontends)
@@ -112,6 +114,7 @@ class Scheduler:
     async def stop(self) -> None:
         await self.admin.stop()
         await self.server.stop(grace_s=0.2)
+        await asyncio.to_thread(self.traces.close)
 
     def _directory(self, metrics: DirectoryMetrics) -> PrefixDirectory | None:
         settings = self._settings

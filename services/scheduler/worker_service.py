@@ -211,6 +211,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         async for message in session.messages():
             kind = message.WhichOneof("message")
             if kind == "result":
+                self._cluster.traces.step(replica, message.result)
                 replica.take(message.result)
             elif kind == "grammar_prepared":
                 replica.take_prepared(message.grammar_prepared)

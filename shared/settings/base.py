@@ -64,6 +64,14 @@ class Settings(BaseModel):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe log line printed")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for collectors")
+    otlp_traces_endpoint: str = Field(
+        "",
+        description="http://HOST:PORT of an OpenTelemetry collector (OTLP over gRPC) that frontends and schedulers "
+        "tell of requests; empty: none",
+    )
+    otlp_traces_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of the requests that are traced, where the client has not decided"
+    )
     drain_timeout_s: float = Field(30.0, gt=0, description="longest that SIGTERM waits for work to finish, seconds")
 
     @property

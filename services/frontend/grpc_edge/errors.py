@@ -16,6 +16,7 @@ from services.frontend.calls import Call, Calls
 from shared.errors import Internal, QuireError, transport
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
+from shared.tracing import TRACEPARENT
 
 log = logger("grpc_edge")
 
@@ -80,8 +81,10 @@ async def answering(method: str, context: Context, metrics: FrontendMetrics, cal
     code = grpc.StatusCode.CANCELLED
     with calls.begin() as call:
         try:
+            metadata = dict(context.invocation_metadata() or ())
+            call.traceparent = str(metadata.get(TRACEPARENT, ""))
             if method not in ADMIN:
-                call.caller = calls.access.of_metadata(dict(context.invocation_metadata() or ()))
+                call.caller = calls.access.of_metadata(metadata)
             yield call
             code = grpc.StatusCode.OK
         except QuireError as error:

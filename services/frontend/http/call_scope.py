@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.calls import Call, Calls
-from services.frontend.http.headers import CALL, HANDLER, request_id_headers, sent_id
+from services.frontend.http.headers import CALL, HANDLER, request_id_headers, sent_id, traceparent
 from shared.errors import Internal, QuireError
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
@@ -49,6 +49,7 @@ class CallScope:
 
         with self._calls.begin() as call:
             scope[CALL] = call
+            call.traceparent = traceparent(scope["headers"])
             try:
                 await self._app(scope, receive, watched)
             except Exception as fault:

@@ -13,6 +13,7 @@ CALL = "quire.call"  # the key of a scope under which its Call is
 HANDLER = "quire.handler"  # where a path stands that is known before it is routed
 REQUEST_ID = "x-request-id"
 REQUEST_ID_BYTES = REQUEST_ID.encode()
+TRACEPARENT_BYTES = b"traceparent"
 ANTHROPICS = b"request-id"
 TENANT = "x-tenant"
 TIMEOUT = "x-request-timeout"  # seconds
@@ -50,6 +51,11 @@ def tenant(http: HTTPConnection) -> str:
 def sent_id(headers: Headers) -> str:
     """As the client wrote it; empty if it did not."""
     return next((value.decode("latin-1") for name, value in headers if name == REQUEST_ID_BYTES), "")
+
+
+def traceparent(headers: Headers) -> str:
+    """W3C trace context, as the client wrote it; empty if it did not."""
+    return next((value.decode("latin-1") for name, value in headers if name == TRACEPARENT_BYTES), "")
 
 
 def _timeout_s(written: str | None) -> float | None:

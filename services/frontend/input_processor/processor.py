@@ -234,6 +234,7 @@ def _work(request: Request, token_ids: Sequence[int], root_hash: bytes, asked: A
     column = i32_bytes(token_ids)
     return Work(
         request_id=request.request_id,
+        traceparent=request.traceparent,
         prompt=column,
         num_prompt_tokens=len(token_ids),
         hashes=PromptHashes(root_hash, column),

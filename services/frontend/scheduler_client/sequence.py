@@ -32,6 +32,7 @@ class Work:
     deadline_s: float | None
     grammar: bytes = b""  # a serialized StructuredOutput; empty: the output is not constrained
     samples_nothing: bool = False  # it ends with a vector when its prompt is computed; max_tokens is 0
+    traceparent: str = ""  # of a request that is sampled
 
     @property
     def is_search(self) -> bool:

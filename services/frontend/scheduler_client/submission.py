@@ -21,6 +21,7 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         first_sequence_id=first_id,
         num_sequences=len(sequences),
         request_id=work.request_id,
+        traceparent=work.traceparent,
         token_ids=work.prompt + output,
         num_prompt_tokens=work.num_prompt_tokens,
         root_hash=work.hashes.root,
