@@ -88,6 +88,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+CONFIGS["llama3-70b"] = {
+    **CONFIGS["llama3-8b"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+
 DRAFTER_FIELDS = (  # that an EAGLE head shares with its model
     "hidden_size",
     "vocab_size",

@@ -89,6 +89,16 @@ def decode() -> Workload:
     return _equal("decode", seed=4, count=256, prompt=128, num_output=512)
 
 
+def long32k() -> Workload:
+    """Eight long prompts."""
+    return _equal("long32k", seed=8, count=8, prompt=32_768, num_output=128)
+
+
+def long120k() -> Workload:
+    """Two of almost all positions that models of 128k have."""
+    return _equal("long120k", seed=9, count=2, prompt=120_000, num_output=128)
+
+
 def cpu_batch() -> Workload:
     """32 requests at once, prompts of 32 to 128 tokens."""
     draw = random.Random(5)
@@ -115,17 +125,26 @@ def cpu_stream8() -> Workload:
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     make.__name__: make
-    for make in (mixed, single, shared_prefix, prefill, decode, cpu_batch, cpu_single, cpu_prefix, cpu_stream8)
+    for make in (
+        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k),
+        *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8),
+    )
 }
+LONG_SET = ("long32k", "long120k")
 GPU_SET = ("single", "decode", "mixed", "shared_prefix", "prefill")
 CPU_SET = ("cpu_batch", "cpu_single", "cpu_prefix", "cpu_stream8")
 
 
 def named(names: str) -> list[Workload]:
-    """`mixed,single`; `gpu` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
+    """`mixed,single`; `gpu`, `long` and `cpu` name the sets. Raises InvalidArgument for an unknown one."""
     from quire.bench import tiny_work
 
-    sets: dict[str, Sequence[str]] = {"gpu": GPU_SET, "cpu": CPU_SET, "tiny": tuple(tiny_work.CLASSES)}
+    sets: dict[str, Sequence[str]] = {
+        "gpu": GPU_SET,
+        "long": LONG_SET,
+        "cpu": CPU_SET,
+        "tiny": tuple(tiny_work.CLASSES),
+    }
     wanted = [name for word in names.split(",") for name in sets.get(word, (word,))]
     known = (*WORKLOADS, *tiny_work.CLASSES, *sets)
     for name in wanted:

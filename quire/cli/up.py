@@ -34,7 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
     parser.add_argument("--served-model-name", default="", help="name that requests use; default: the model's own")
-    parser.add_argument("--workers", type=human_int, default=1, help="worker processes")
+    parser.add_argument(
+        "--workers", "--data-parallel-size", type=human_int, default=1, help="workers, each a replica of the model"
+    )
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
     parser.add_argument(

@@ -9,7 +9,6 @@ from typing import Any
 # Flag -> what to do instead; "" where nothing has to be done.
 INSTEAD = {
     "--allowed-origins": "--cors-origins",
-    "--data-parallel-size": "--workers, each of which is a replica",
     "--disable-log-requests": "",
     "--download-dir": "set HF_HOME",
     "--enable-chunked-prefill": "",
@@ -21,13 +20,12 @@ INSTEAD = {
     "--kv-transfer-config": "there are no KV connectors",
     "--max-seq-len-to-capture": "",
     "--no-enable-log-requests": "",
-    "--pipeline-parallel-size": "a model runs on one device",
+    "--pipeline-parallel-size": "--tensor-parallel-size, which cuts every layer",
     "--ssl-certfile": "--client-tls cert=FILE,key=FILE",
     "--ssl-keyfile": "--client-tls cert=FILE,key=FILE",
     "--structured-outputs-config": "",
     "--swap-space": "KV blocks stay on the device",
     "--task": "",
-    "--tensor-parallel-size": "a model runs on one device; --workers runs it several times",
     "--tokenizer": "the model's folder has its tokenizer",
     "--tokenizer-mode": "",
     "--trust-remote-code": "code of a checkpoint is never run",
@@ -42,7 +40,7 @@ SWITCHES = frozenset({  # that take no value
     "--no-enable-log-requests",
     "--trust-remote-code",
 })  # fmt: skip
-HARMLESS = {"--tensor-parallel-size": "1", "--pipeline-parallel-size": "1", "--data-parallel-size": "1"}
+HARMLESS = {"--pipeline-parallel-size": "1"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:

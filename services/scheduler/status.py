@@ -99,6 +99,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         address=replica.hello.address,
         state=_state(replica),
         epoch=replica.epoch,
+        num_ranks=replica.hello.num_ranks,
         running=len(core.running),
         waiting=len(core.waiting),
         blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),

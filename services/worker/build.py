@@ -33,6 +33,7 @@ from services.worker.models.loader import Loader
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.taped import TapedModel
 from services.worker.models.transformers_model import TransformersCausalLM
+from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.runner import batch_invariance
 from services.worker.runner.expert_load import ExpertLoad
@@ -68,9 +69,13 @@ FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would co
 
 
 def build_replica(
-    settings: WorkerSettings, grammars: CompilePool | None = None, compiler: CompileProcess | None = None
+    settings: WorkerSettings,
+    grammars: CompilePool | None = None,
+    compiler: CompileProcess | None = None,
+    seat: Seat = ALONE,
 ) -> Replica:
-    """`grammars`: None where no output is to be constrained; `compiler`: begun already.
+    """`grammars`: None where no output is to be constrained; `compiler`: begun already; `seat`: the rank whose part of
+    the replica is built.
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
@@ -81,14 +86,14 @@ def build_replica(
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
     compiling = Kernels(settings, compiler)
-    device = open_device(settings.device, settings.threads)
-    place = _place(settings, config, device)
+    device = open_device(settings.device, settings.threads, seat.rank)
+    place = _place(settings, config, device, seat)
     if settings.batch_invariant:
         batch_invariance.check(settings, place, drafting)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     layers = wanted.layout.layers_per_page
-    shape = BlockShape(layers, wanted.block_size, config.num_kv_heads, config.head_dim, kv_dtype)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
+    shape = BlockShape(layers, wanted.block_size, spec.num_kv_heads, config.head_dim, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)
@@ -108,6 +113,7 @@ def build_replica(
     num_blocks = settings.num_blocks or _measure(
         settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place
     )
+    num_blocks = place.shard.collectives.least(num_blocks)
     fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < wanted.max_model_len:
         log.warning(
@@ -139,14 +145,17 @@ def build_replica(
     return replica
 
 
-def _place(settings: WorkerSettings, config: DecoderConfig, device: Device) -> Placement:
+def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat) -> Placement:
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
     if device.is_synchronous:
         kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     quantization = choose_quantization(settings.quantization, config.quantization, device)
-    return Placement(ops, dtype, device.torch_device, quantization, settings.batch_invariant, config.quantization)
+    shard = seat.join(device.torch_device)
+    return Placement(
+        ops, dtype, device.torch_device, quantization, settings.batch_invariant, config.quantization, shard
+    )
 
 
 def _sampler(

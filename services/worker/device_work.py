@@ -74,7 +74,14 @@ class FinishedStep:
     output: RunnerOutput | None
 
 
-Command = Execute | Rest | ForgetCache | ReleaseGrammar | FinishedStep
+@dataclass(frozen=True, slots=True)
+class ShareGrammar:
+    """The other ranks prepare it as well."""
+
+    order: pb.PrepareGrammar
+
+
+Command = Execute | Rest | ForgetCache | ShareGrammar | ReleaseGrammar | FinishedStep
 
 
 class Outlet(Protocol):
@@ -113,6 +120,8 @@ class DeviceWork:
                 self._record(command)
             case Rest():
                 self._rest = command
+            case ShareGrammar():
+                self._ranks.prepare_grammar(command.order)
             case ForgetCache():
                 self._ranks.forget_cache()
                 self._replica.forget_cache()
@@ -129,6 +138,7 @@ class DeviceWork:
             command = self._deferred[0]
             if isinstance(command, ReleaseGrammar):
                 self._grammars.release(command.grammar_id)
+                self._ranks.release_grammar(command.grammar_id)
             elif self._num_in_flight and self._replica.waits_before(command.plan):
                 return
             else:

@@ -29,6 +29,7 @@ from services.worker.device_work import (
     Receiver,
     ReleaseGrammar,
     Rest,
+    ShareGrammar,
 )
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
@@ -138,6 +139,7 @@ class Engine:
         except DecodeError:  # schedulers do not look at it
             done(Prepared(InvalidArgument("grammar: not a serialized StructuredOutput", field="grammar"), 0))
         else:
+            self._inbox.put(ShareGrammar(order))
             self._grammars.prepare(grammar_id, constraint, done)
 
     def release_grammar(self, grammar_id: bytes) -> None:
@@ -145,10 +147,11 @@ class Engine:
         self._inbox.put(ReleaseGrammar(grammar_id))
 
     def check_ranks(self) -> None:
-        """Ends the engine if a rank of the replica is gone. Waits for nothing."""
+        """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
         try:
             self._ranks.check()
         except RankFailure as failure:
+            self._ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
             _set_exception(self.died, failure)
 
     async def stop(self, timeout_s: float) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from typing import NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +16,9 @@ from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
 from services.worker.engine import Engine
+from services.worker.ranks.group import RankFailure
+from services.worker.ranks.seat import ALONE
+from services.worker.ranks.start import start_ranks
 from services.worker.replica import Replica
 from services.worker.sampling import logits_processors
 from services.worker.structured.compile_pool import CompilePool
@@ -60,6 +65,8 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
         await admin.stop()
         await server.stop(grace_s=0.2)
         page.close()
+    if settings.tensor_parallel_size > 1 and settings.device == "cuda":
+        _leave_at_once(0)
 
 
 class Worker:
@@ -92,25 +99,33 @@ class Worker:
         """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
         settings = self._settings
         grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
-        synchronous = settings.device == "cpu"
+        ranks = start_ranks(settings)
+        seat = ranks.seats[0] if ranks else ALONE
         engine = Engine(
-            lambda: build_replica(settings, grammars, self._compiler),
+            lambda: build_replica(settings, grammars, self._compiler, seat),
             self._metrics,
             grammars=grammars,
-            synchronous=synchronous,
+            synchronous=settings.device == "cpu",
+            ranks=ranks,
         )
+        watch = restarted("the watch over ranks", lambda: _watch_ranks(engine))
         try:
-            await lifecycle.first(engine.started, self._shutdown.wait())
-            if not self._shutdown.requested:
-                await self._work(engine, engine.started.result())
+            await lifecycle.first(watch, engine.died, self._serve(engine))
+        except RankFailure as failure:
+            _leave_at_once(lifecycle.EXIT_FAILED, failure.message)
         finally:
             if not await engine.stop(settings.drain_timeout_s):
                 log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
+    async def _serve(self, engine: Engine) -> None:
+        await lifecycle.first(engine.started, self._shutdown.wait())
+        if not self._shutdown.requested:
+            await self._work(engine, engine.started.result())
+
     async def _work(self, engine: Engine, replica: Replica) -> None:
         settings = self._settings
-        self.status.built(engine, replica.limits)
-        self._metrics.on_device(peak_of(replica.device_name))
+        self.status.built(engine, replica.limits, settings.tensor_parallel_size)
+        self._metrics.on_device(peak_of(replica.device_name, settings.tensor_parallel_size))
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
         session = Session(settings, engine, hello, self, self._shutdown)
@@ -119,7 +134,6 @@ class Worker:
         liveness.watch(engine.progress, COMMAND_PATIENCE_S)
         await lifecycle.first(
             attached,
-            engine.died,
             restarted("health", lambda: self._report_health(engine)),
             restarted("liveness", lambda: liveness.run(self._server.set_alive)),
         )
@@ -149,8 +163,22 @@ class Worker:
         """Healthy means attached, and steps advance while there is work."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            engine.check_ranks()
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
+
+
+def _leave_at_once(status: int, reason: str = "") -> NoReturn:
+    """The other ranks have ended. A step that waits for one of them never does, and torch would wait for it, and for
+    CUDA graphs with collectives in them."""
+    logs.flush()
+    if reason:
+        print(f"quire: {reason}", file=sys.stderr, flush=True)
+    os._exit(status)
+
+
+async def _watch_ranks(engine: Engine) -> None:
+    while True:
+        await asyncio.sleep(HEALTH_INTERVAL_S)
+        engine.check_ranks()
 
 
 def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.WorkerHello:
@@ -160,6 +188,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             device=f"{settings.device} {replica.device_name}",
             max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
             logprobs_mode=settings.logprobs_mode,
+            num_ranks=settings.tensor_parallel_size,
             num_speculative_tokens=replica.num_speculative_tokens,
             fixed_draft_length=replica.fixed_draft_length,
             drafts_constrained_only=replica.drafts_constrained_only,

@@ -226,5 +226,6 @@ class StatusCollector(Collector):
             "quire_worker_blocks_held", "KV blocks of known content owned by no slot", status.blocks.cached
         )
         yield GaugeMetricFamily("quire_worker_epoch", "Present attachment; 0: none", status.epoch)
+        yield GaugeMetricFamily("quire_worker_ranks", "Processes that the model is cut into", status.num_ranks)
         if status.HasField("last_step_age_s"):
             yield GaugeMetricFamily("quire_worker_last_step_age_seconds", "Since a step ended", status.last_step_age_s)

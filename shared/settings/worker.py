@@ -8,6 +8,8 @@ from pydantic import Field
 
 from shared.settings.base import Settings
 
+MOST_RANKS = 64
+
 
 class WorkerSettings(Settings):
     """Owns a device, executes."""
@@ -28,6 +30,9 @@ class WorkerSettings(Settings):
     )
     quantization: Literal["none", "fp8", "fp8_block"] = Field(
         "none", description="8-bit linear layers, made at load: a scale for each, or for every 128 x 128; CUDA only"
+    )
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=MOST_RANKS, description="ranks that a model is cut into, a process and a GPU each"
     )
     engine: Literal["device", "simulated"] = Field(
         "device", description="simulated: no model, made-up tokens after the time that a device would take"

@@ -12,6 +12,7 @@ PLACES = ("services", "shared")
 OWNERS = {"shared/supervision.py", "shared/lifecycle.py"}
 THREADS = {  # each with what sees its end
     "services/worker/engine.py": "its `died`",
+    "services/worker/ranks/follower.py": "rank 0, which hears no sign of life; the other one ends the process",
     "services/worker/warmup/ahead.py": "no one: it fills a cache that the first step fills otherwise",
     "services/worker/structured/background.py": "the future of each job",
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",

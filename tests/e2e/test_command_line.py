@@ -237,7 +237,7 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size is vLLM's; here: a model runs on one device"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is vLLM's; here: --tensor-parallel-size"),
         (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
     ],
 )
@@ -246,5 +246,7 @@ def test_what_vllms_users_type_is_answered_by_name(flags: list[str], text: str) 
 
 
 def test_flags_of_vllm_that_ask_for_what_is_so_are_taken() -> None:
-    run = quire("serve", "--tensor-parallel-size", "1", "--disable-log-requests", "./nowhere", "--port", "0", status=1)
+    run = quire(
+        "serve", "--pipeline-parallel-size", "1", "--disable-log-requests", "./nowhere", "--port", "0", status=1
+    )
     assert run.stderr == "quire: model 'nowhere' is not a Hugging Face folder: no config.json\n"

@@ -1,4 +1,4 @@
-"""What a model asks of attention."""
+"""What a rank's part of a model asks of attention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ def attention_spec(
     config: DecoderConfig, block_size: int, place: Placement, kv_dtype: torch.dtype | None = None
 ) -> AttentionSpec:
     """`kv_dtype`: None: the model's."""
+    heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
     return AttentionSpec(
         device=place.device.type,
         dtype=_name(place.dtype),
         kv_dtype=_name(kv_dtype or place.dtype),
         head_dim=config.head_dim,
-        num_q_heads=config.num_q_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_q_heads=heads.num_q,
+        num_kv_heads=heads.num_kv,
         block_size=block_size,
         has_sinks=config.attention_sinks,
         has_window=any(config.sliding_windows),

@@ -27,10 +27,11 @@ class Device:
 
     kind: str  # "cpu" or "cuda"
     name: str  # of the hardware, for people
+    index: int = 0  # among the GPUs
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device(self.kind)
+        return torch.device(self.kind) if self.kind == "cpu" else torch.device(self.kind, self.index)
 
     @property
     def is_synchronous(self) -> bool:
@@ -38,14 +39,21 @@ class Device:
         return self.kind == "cpu"
 
 
-def open_device(kind: str, threads: int) -> Device:
-    """Prepares the calling thread, which must be the one that computes: torch keeps thread counts by thread."""
+def open_device(kind: str, threads: int, index: int = 0) -> Device:
+    """Prepares the calling thread, which must be the one that computes: torch keeps thread counts and the current GPU
+    by thread. `index`: of the GPU."""
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     if kind == "cpu":
         return Device(kind, _cpuinfo("model name") or platform.machine())
     if not torch.cuda.is_available():
         raise FailedPrecondition("device: cuda was asked for, but torch sees no CUDA device", field="device")
-    return Device(kind, torch.cuda.get_device_name())
+    if index >= torch.cuda.device_count():
+        raise FailedPrecondition(
+            f"tensor_parallel_size: rank {index} needs a GPU of its own, and torch sees {torch.cuda.device_count()}",
+            field="tensor_parallel_size",
+        )
+    torch.cuda.set_device(index)
+    return Device(kind, torch.cuda.get_device_name(index), index)
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: Device) -> torch.dtype:

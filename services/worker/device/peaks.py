@@ -19,6 +19,7 @@ PEAKS = {
 }
 
 
-def peak_of(device_name: str) -> Peak:
-    """Of the first of PEAKS that the name has in it."""
-    return next((peak for name, peak in PEAKS.items() if name in device_name), UNKNOWN)
+def peak_of(device_name: str, num_devices: int = 1) -> Peak:
+    """Of the first of PEAKS that the name has in it, so many times."""
+    peak = next((peak for name, peak in PEAKS.items() if name in device_name), UNKNOWN)
+    return Peak(peak.flops * num_devices, peak.bytes * num_devices)

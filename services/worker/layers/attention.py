@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.worker.layers.linear import Linear, Part
 from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.sharding import Heads, of_heads, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Loadable, Placement
+    from services.worker.layers.placement import Destination, Loadable, Placement
     from services.worker.models.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
@@ -23,12 +25,13 @@ class Sinks:
     """Scores that take their share of every softmax and give nothing."""
 
     def __init__(self, name: str, num_q_heads: int, place: Placement) -> None:
-        self._name = name
-        self._given: Tensor = place.empty(num_q_heads)
+        self._name, self._total = name, num_q_heads
+        self._heads = place.shard.part(num_q_heads, "num_attention_heads")
+        self._given: Tensor = place.empty(len(self._heads))
         self.scores: Tensor = self._given  # float32, once loaded
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        yield self._name, self._given
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield self._name, portion(self._given, 0, (self._heads,), self._total)
 
     def finish(self) -> None:
         self.scores = self._given.float()
@@ -42,8 +45,11 @@ class Attention:
     ) -> None:
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
-        self.qkv = Linear(self.inputs(name, q_size, kv_size, config), config.hidden_size, config.qkv_bias, place)
-        self.output = Linear([self.outputs(name, config)], q_size, config.o_bias, place)
+        self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
+        inputs = _of_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
+        self.qkv = Linear(inputs, config.hidden_size, config.qkv_bias, place)
+        (columns,) = of_heads(self._heads.queries, head_dim)
+        self.output = Linear([self.outputs(name, config)], q_size, config.o_bias, place, columns=columns)
         norms = [f"{name}.q_norm", f"{name}.k_norm"] if config.qk_norm else []
         offset = config.norm_offset
         self._norms = [RMSNorm(norm, head_dim, config.rms_norm_eps, place, offset=offset) for norm in norms]
@@ -69,7 +75,7 @@ class Attention:
     def outputs(name: str, config: DecoderConfig) -> Part:
         return Part(f"{name}.o_proj", config.hidden_size)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 
@@ -91,9 +97,9 @@ class Attention:
         if order is None:
             return
         order = order.to(self._place.device)
-        heads = torch.arange(config.num_q_heads + config.num_kv_heads, device=order.device)
+        heads = torch.arange(self._heads.num_q + self._heads.num_kv, device=order.device)
         turned = (heads[:, None] * config.head_dim + order).flatten()
-        values = torch.arange(len(turned), len(turned) + config.num_kv_heads * config.head_dim, device=order.device)
+        values = torch.arange(len(turned), len(turned) + self._heads.num_kv * config.head_dim, device=order.device)
         self.qkv.reorder(torch.cat((turned, values)))
         for norm in self._norms:
             norm.weight.copy_(norm.weight[order])
@@ -120,8 +126,8 @@ class Attention:
             batch.slot_mapping,
             cache.k,
             cache.v,
-            self._config.num_q_heads,
-            self._config.num_kv_heads,
+            self._heads.num_q,
+            self._heads.num_kv,
         )
 
     def _projected(self, x: Tensor) -> Tensor:
@@ -147,8 +153,22 @@ class Attention:
             config.rms_norm_eps,
             batch,
             cache,
-            num_q_heads=config.num_q_heads,
+            num_q_heads=self._heads.num_q,
             scale=self._scale,
             window=self._window,
         )
         kernels.linear(attended, self.output.packed, residual=residual)
+
+
+def _of_heads(inputs: list[Part], heads: Heads, config: DecoderConfig) -> list[Part]:
+    """What a rank needs of queries, keys and values, which may be one tensor."""
+    head_dim, fused = config.head_dim, len(inputs) == 1
+    first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads
+    taken = [
+        of_heads(heads.queries, head_dim),
+        of_heads(heads.keys, head_dim, first_key * head_dim if fused else 0),
+        of_heads(heads.keys, head_dim, first_value * head_dim if fused else 0),
+    ]
+    if fused:
+        taken = [tuple(features for part in taken for features in part)]
+    return [replace(part, taken=of_part) for part, of_part in zip(inputs, taken, strict=True)]

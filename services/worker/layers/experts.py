@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.linear import Linear, Part
 from services.worker.layers.mlp import MLP
+from services.worker.layers.sharding import portion, shifted
 from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Alternative, Loadable, Placement
+    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
     from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.experts_config import ExpertNames, ExpertsConfig
     from services.worker.models.single_row import RowKernels
@@ -27,15 +28,18 @@ class Experts:
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
         self._name, self._names, self._gate = name, config.names, config.activation
         self._ops = place.ops
-        count, size = config.num_experts, config.intermediate_size
+        self._total = config.intermediate_size
+        self._features = place.shard.part(self._total, "the experts' intermediate_size")
+        count, size = config.num_experts, len(self._features)
         self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
         self._down: Tensor = place.empty(count, hidden_size, size)
         self.packed: Any = None  # as the ops want it, once loaded
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for expert, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
-            gate, up = gate_up.chunk(2)
-            yield from zip(self._part_names(expert), (gate, up, down), strict=True)
+            gate, up = (portion(part, 0, (self._features,), self._total) for part in gate_up.chunk(2))
+            down_part = portion(down, 1, (self._features,), self._total)
+            yield from zip(self._part_names(expert), (gate, up, down_part), strict=True)
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
@@ -44,9 +48,19 @@ class Experts:
         parts = [self._part_names(expert) for expert in range(len(self._down))]
         gates_and_ups = tuple(name for gate, up, _ in parts for name in (gate, up))
         return {
-            f"{self._name}.gate_up_proj": Alternative(self._gate_up, gates_and_ups),
-            f"{self._name}.down_proj": Alternative(self._down, tuple(down for _, _, down in parts)),
+            f"{self._name}.gate_up_proj": Alternative(self._all_gates_and_ups, gates_and_ups),
+            f"{self._name}.down_proj": Alternative(self._all_downs, tuple(down for _, _, down in parts)),
         }
+
+    @property
+    def _all_gates_and_ups(self) -> Destination:
+        """Of one tensor that has the gates of an expert before its ups."""
+        both = (self._features, shifted(self._features, self._total))
+        return portion(self._gate_up, 1, both, 2 * self._total)
+
+    @property
+    def _all_downs(self) -> Destination:
+        return portion(self._down, 2, (self._features,), self._total)
 
     def _part_names(self, expert: int) -> tuple[str, str, str]:
         names: ExpertNames = self._names
@@ -65,7 +79,7 @@ class ChoiceBias:
         self._name = f"{name}.e_score_correction_bias"
         self.values: Tensor = place.empty(num_experts).float()
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield self._name, self.values
 
     def finish(self) -> None:
@@ -84,7 +98,7 @@ class SparseMLP:
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
                 field="quantization",
             )
-        self._routing, self._ops = config.routing, place.ops
+        self._routing, self._ops, self._shard = config.routing, place.ops, place.shard
         router = Part(f"{name}.{config.names.router}", config.num_experts)
         self.router = Linear([router], hidden_size, config.router_bias, place)
         self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
@@ -93,7 +107,7 @@ class SparseMLP:
         self._shared_gate: Linear | None = None
         if config.shared_intermediate_size:
             shared = f"{name}.{config.names.shared}"
-            self._shared = MLP(shared, hidden_size, config.shared_intermediate_size, False, place)
+            self._shared = MLP(shared, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Part(f"{shared}_gate", 1)], hidden_size, False, place)
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
@@ -110,7 +124,7 @@ class SparseMLP:
         if self._shared_gate is not None:
             yield self._shared_gate
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 
@@ -128,7 +142,8 @@ class SparseMLP:
         ids, weights = self._ops.route(self.router(x), self._routing, bias)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
-        return self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, self.load)
+        made: Tensor = self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, self.load)
+        return self._shard.collectives.add_up(made)
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""

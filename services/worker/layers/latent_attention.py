@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from services.worker.layers.linear import Linear, Part
 from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.sharding import of_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Loadable, Placement
+    from services.worker.layers.placement import Destination, Loadable, Placement
     from services.worker.models.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
@@ -44,25 +45,31 @@ class LatentAttention:
         assert config.latent is not None
         self._config, self._latent, self._backend, self._ops = config, config.latent, backend, place.ops
         latent, hidden, heads = config.latent, config.hidden_size, config.num_q_heads
+        own = place.shard.heads(heads, heads).queries
+        self._num_heads = len(own)
         q_size, bias = heads * config.head_dim, config.qkv_bias
+        queries = of_heads(own, config.head_dim)
         self._parts: list[Loadable] = []
         self._q_down = self._q_norm = None
         if latent.q_rank:
             self._q_down = Linear([Part(f"{name}.q_a_proj", latent.q_rank)], hidden, bias, place)
             self._q_norm = RMSNorm(f"{name}.q_a_layernorm", latent.q_rank, NORM_EPS, place)
-            self._q_up = Linear([Part(f"{name}.q_b_proj", q_size)], latent.q_rank, False, place)
+            self._q_up = Linear([Part(f"{name}.q_b_proj", q_size, taken=queries)], latent.q_rank, False, place)
             self._parts += [self._q_down, self._q_norm]
         else:
-            self._q_up = Linear([Part(f"{name}.q_proj", q_size)], hidden, False, place)
+            self._q_up = Linear([Part(f"{name}.q_proj", q_size, taken=queries)], hidden, False, place)
         kv_size = latent.kv_rank + latent.rotated_dim
         self._kv_down = Linear([Part(f"{name}.kv_a_proj_with_mqa", kv_size)], hidden, bias, place)
         self._kv_norm = RMSNorm(f"{name}.kv_a_layernorm", latent.kv_rank, NORM_EPS, place)
-        heads_size = heads * (latent.still_dim + latent.value_dim)
-        self._kv_up = Linear([Part(f"{name}.kv_b_proj", heads_size)], latent.kv_rank, False, place)
-        self._output = Linear([Part(f"{name}.o_proj", hidden)], heads * latent.value_dim, config.o_bias, place)
+        made_dim = latent.still_dim + latent.value_dim
+        made = Part(f"{name}.kv_b_proj", heads * made_dim, taken=of_heads(own, made_dim))
+        self._kv_up = Linear([made], latent.kv_rank, False, place)
+        (values,) = of_heads(own, latent.value_dim)
+        output = Part(f"{name}.o_proj", hidden)
+        self._output = Linear([output], heads * latent.value_dim, config.o_bias, place, columns=values)
         self._parts += [self._q_up, self._kv_down, self._kv_norm, self._kv_up, self._output]
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 
@@ -76,7 +83,7 @@ class LatentAttention:
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
-        heads = self._config.num_q_heads
+        heads = self._num_heads
         return self._ops.qk_norm_rope_store(
             self._projected(x),
             None,
@@ -95,7 +102,7 @@ class LatentAttention:
         """Queries, keys and values side by side; the elements of a head as its rotation wants them."""
         import torch
 
-        latent, num_tokens, heads = self._latent, x.size(0), self._config.num_q_heads
+        latent, num_tokens, heads = self._latent, x.size(0), self._num_heads
         q = self._q_up(x if self._q_down is None or self._q_norm is None else self._q_norm(self._q_down(x)))
         q_still, q_rotated = q.view(num_tokens, heads, -1).split((latent.still_dim, latent.rotated_dim), dim=2)
         compressed, k_rotated = self._kv_down(x).split((latent.kv_rank, latent.rotated_dim), dim=1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
 
 
 class LayerNorm:
@@ -22,7 +22,7 @@ class LayerNorm:
         self.weight: Tensor = place.empty(size)
         self.bias: Tensor | None = place.empty(size) if bias else None
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.weight", self.weight
         if self.bias is not None:
             yield f"{self._name}.bias", self.bias

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
+from services.worker.layers.sharding import portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +22,59 @@ class Part:
     name: str  # without ".weight"
     out_features: int
     transposed: bool = False  # [in_features, out_features]
+    taken: tuple[range, ...] = ()  # of its output features, those that this rank has; empty: all
+
+    @property
+    def rows(self) -> tuple[range, ...]:
+        return self.taken or (range(self.out_features),)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(map(len, self.rows))
 
 
 class DenseParts:
     """Parts whose elements are floats in the checkpoint."""
 
     def __init__(
-        self, parts: Sequence[Part], in_features: int, bias: bool, place: Placement, quantization: str
+        self,
+        parts: Sequence[Part],
+        in_features: int,
+        bias: bool,
+        place: Placement,
+        *,
+        columns: range,
+        quantization: str,
     ) -> None:
         """`quantization`: what becomes of them once they are loaded."""
         self._parts, self._ops, self._quantization = parts, place.ops, quantization
-        total = sum(part.out_features for part in parts)
-        self._weight: Tensor = place.empty(total, in_features)
+        self._in_features, self._columns = in_features, columns
+        total = sum(part.num_rows for part in parts)
+        self._weight: Tensor = place.empty(total, len(columns))
         self._bias: Tensor | None = place.empty(total) if bias else None
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         row = 0
         for part in self._parts:
-            weight = self._weight.narrow(0, row, part.out_features)
-            yield f"{part.name}.weight", weight.t() if part.transposed else weight
+            weight, dims = self._weight.narrow(0, row, part.num_rows), (0, 1)
+            if part.transposed:
+                weight, dims = weight.t(), (1, 0)
+            yield f"{part.name}.weight", self._portion(weight, part, dims)
             if self._bias is not None:
-                yield f"{part.name}.bias", self._bias.narrow(0, row, part.out_features)
-            row += part.out_features
+                bias = self._bias.narrow(0, row, part.num_rows)
+                yield f"{part.name}.bias", portion(bias, 0, part.rows, part.out_features)
+            row += part.num_rows
+
+    def _portion(self, weight: Tensor, part: Part, dims: tuple[int, int]) -> Destination:
+        """`dims`: that of outputs, that of inputs."""
+        outputs, inputs = dims
+        if len(self._columns) < self._in_features:
+            return portion(weight, inputs, (self._columns,), self._in_features)
+        return portion(weight, outputs, part.rows, part.out_features)
+
+    def drop_bias(self) -> None:
+        if self._bias is not None:
+            self._bias.zero_()
 
     def take_rows(self, rows: Tensor) -> None:
         self._weight.copy_(self._weight[rows])
@@ -62,24 +94,38 @@ class DenseParts:
 
 
 class Linear:
-    """The outputs of all parts side by side, in their order."""
+    """The outputs of all parts side by side, in their order. A rank has output features of its own (`Part.taken`),
+    input features of its own (`columns`), or all of it."""
 
     def __init__(
-        self, parts: Sequence[Part], in_features: int, bias: bool, place: Placement, *, quantized: bool = True
+        self,
+        parts: Sequence[Part],
+        in_features: int,
+        bias: bool,
+        place: Placement,
+        *,
+        quantized: bool = True,
+        columns: range | None = None,
+        adds_up: bool = True,
     ) -> None:
-        """`quantized`: if the setting says that the model is to be; a checkpoint says it for each of its tensors."""
+        """`quantized`: if the setting says that the model is to be; a checkpoint says it for each of its tensors.
+        `columns`: the input features that this rank gets; None: all. The results of ranks that have some are then added
+        up, unless the caller does (`adds_up`)."""
+        columns = columns or range(in_features)
+        self._is_partial = len(columns) < in_features
+        self._shard, self._adds_up = place.shard, adds_up and self._is_partial
         scheme = scheme_of(parts, place)
         self._loaded: DenseParts | QuantizedParts
         if scheme is not None:
-            self._loaded = QuantizedParts(parts, scheme, in_features, bias, place)
+            self._loaded = QuantizedParts(parts, scheme, in_features, bias, place, columns=columns)
             self._multiply = place.ops.quantized_linear
         else:
             quantization = place.quantization if quantized else "none"
-            self._loaded = DenseParts(parts, in_features, bias, place, quantization)
+            self._loaded = DenseParts(parts, in_features, bias, place, columns=columns, quantization=quantization)
             self._multiply = place.ops.linear if quantization == "none" else place.ops.fp8_linear
         self.packed: Any = None  # as the ops want it, once loaded
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._loaded.destinations()
 
     def reorder(self, rows: Tensor) -> None:
@@ -91,9 +137,12 @@ class Linear:
         self._loaded.scale(factor)
 
     def finish(self) -> None:
+        if self._is_partial and self._shard.rank:
+            self._loaded.drop_bias()  # it is added once
         self.packed = self._loaded.pack()
         del self._loaded
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, in_features] -> [num_tokens, out_features of all parts]"""
-        return self._multiply(x, self.packed)
+        """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
+        result: Tensor = self._multiply(x, self.packed)
+        return self._shard.collectives.add_up(result) if self._adds_up else result

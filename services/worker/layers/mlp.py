@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.worker.layers.activation import SILU, activate, gated
 from services.worker.layers.linear import Linear, Part
+from services.worker.layers.sharding import shifted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
     from services.worker.layers.rms_norm import RMSNorm
     from services.worker.models.single_row import RowKernels
 
@@ -22,11 +24,12 @@ class PlainMLP:
     def __init__(
         self, up: Part, down: Part, hidden_size: int, bias: bool, place: Placement, *, activation: str
     ) -> None:
-        self._up = Linear([up], hidden_size, bias, place)
-        self._down = Linear([down], up.out_features, bias, place)
+        features = place.shard.part(up.out_features, "intermediate_size")
+        self._up = Linear([replace(up, taken=(features,))], hidden_size, bias, place)
+        self._down = Linear([down], up.out_features, bias, place, columns=features)
         self._activate = activate(activation, place)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._up.destinations()
         yield from self._down.destinations()
 
@@ -52,17 +55,22 @@ class MLP:
         activation: str = "silu",
         fused: bool = False,
         scale: float = 1.0,
+        adds_up: bool = True,
     ) -> None:
-        """`fused`: gate and up are one tensor in the checkpoint. `scale`: of what the layer gives."""
-        gate_up = [Part(f"{name}.gate_proj", intermediate_size), Part(f"{name}.up_proj", intermediate_size)]
+        """`fused`: gate and up are one tensor in the checkpoint. `scale`: of what the layer gives. `adds_up`: ranks do;
+        otherwise what one gives is its part of the sum."""
+        features = place.shard.part(intermediate_size, "intermediate_size")
+        gate_up = [Part(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
         if fused:
-            gate_up = [Part(f"{name}.gate_up_proj", 2 * intermediate_size)]
+            both = (features, shifted(features, intermediate_size))
+            gate_up = [Part(f"{name}.gate_up_proj", 2 * intermediate_size, taken=both)]
         self._scale = scale
         self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
         self.gate_up = Linear(gate_up, hidden_size, bias, place)
-        self.down = Linear([Part(f"{name}.down_proj", hidden_size)], intermediate_size, bias, place)
+        down = Part(f"{name}.down_proj", hidden_size)
+        self.down = Linear([down], intermediate_size, bias, place, columns=features, adds_up=adds_up)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self.gate_up.destinations()
         yield from self.down.destinations()
 

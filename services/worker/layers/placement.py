@@ -12,6 +12,10 @@ from torch import Tensor
 
 from kernels import Ops
 from services.worker.layers.quantization.port import CheckpointQuantization
+from services.worker.layers.sharding import WHOLE, Portion, Shard
+
+# Where a tensor of the checkpoint goes, or what a rank needs of it.
+Destination = Tensor | Portion
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Placement:
     quantization: str = "none"  # at load, of linear layers but the output head: also "fp8", "fp8_block"
     batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
     checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
+    shard: Shard = WHOLE
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -32,7 +37,7 @@ class Placement:
 class Loadable(Protocol):
     """A layer as the loader sees it."""
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         """Every tensor of the checkpoint that the layer needs, by name, and the memory to copy it into."""
 
     def finish(self) -> None:
@@ -43,7 +48,7 @@ class Loadable(Protocol):
 class Alternative:
     """A tensor that some checkpoints have in place of others that the model asks for."""
 
-    destination: Tensor
+    destination: Destination
     instead_of: tuple[str, ...]
 
 

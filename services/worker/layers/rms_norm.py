@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
 
 
 class RMSNorm:
@@ -18,12 +18,12 @@ class RMSNorm:
         self, name: str, size: int, eps: float, place: Placement, *, offset: float = 0.0, scale: float = 1.0
     ) -> None:
         """The weight is (offset + the checkpoint's) * scale."""
-        self._name, self._offset, self._scale = name, offset, scale
+        self._name, self._offset, self._scale, self.size = name, offset, scale, size
         self._ops = place.ops
         self.eps = eps
         self.weight: Tensor = place.empty(size)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.weight", self.weight
 
     def finish(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Alternative, Loadable, Placement
+    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -35,7 +35,7 @@ TIED_HEAD = "lm_head.weight"
 class Norm(Protocol):
     """Of x; called with a residual, it first adds x to that, in place."""
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]: ...
+    def destinations(self) -> Iterator[tuple[str, Destination]]: ...
 
     def finish(self) -> None: ...
 
@@ -45,7 +45,7 @@ class Norm(Protocol):
 class Layer(Protocol):
     """Reads the residual stream and gives what is to be added to it."""
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]: ...
+    def destinations(self) -> Iterator[tuple[str, Destination]]: ...
 
     def finish(self) -> None: ...
 
@@ -144,7 +144,7 @@ class CausalLM(ABC):
         classifier = () if self.classifier is None else (self.classifier,)
         return (self.embedding, *self.layers, self.norm, self.head, *classifier)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Loadable
+    from services.worker.layers.placement import Destination, Loadable
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -21,7 +21,7 @@ class ComposedLayer(ABC):
 
     _parts: Sequence[Loadable]
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kernels.routing import Gate, Routing
 from services.worker.layers.experts import Experts, SparseMLP
 from services.worker.layers.mxfp4 import GROUP, GROUP_BYTES
+from services.worker.layers.sharding import portion
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Placement
+    from services.worker.layers.placement import Alternative, Destination, Placement
 
 MXFP4 = "mxfp4"
 NAMES = ExpertNames(router="router")
@@ -31,17 +32,22 @@ class InterleavedExperts(Experts):
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
         super().__init__(name, hidden_size, config, place)
-        count, size = config.num_experts, config.intermediate_size
+        count, size, self._shard = config.num_experts, len(self._features), place.shard
         self._gate_up = place.empty(count, hidden_size, 2 * size)
         self._down = place.empty(count, size, hidden_size)
         self._gate_up_bias: Tensor = place.empty(count, 2 * size)
         self._down_bias: Tensor = place.empty(count, hidden_size)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        yield f"{self._name}.gate_up_proj", self._gate_up
-        yield f"{self._name}.gate_up_proj_bias", self._gate_up_bias
-        yield f"{self._name}.down_proj", self._down
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.gate_up_proj", self._pairs(self._gate_up, 2)
+        yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
+        yield f"{self._name}.down_proj", portion(self._down, 1, (self._features,), self._total)
         yield f"{self._name}.down_proj_bias", self._down_bias
+
+    def _pairs(self, tensor: Tensor, dim: int) -> Destination:
+        """Of a tensor that has a gate and an up for each feature."""
+        first, last = 2 * self._features.start, 2 * self._features.stop
+        return portion(tensor, dim, (range(first, last),), 2 * self._total)
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
@@ -50,6 +56,8 @@ class InterleavedExperts(Experts):
     def finish(self) -> None:
         gate_up, down = _gates_first(self._gate_up.transpose(1, 2)), self._down.transpose(1, 2).contiguous()
         bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
+        if self._shard.rank:
+            self._down_bias.zero_()  # it is added once
         self.packed = self._ops.prepare_experts(gate_up, down, bias, self._down_bias, self._gate)
         del self._gate_up, self._down, self._gate_up_bias, self._down_bias
 
@@ -61,8 +69,11 @@ class Mxfp4Experts(InterleavedExperts):
         super().__init__(name, hidden_size, config, place)
         import torch  # here: families are also read where there is none
 
-        self._dtype, self._sizes = place.dtype, (2 * config.intermediate_size, hidden_size)
-        count, widths = config.num_experts, (hidden_size, config.intermediate_size)
+        size = len(self._features)
+        self._dtype, self._sizes = place.dtype, (2 * size, hidden_size)
+        count, widths = config.num_experts, (hidden_size, size)
+        if size % GROUP:
+            raise refusal("intermediate_size", self._total, f"{GROUP} numbers of MXFP4 share a scale on each rank")
 
         def bytes_of(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=torch.uint8, device=place.device)
@@ -73,12 +84,13 @@ class Mxfp4Experts(InterleavedExperts):
         )
         del self._gate_up, self._down
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        yield f"{self._name}.gate_up_proj_bias", self._gate_up_bias
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
         yield f"{self._name}.down_proj_bias", self._down_bias
-        for part, blocks, scales in zip(("gate_up", "down"), self._blocks, self._scales, strict=True):
-            yield f"{self._name}.{part}_proj_blocks", blocks
-            yield f"{self._name}.{part}_proj_scales", scales
+        groups = range(self._features.start // GROUP, self._features.stop // GROUP)
+        for kind, (gate_up, down) in (("blocks", self._blocks), ("scales", self._scales)):
+            yield f"{self._name}.gate_up_proj_{kind}", self._pairs(gate_up, 1)
+            yield f"{self._name}.down_proj_{kind}", portion(down, 2, (groups,), self._total // GROUP)
 
     def finish(self) -> None:
         self._gate_up, self._down = (

@@ -15,10 +15,8 @@ from services.worker.models.granite import GraniteForCausalLM
 from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Alternative, Placement
+    from services.worker.layers.placement import Alternative, Destination, Placement
 
 NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="input_linear", down="output_linear")
 
@@ -26,9 +24,9 @@ NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="inpu
 class WholeExperts(Experts):
     """The tensors are those of the layer, as they lie in memory."""
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
-        yield f"{self._name}.{self._names.gate}.weight", self._gate_up
-        yield f"{self._name}.{self._names.down}.weight", self._down
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups
+        yield f"{self._name}.{self._names.down}.weight", self._all_downs
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -59,7 +59,7 @@ class LlamaLayer:
         )
         self._parts = (self._input_norm, self._attention, self._middle_norm, self._mlp)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.worker.layers.placement import LoadableModel, LoadsItself
+from services.worker.layers.placement import Destination, LoadableModel, LoadsItself
+from services.worker.layers.sharding import Portion
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -48,13 +51,13 @@ class Loader:
 def load_checkpoint(model: LoadableModel, folder: Path) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected = []
-    for written, tensor in _tensors(folder):
+    for written, source in _tensors(folder):
         name = _usual(written)
         destination = missing.pop(name, None)
         if destination is not None:
-            _copy(name, tensor, destination)
+            _copy(name, source, destination)
         elif name in alternatives:
-            _copy(name, tensor, alternatives[name].destination)
+            _copy(name, source, alternatives[name].destination)
             for covered in alternatives[name].instead_of:
                 missing.pop(covered, None)
         elif not name.endswith(DERIVED_SUFFIXES) and name not in model.passed_over:
@@ -66,7 +69,7 @@ def load_checkpoint(model: LoadableModel, folder: Path) -> None:
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
     """Random weights of a scale that keeps activations near 1, whatever the depth; norms are 1, biases 0."""
-    destinations = list(model.destinations())
+    destinations = [(name, _memory(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
     for position, (name, destination) in enumerate(destinations):
@@ -93,24 +96,66 @@ def _usual(name: str) -> str:
     return stem + OTHER_NAMES.get(dot + last, dot + last)
 
 
-def _copy(name: str, tensor: Tensor, destination: Tensor) -> None:
-    if tensor.is_floating_point() != destination.is_floating_point():
-        raise InvalidArgument(
-            f"model: tensor {name} holds {tensor.dtype}, config.json implies {destination.dtype}", field="model"
-        )
+class Slices(Protocol):
+    """A tensor of which only those parts are read that are asked for."""
+
+    def get_shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor of a checkpoint."""
+
+    shape: Sequence[int]
+    read: Callable[[], Tensor]
+    parts: Slices | Tensor
+
+
+def _copy(name: str, source: Source, destination: Destination) -> None:
+    if isinstance(destination, Portion):
+        _copy_parts(name, source, destination)
+        return
+    tensor = source.read()
+    _check_kind(name, tensor, destination)
     if not destination.numel():  # as large as the checkpoint's
         destination.resize_(tensor.shape)
     if tensor.numel() == destination.numel() == 1:
         tensor = tensor.view(destination.shape)
-    if tensor.shape != destination.shape:
-        raise InvalidArgument(
-            f"model: tensor {name} has shape {list(tensor.shape)}, config.json implies {list(destination.shape)}",
-            field="model",
-        )
+    _check_shape(name, tensor.shape, destination.shape)
     destination.copy_(tensor)
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def _copy_parts(name: str, source: Source, destination: Portion) -> None:
+    _check_shape(name, source.shape, destination.shape)
+    before, at = (slice(None),) * destination.dim, 0
+    for taken in destination.taken:
+        part = source.parts[(*before, slice(taken.start, taken.stop))]
+        _check_kind(name, part, destination.tensor)
+        destination.tensor.narrow(destination.dim, at, len(taken)).copy_(part)
+        at += len(taken)
+
+
+def _check_kind(name: str, tensor: Tensor, destination: Tensor) -> None:
+    if tensor.is_floating_point() != destination.is_floating_point():
+        raise InvalidArgument(
+            f"model: tensor {name} holds {tensor.dtype}, config.json implies {destination.dtype}", field="model"
+        )
+
+
+def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
+    if list(shape) != list(wanted):
+        raise InvalidArgument(
+            f"model: tensor {name} has shape {list(shape)}, config.json implies {list(wanted)}", field="model"
+        )
+
+
+def _memory(destination: Destination) -> Tensor:
+    return destination.tensor if isinstance(destination, Portion) else destination
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
     for path in _files(folder):
         try:
             if path.suffix == ".bin":
@@ -118,18 +163,20 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 continue
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict
-                    yield name, file.get_tensor(name)
+                    parts = file.get_slice(name)
+                    yield name, Source(parts.get_shape(), partial(file.get_tensor, name), parts)
         except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _pickled(path: Path) -> Iterator[tuple[str, Source]]:
     """PyTorch's older format, of which only tensors are read: nothing in it is run."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
-    yield from held.items()
+    for name, tensor in held.items():
+        yield name, Source(tensor.shape, partial(tensor.view, tensor.shape), tensor)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -153,5 +200,5 @@ def _complain(folder: Path, what: str, names: list[str]) -> None:
 
 
 def num_parameters(model: LoadableModel) -> int:
-    """Before finish()."""
+    """Before finish(), of all ranks."""
     return sum(math.prod(destination.shape) for _, destination in model.destinations())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import MLP
 from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.whole_norm import whole_norms
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.composed_layer import ComposedLayer
 from services.worker.models.config_file import ConfigFile
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
     from services.worker.step.forward_batch import ForwardBatch
 
 
@@ -31,13 +32,10 @@ class Olmo2Attention(Attention):
 
     def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
         super().__init__(name, config, 0, backend, place)
-        self._sizes = (config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim)
-        self._whole_norms = [
-            RMSNorm(f"{name}.{part}_norm", size, config.rms_norm_eps, place)
-            for part, size in zip("qk", self._sizes, strict=True)
-        ]
+        self._whole_norms = whole_norms(name, config, place)
+        self._sizes = tuple(norm.size for norm in self._whole_norms)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from super().destinations()
         for norm in self._whole_norms:
             yield from norm.destinations()

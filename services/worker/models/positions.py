@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.attention.port import AttentionBackend
-    from services.worker.layers.placement import Placement
+    from services.worker.layers.placement import Destination, Placement
     from services.worker.models.decoder_config import DecoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
@@ -26,9 +26,9 @@ class LearnedPositions(CausalLM):
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         super().__init__(config, backend, place, num_positions)
         rows = self.first_row + config.max_positions
-        self._positions = Embedding(self.positions_name, rows, config.hidden_size, place)
+        self._positions = Embedding(self.positions_name, rows, config.hidden_size, place, sharded=False)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from super().destinations()
         yield from self._positions.destinations()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     """Why a chain of attention and gated feed-forward layers cannot run here, or None."""
-    if place.batch_invariant:
+    if place.batch_invariant or not place.shard.is_whole:
         return "sums in an order of its own"
     if place.ops.sources["rms_norm"] != "kernels.triton":
         return "needs kernels.triton"

@@ -25,6 +25,8 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
     """Why the model's steps cannot be recorded on a tape, or None."""
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
+    if not place.shard.is_whole:
+        return "a tape has no collectives"
     if not model.taped_functions:
         return "this family's forward pass cannot be recorded"
     elsewhere = [name for name in model.taped_functions if place.ops.sources[name] != PACKAGE]

@@ -144,7 +144,12 @@ class _Found:
 
 
 def _check(place: Placement) -> None:
-    for name, is_asked in (("quantization", place.quantization != "none"), ("batch_invariant", place.batch_invariant)):
+    asked = {
+        "quantization": place.quantization != "none",
+        "batch_invariant": place.batch_invariant,
+        "tensor_parallel_size": not place.shard.is_whole,
+    }
+    for name, is_asked in asked.items():
         if is_asked:
             raise InvalidArgument(f"{name}: not with the code of transformers (model_impl)", field=name)
 

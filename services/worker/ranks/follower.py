@@ -2,55 +2,137 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
 
+from services.worker.ranks.grammars import FollowedGrammars
+from services.worker.ranks.ring import Reader
+from services.worker.ranks.seat import Seat
 from services.worker.ranks.wire import Command, Kind, Reply, fingerprint
-from services.worker.replica import Replica
-from shared.logs import logger
+from services.worker.replica import Flight, Replica
+from shared import logs
+from shared.lifecycle import EXIT_FAILED
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-log = logger("worker.ranks")
+log = logs.logger("worker.ranks")
+
+BEAT_S = 0.1
+# Steps on the device that have not been waited for: as many as schedulers have in flight, so that none is late.
+MOST_IN_FLIGHT = 2
+EXIT_ORPHANED = 4
 
 
-def run(link: Connection, rank: int, build: Callable[[int], Replica]) -> None:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank is made of."""
+
+    replica: Replica
+    grammars: FollowedGrammars
+    synchronous: bool = True  # launches return when they are done
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Between a rank and rank 0; travels to the rank's process."""
+
+    commands: Reader
+    replies: Connection
+
+    def reply(self, reply: Reply) -> None:
+        self.replies.send_bytes(reply.encode())
+
+
+def run(lines: Lines, seat: Seat, build: Callable[[Seat], Part]) -> None:
     """A rank's process, from its start to its end: when rank 0 says so, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
+    threading.Thread(target=_leave_with_rank_0, args=(lines.replies, seat.rank), daemon=True).start()
+    threading.Thread(target=_beat, args=(lines.commands,), daemon=True).start()
     try:
         with torch.inference_mode():
-            replica = build(rank)
-            link.send_bytes(Reply(0, done=True).encode())
-            follow(link, replica)
-    except (EOFError, ConnectionError):
-        log.warning("rank 0 is gone", rank=rank)
+            part = build(seat)
+            lines.reply(Reply(0, done=True))
+            Follower(lines, part).follow()
+        status = 0
     except Exception as error:
-        log.exception("the rank failed", rank=rank)
-        link.send_bytes(Reply(0, done=False, text=f"{type(error).__name__}: {error}".encode()).encode())
+        log.exception("the rank failed", rank=seat.rank)
+        status = EXIT_FAILED
+        with contextlib.suppress(OSError):  # rank 0 is gone
+            lines.reply(Reply(0, done=False, text=_told(error)))
+    logs.flush()
+    os._exit(status)  # torch would wait for CUDA graphs with collectives in them
 
 
-def follow(link: Connection, replica: Replica) -> None:
-    """Until it is told to stop. A command that fails is answered with its error: rank 0 decides what that means."""
-    while (command := Command.decode(link.recv_bytes())).kind != Kind.STOP:
-        try:
-            text = _obey(replica, command)
-        except Exception as error:
-            reply = Reply(command.number, done=False, text=f"{type(error).__name__}: {error}".encode())
-        else:
-            reply = Reply(command.number, done=True, text=text)
-        link.send_bytes(reply.encode())
+def _leave_with_rank_0(replies: Connection, rank: int) -> None:
+    """Rank 0 never writes: what comes is its end. Then a collective that waits for it would last for minutes."""
+    with contextlib.suppress(EOFError, OSError):
+        replies.poll(None)
+    log.warning("rank 0 is gone", rank=rank)
+    logs.flush()
+    os._exit(EXIT_ORPHANED)
 
 
-def _obey(replica: Replica, command: Command) -> bytes:
-    match command.kind:
-        case Kind.REST:
-            replica.rest()
-        case Kind.FORGET_CACHE:
-            replica.forget_cache()
-        case Kind.PLAN:
-            flight = replica.launch(pb.StepPlan.FromString(command.plan))
-            replica.record(flight, flight.launch.wait())
-            return fingerprint(flight.inputs)
-    return b""
+def _beat(commands: Reader) -> None:
+    while True:
+        commands.beat()
+        threading.Event().wait(BEAT_S)
+
+
+class Follower:
+    """Launches what rank 0 launches. A command that fails is answered with its error, and rank 0 decides."""
+
+    def __init__(self, lines: Lines, part: Part) -> None:
+        self._lines, self._replica, self._grammars = lines, part.replica, part.grammars
+        self._most_in_flight = 0 if part.synchronous else MOST_IN_FLIGHT
+        self._flights: deque[Flight] = deque()
+
+    def follow(self) -> None:
+        """Until it is told to stop."""
+        while (command := Command.decode(self._lines.commands.read())).kind != Kind.STOP:
+            try:
+                self._obey(command)
+            except Exception as error:
+                self._lines.reply(Reply(command.number, done=False, text=_told(error)))
+
+    def _obey(self, command: Command) -> None:
+        match command.kind:
+            case Kind.PLAN:
+                self._launch(command)
+            case Kind.REST:
+                self._record(down_to=0)
+                self._grammars.release_all()
+                self._replica.rest()
+                self._lines.reply(Reply(command.number, done=True))
+            case Kind.FORGET_CACHE:
+                self._replica.forget_cache()
+            case Kind.PREPARE_GRAMMAR:
+                self._grammars.prepare(pb.PrepareGrammar.FromString(command.body))
+            case Kind.RELEASE_GRAMMAR:
+                self._grammars.release(command.body)
+
+    def _launch(self, command: Command) -> None:
+        """Answered before the device is done with it: what ranks compute together, none ends without the others."""
+        plan = pb.StepPlan.FromString(command.body)
+        self._grammars.await_those_of(plan)
+        if self._replica.waits_before(plan):
+            self._record(down_to=0)
+        flight = self._replica.launch(plan)
+        self._flights.append(flight)
+        self._lines.reply(Reply(command.number, done=True, text=fingerprint(flight.inputs)))
+        self._record(down_to=self._most_in_flight)
+
+    def _record(self, down_to: int) -> None:
+        while len(self._flights) > down_to:
+            flight = self._flights.popleft()
+            self._replica.record(flight, flight.launch.wait())
+
+
+def _told(error: Exception) -> bytes:
+    return f"{type(error).__name__}: {error}".encode()

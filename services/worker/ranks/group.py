@@ -10,20 +10,17 @@ from __future__ import annotations
 from typing import Protocol
 
 from services.worker.step.step_inputs import StepInputs
-from shared.errors import QuireError
-from shared.pb.common.v1 import finish_pb2
+from shared.errors import Internal
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
-class RankFailure(QuireError):
+class RankFailure(Internal):
     """A rank is gone, failed, or is not at the same step: the replica's epoch cannot go on."""
-
-    code = finish_pb2.ERROR_CODE_INTERNAL
 
 
 class RankGroup(Protocol):
-    """The other ranks. broadcast(), rest() and forget_cache() are called on the thread that computes, collect() on the
-    one that waits for results, and rest() when no step is left to collect."""
+    """The other ranks. collect() is called on the thread that waits for results, rest() when no step is left to
+    collect; where nothing else is said, methods are called on the thread that computes."""
 
     @property
     def size(self) -> int:
@@ -45,8 +42,15 @@ class RankGroup(Protocol):
     def forget_cache(self) -> None:
         """Every rank forgets what its blocks hold."""
 
+    def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
+        """Every rank prepares it, before the plans that name it."""
+
+    def release_grammar(self, grammar_id: bytes) -> None:
+        """No later plan names it."""
+
     def check(self) -> None:
-        """Raises RankFailure if a rank is gone. Waits for nothing; any thread may ask."""
+        """Raises RankFailure if a rank is gone, or has given no sign of life for some looks. To be called again and
+        again, by one thread; waits for nothing."""
 
     def stop(self, timeout_s: float) -> None:
         """Ends all ranks, those that do not end within `timeout_s` by force. Any thread may ask, more than once."""
@@ -70,6 +74,12 @@ class OneRank:
         """There is no other rank."""
 
     def forget_cache(self) -> None:
+        """There is no other rank."""
+
+    def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
+        """There is no other rank."""
+
+    def release_grammar(self, grammar_id: bytes) -> None:
         """There is no other rank."""
 
     def check(self) -> None:

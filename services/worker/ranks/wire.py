@@ -1,7 +1,8 @@
-"""What goes over the link between rank 0 and another rank of its host.
+"""What goes between rank 0 and another rank of its host.
 
-A command is its number (8 bytes), its kind (1 byte) and, for a plan, the serialized StepPlan. Every command is answered
-by its number and whether it went well (1 byte): a plan's fingerprint, or the error's text.
+A command is its number (8 bytes), its kind (1 byte) and what belongs to it: a plan is the serialized StepPlan, a
+grammar its PrepareGrammar. Plans and rests are answered by their number and whether they went well (1 byte): a plan's
+fingerprint, or the error's text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ class Kind(enum.IntEnum):
     REST = 2
     FORGET_CACHE = 3
     STOP = 4
+    PREPARE_GRAMMAR = 5
+    RELEASE_GRAMMAR = 6
+
+
+ANSWERED = frozenset({Kind.PLAN, Kind.REST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,10 @@ class Command:
 
     number: int
     kind: Kind
-    plan: bytes = b""
+    body: bytes = b""
 
     def encode(self) -> bytes:
-        return HEAD.pack(self.number, self.kind) + self.plan
+        return HEAD.pack(self.number, self.kind) + self.body
 
     @classmethod
     def decode(cls, data: bytes) -> Command:

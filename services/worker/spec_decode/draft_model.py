@@ -50,12 +50,13 @@ class DraftModel:
                 field="speculative_config",
             )
         limits, self.place = target.limits, replace(target.place, checkpoint=config.quantization)
-        self.backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
+        spec = attention_spec(config, limits.block_size, self.place)
+        self.backend = choose_attention(target.attention_backend, spec)
         self.num_positions = min(config.max_positions, limits.max_model_len)
         self.model = family(config, self.backend, self.place, self.num_positions)
         target.loader.load(self.model, folder)
         self.shape = BlockShape(
-            config.num_layers, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype
+            config.num_layers, limits.block_size, spec.num_kv_heads, config.head_dim, self.place.dtype
         )
         self.block_bytes = self.shape.num_bytes
 

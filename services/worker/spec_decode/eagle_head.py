@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.worker.attention.port import AttentionBackend
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Alternative, Placement
+from services.worker.layers.placement import Alternative, Destination, Placement
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM
@@ -78,7 +78,7 @@ class EagleHead:
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, num_positions).to(place.device)
         self._parts = (self._embed_norm, self._hidden_norm, self._layer, self._norm)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield "model.fc.weight", self._fc
         for part in self._parts:
             yield from part.destinations()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.worker import limits
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
+from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import read_model_config
@@ -57,7 +58,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
 
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:
-    """What there is to compile for."""
+    """What there is to compile for: the part of a rank."""
     from kernels.triton import precompile
     from kernels.triton.row_attention import row_attention_takes
     from kernels.triton.row_linear import row_linear_takes
@@ -65,14 +66,17 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     cuda = Device("cuda", "")
     dtype = choose_dtype(settings.dtype, config.dtype, cuda)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, cuda)
-    sizes = (config.hidden_size, config.num_q_heads * config.head_dim, config.intermediate_size)
-    experts = None if config.experts is None else experts_shape(config.experts)
-    fused = row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
+    shard = Shard(size=settings.tensor_parallel_size)
+    heads = shard.heads(config.num_q_heads, config.num_kv_heads)
+    intermediate_size = len(shard.part(config.intermediate_size, "intermediate_size"))
+    sizes = (config.hidden_size, heads.num_q * config.head_dim, intermediate_size)
+    experts = None if config.experts is None else experts_shape(config.experts, shard)
+    fused = shard.is_whole and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
     return precompile.ModelShape(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_q_heads=config.num_q_heads,
-        num_kv_heads=config.num_kv_heads,
+        intermediate_size=intermediate_size,
+        num_q_heads=heads.num_q,
+        num_kv_heads=heads.num_kv,
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
         qk_norm=config.qk_norm,
@@ -87,13 +91,13 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     )
 
 
-def experts_shape(config: ExpertsConfig) -> ExpertsShape:
+def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
     from kernels.triton import precompile
     from services.worker.models.single_row import experts_reject_reason
 
     return precompile.ExpertsShape(
         num_experts=config.num_experts,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=len(shard.part(config.intermediate_size, "the experts' intermediate_size")),
         routing=config.routing,
         gate=config.activation,
         biased=config.biased,

@@ -31,6 +31,13 @@ def test_the_requests_are_those_that_peers_were_measured_with(
     assert hashlib.sha256(content.encode()).hexdigest()[:16] == digest
 
 
+@pytest.mark.parametrize(("name", "requests", "length"), [("long32k", 8, 32_768), ("long120k", 2, 120_000)])
+def test_long_prompts_fit_models_of_128k_positions(name: str, requests: int, length: int) -> None:
+    (work,) = workloads.named(name)
+    assert [(len(item.prompt), item.num_output) for item in work.items] == [(length, 128)] * requests
+    assert length + 128 <= 131_072
+
+
 @pytest.mark.parametrize(
     ("name", "requests", "shortest", "longest", "output"),
     [

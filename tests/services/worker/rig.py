@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from services.worker.build import build_replica, open_grammars
+from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -19,19 +20,23 @@ from tests.services.worker.plans import Block, New, PaperScheduler
 class Rig:
     """Steps run to their end, one after the other."""
 
-    def __init__(self, folder: Path, *, record_logits: bool = True, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, record_logits: bool = True, seat: Seat = ALONE, **settings: Any) -> None:
         """Without `record_logits`, plain choices in CUDA graphs are as they are elsewhere: part of the graph."""
-        values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
-        values = {"attention_backend": "reference", **values, **settings}
-        worker = WorkerSettings(model=str(folder), **values)
+        worker = self.settings(folder, **settings)
         self.grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
-            self.replica: Replica = build_replica(worker, self.grammars)
+            self.replica: Replica = build_replica(worker, self.grammars, seat=seat)
         num_groups = self.replica.limits.num_groups
-        self.scheduler = PaperScheduler(values["block_size"], values["num_blocks"], num_groups=num_groups)
+        self.scheduler = PaperScheduler(worker.block_size, worker.num_blocks, num_groups=num_groups)
         self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
         if record_logits:
             self._spy(self.replica)
+
+    @staticmethod
+    def settings(folder: Path, **settings: Any) -> WorkerSettings:
+        """Those given, and the rig's."""
+        values = {"dtype": "float32", "block_size": 4, "num_blocks": 128, "max_num_seqs": 8, "threads": 1}
+        return WorkerSettings(model=str(folder), **{"attention_backend": "reference", **values, **settings})
 
     def step(
         self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None

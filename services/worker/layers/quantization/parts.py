@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import InvalidArgument
@@ -20,12 +21,16 @@ class QuantizedParts:
     """Filled by the loader, then one weight whose rows are those of all parts, in their order.
 
     A rank of several that share a product's rows or columns loads whole parts and keeps its share of the unpacked
-    weight: `take_rows` or `take_columns`, before `pack`.
+    weight: where scales and codes of a part begin is the scheme's.
     """
 
-    def __init__(self, parts: Sequence[Part], scheme: Scheme, in_features: int, bias: bool, place: Placement) -> None:
+    def __init__(
+        self, parts: Sequence[Part], scheme: Scheme, in_features: int, bias: bool, place: Placement, *, columns: range
+    ) -> None:
+        """`columns`: the input features that this rank gets."""
         import torch
 
+        self._columns = columns
         self._scheme, self._parts, self._in_features = scheme, parts, in_features
         self._ops, self._dtype = place.ops, place.dtype
         self._tensors: list[dict[str, Tensor]] = []
@@ -61,16 +66,34 @@ class QuantizedParts:
                 for part, tensors in zip(self._parts, self._tensors, strict=True)
             ]
             self._tensors.clear()
-            self._unpacked = side_by_side(unpacked, self._bias)
+            self._unpacked = self._share_of(side_by_side(unpacked, self._bias))
         return self._unpacked
+
+    def _share_of(self, weight: QuantizedWeight) -> QuantizedWeight:
+        import torch
+
+        if any(part.taken for part in self._parts):
+            rows, first = [], 0
+            for part in self._parts:
+                rows += [torch.arange(first + taken.start, first + taken.stop) for taken in part.rows]
+                first += part.out_features
+            weight = weight.take_rows(torch.cat(rows).to(weight.codes.device))
+        if len(self._columns) < self._in_features:
+            size = weight.group_size if weight.scales.size(1) > 1 else 1
+            if weight.order is not None or self._columns.start % size:
+                raise InvalidArgument(
+                    f"tensor_parallel_size: {self._parts[0].name} has groups of columns that ranks would have to share",
+                    field="tensor_parallel_size",
+                )
+            weight = weight.take_columns(self._columns.start, self._columns.stop)
+        return weight
 
     def take_rows(self, rows: Tensor) -> None:
         """Outputs `rows` alone, in that order."""
         self._unpacked = self.weight.take_rows(rows)
 
-    def take_columns(self, begin: int, end: int) -> None:
-        """Inputs [begin, end) alone: whole groups."""
-        self._unpacked = self.weight.take_columns(begin, end)
+    def drop_bias(self) -> None:
+        self._unpacked = replace(self.weight, bias=None)
 
     def scale(self, factor: float) -> None:
         self._unpacked = self.weight.times(factor)

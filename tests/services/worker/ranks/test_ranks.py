@@ -17,10 +17,12 @@ import torch
 
 from services.worker.build import build_replica
 from services.worker.engine import Engine
+from services.worker.ranks.follower import EXIT_ORPHANED, Part
+from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.group import OneRank, RankFailure
 from services.worker.ranks.local import LocalRanks
+from services.worker.ranks.seat import ALONE, Seat
 from services.worker.ranks.wire import fingerprint
-from services.worker.replica import Replica
 from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings
@@ -47,9 +49,9 @@ def settings_of(folder: Path) -> WorkerSettings:
     )
 
 
-def build(folder: Path, rank: int) -> Replica:
+def build(folder: Path, _seat: Seat) -> Part:
     """All ranks have the whole model: nothing is sharded."""
-    return build_replica(settings_of(folder))
+    return Part(build_replica(settings_of(folder)), FollowedGrammars(no_grammars()))
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def await_failure(group: LocalRanks) -> RankFailure:
             group.check()
         except RankFailure as failure:
             return failure
-        time.sleep(0.01)
+        time.sleep(0.5)  # as often as a worker looks
     raise AssertionError("nobody noticed")
 
 
@@ -171,9 +173,9 @@ def test_ranks_end_when_they_are_told_and_when_rank_0_is_gone(checkpoint: Make) 
     try:
         group.start()
         first, second = (rank.process for rank in group._ranks)
-        group._ranks[0].link.close()  # as when the process of rank 0 ends
+        group._ranks[0].replies.close()  # as when the process of rank 0 ends
         first.join(30)
-        assert first.exitcode == 0
+        assert first.exitcode == EXIT_ORPHANED
         group.stop(30.0)
         assert second.exitcode == 0
         group.stop(1.0)
@@ -194,7 +196,9 @@ def test_a_rank_that_cannot_be_built_says_why(tmp_path: Path) -> None:
 async def engine(checkpoint: Make) -> AsyncIterator[Engine]:
     folder = checkpoint("llama").folder
     group = LocalRanks(2, functools.partial(build, folder))
-    engine = Engine(lambda: build(folder, 0), NoObserver(), grammars=no_grammars(), synchronous=True, ranks=group)
+    engine = Engine(
+        lambda: build(folder, ALONE).replica, NoObserver(), grammars=no_grammars(), synchronous=True, ranks=group
+    )
     yield engine
     assert await engine.stop(20.0)
     assert not any(rank.process.is_alive() for rank in group._ranks)

@@ -1,0 +1,146 @@
+"""How a model is cut among the ranks of a replica. Layers cut themselves; a family's file says nothing of it.
+
+Tensor parallel as in Megatron-LM (arXiv 1909.08053): the output features of one product and the input features of the
+next are cut alike, so that what is between them stays with its rank, and the results of the second are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from shared.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FIELD = "tensor_parallel_size"
+
+
+class Collectives(Protocol):
+    """What ranks do together: all of them, in the same order, with tensors of the same shape."""
+
+    def add_up(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, with the same bits on each; may be `x` itself, changed in place."""
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
+
+    def least(self, value: int) -> int:
+        """Of all ranks' values."""
+
+
+class _Alone:
+    """Of a rank that has the whole model."""
+
+    def add_up(self, x: Tensor) -> Tensor:
+        return x
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        return x
+
+    def least(self, value: int) -> int:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention heads of a rank."""
+
+    queries: range
+    # By key of this rank, the whole model's: ranks that read the same one have a copy each.
+    keys: tuple[int, ...]
+    owned: tuple[bool, ...]  # by key of this rank: whether no rank before it, and no key before it, is the same
+
+    @property
+    def num_q(self) -> int:
+        return len(self.queries)
+
+    @property
+    def num_kv(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rank's part of a model."""
+
+    rank: int = 0
+    size: int = 1
+    collectives: Collectives = field(default_factory=_Alone)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.size == 1
+
+    def part(self, total: int, what: str) -> range:
+        """Of `total` features that are cut evenly. Raises InvalidArgument where they cannot be."""
+        if total % self.size:
+            raise InvalidArgument(f"{FIELD}: {self.size} ranks do not divide {what}, {total}", field=FIELD)
+        count = total // self.size
+        return range(self.rank * count, (self.rank + 1) * count)
+
+    def room(self, total: int) -> int:
+        """For rows of a table of `total`, as many on every rank."""
+        return -(-total // self.size)
+
+    def rows(self, total: int) -> range:
+        """Of a table that need not divide evenly: the last ranks may have fewer than they have room for."""
+        count = self.room(total)
+        return range(min(self.rank * count, total), min((self.rank + 1) * count, total))
+
+    def heads(self, num_q_heads: int, num_kv_heads: int) -> Heads:
+        """Queries are cut evenly; each rank has the keys that its queries read, several times where queries of one key
+        are as many as no other's on this rank."""
+        queries = self.part(num_q_heads, "num_attention_heads")
+        group = num_q_heads // num_kv_heads
+        shared = math.gcd(group, len(queries))  # queries of this rank that read one key
+        keys = [first // group for first in range(0, num_q_heads, shared)]
+        per_rank = len(queries) // shared
+        first = self.rank * per_rank
+        owned = (key not in keys[:place] for place, key in enumerate(keys))
+        return Heads(queries, tuple(keys[first : first + per_rank]), tuple(owned)[first : first + per_rank])
+
+
+WHOLE = Shard()
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Memory for a part of a checkpoint's tensor."""
+
+    tensor: Tensor
+    dim: int
+    taken: tuple[range, ...]  # indices along `dim`, one after the other in `tensor`
+    size: int  # of the whole tensor along `dim`
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return (*self.tensor.shape[: self.dim], self.size, *self.tensor.shape[self.dim + 1 :])
+
+
+def portion(tensor: Tensor, dim: int, taken: tuple[range, ...], size: int) -> Tensor | Portion:
+    """The tensor itself where all of it is taken, in its order."""
+    runs = _joined(taken)
+    return tensor if runs == (range(size),) else Portion(tensor, dim, runs, size)
+
+
+def _joined(parts: Iterable[range]) -> tuple[range, ...]:
+    runs: list[range] = []
+    for part in parts:
+        joins = runs and runs[-1].stop == part.start
+        runs.append(range(runs.pop().start, part.stop) if joins else part)
+    return tuple(runs)
+
+
+def shifted(part: range, offset: int) -> range:
+    return range(part.start + offset, part.stop + offset)
+
+
+def of_heads(heads: tuple[int, ...] | range, head_dim: int, offset: int = 0) -> tuple[range, ...]:
+    """The features of `heads`, in this order; `offset`: of head 0."""
+    starts = (offset + head * head_dim for head in heads)
+    return _joined(range(start, start + head_dim) for start in starts)

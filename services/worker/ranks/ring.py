@@ -1,0 +1,174 @@
+"""Commands from rank 0 to the others of its host: one copy in memory that all share, read by each when it likes.
+
+Memory that has no name, so that nothing is left behind by processes that are killed. What is written is counted in
+bytes, by the writer and by each reader, in words of their own; processors that publish stores in another order than
+they were made (ARM) are kept to it by the system call that wakes a reader, which they always get.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import select
+import struct
+import time
+from collections.abc import Callable
+from multiprocessing.reduction import DupFd
+from typing import Protocol
+
+CAPACITY = 1 << 22  # bytes; a longer command is read while it is written
+WORDS = 8  # a cache line
+HEAD = struct.Struct("=I")  # bytes of the command that follows
+LOOK_S = 0.05  # a wake-up that is lost costs so long
+FULL_PAUSE_S = 1e-4
+STORES_IN_ORDER = platform.machine() == "x86_64"
+
+# Words of a line.
+COUNT, ASLEEP, PULSE = 0, 1, 2
+
+
+class _Memory:
+    """One line of words for the writer, one for each reader, then the bytes."""
+
+    def __init__(self, descriptor: int, num_readers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self._lines = (1 + num_readers) * WORDS * 8
+        self._map = mmap.mmap(descriptor, self._lines + capacity)
+        whole = memoryview(self._map)
+        self.words = whole[: self._lines].cast("Q")  # each is written by one process, as a whole
+        self.bytes = whole[self._lines :]
+
+    @staticmethod
+    def size(num_readers: int, capacity: int) -> int:
+        return (1 + num_readers) * WORDS * 8 + capacity
+
+    def copy_in(self, count: int, data: memoryview) -> None:
+        at = count % self.capacity
+        first = min(len(data), self.capacity - at)
+        self.bytes[at : at + first] = data[:first]
+        self.bytes[: len(data) - first] = data[first:]
+
+    def copy_out(self, count: int, size: int) -> bytes:
+        at = count % self.capacity
+        first = min(size, self.capacity - at)
+        return bytes(self.bytes[at : at + first]) + bytes(self.bytes[: size - first])
+
+
+class Ring:
+    """Rank 0's end. One thread at a time writes."""
+
+    def __init__(self, num_readers: int, capacity: int = CAPACITY) -> None:
+        self._num_readers, self._capacity = num_readers, capacity
+        self._descriptor = os.memfd_create("quire-ranks", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, _Memory.size(num_readers, capacity))
+        self._bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(num_readers)]
+        self._memory = _Memory(self._descriptor, num_readers, capacity)
+        self._written = 0
+
+    def reader(self, number: int) -> Reader:
+        """To be given to a process as it is started."""
+        return Reader(self._descriptor, self._bells[number], number, self._num_readers, self._capacity)
+
+    def write(self, data: bytes, patience_s: float) -> int | None:
+        """Returns when all of it is there; if readers are so far behind that there is no room for `patience_s`, the
+        number of one of them: the ring is then of no use any more."""
+        words = self._memory.words
+        left = memoryview(HEAD.pack(len(data)) + data)
+        deadline = 0.0
+        while left:
+            behind = min(range(self._num_readers), key=lambda number: words[(1 + number) * WORDS + COUNT])
+            room = self._capacity - (self._written - words[(1 + behind) * WORDS + COUNT])
+            if not room:
+                deadline = deadline or time.monotonic() + patience_s
+                if time.monotonic() > deadline:
+                    return behind
+                time.sleep(FULL_PAUSE_S)
+                continue
+            self._memory.copy_in(self._written, left[:room])
+            self._written += len(left[:room])
+            words[COUNT] = self._written
+            left = left[room:]
+            self._wake()
+        return None
+
+    def pulse(self, number: int) -> int:
+        """Grows as long as the reader lives: see Reader.beat()."""
+        return self._memory.words[(1 + number) * WORDS + PULSE]
+
+    def close(self) -> None:
+        """Readers keep what they have."""
+        for descriptor in (self._descriptor, *self._bells):
+            os.close(descriptor)
+        self._bells = []
+
+    def _wake(self) -> None:
+        for number, bell in enumerate(self._bells):
+            if not STORES_IN_ORDER or self._memory.words[(1 + number) * WORDS + ASLEEP]:
+                os.eventfd_write(bell, 1)
+
+
+class Reader:
+    """A rank's end. Pickled for the process that is to use it; there, one thread reads."""
+
+    def __init__(self, descriptor: int, bell: int, number: int, num_readers: int, capacity: int) -> None:
+        self._descriptor, self._bell = descriptor, bell
+        self._number, self._num_readers, self._capacity = number, num_readers, capacity
+        self._memory: _Memory | None = None
+        self._count = 0
+
+    def __reduce__(self) -> tuple[Callable[..., Reader], tuple[object, ...]]:
+        sizes = (self._number, self._num_readers, self._capacity)
+        return _opened, (DupFd(self._descriptor), DupFd(self._bell), *sizes)
+
+    def read(self) -> bytes:
+        """The next command, once it is there."""
+        (size,) = HEAD.unpack(self._take(HEAD.size))
+        return self._take(size)
+
+    def beat(self) -> None:
+        """A sign of life."""
+        self._words[self._line + PULSE] += 1
+
+    @property
+    def _line(self) -> int:
+        return (1 + self._number) * WORDS
+
+    @property
+    def _words(self) -> memoryview[int]:
+        return self._open().words
+
+    def _open(self) -> _Memory:
+        if self._memory is None:
+            self._memory = _Memory(self._descriptor, self._num_readers, self._capacity)
+        return self._memory
+
+    def _take(self, size: int) -> bytes:
+        memory, parts = self._open(), []
+        while size:
+            ready = min(size, memory.words[COUNT] - self._count)
+            if not ready:
+                self._sleep(memory)
+                continue
+            parts.append(memory.copy_out(self._count, ready))
+            self._count += ready
+            size -= ready
+            memory.words[self._line + COUNT] = self._count
+        return b"".join(parts)
+
+    def _sleep(self, memory: _Memory) -> None:
+        """Until the bell rings, unless something came before it was known that one sleeps."""
+        memory.words[self._line + ASLEEP] = 1
+        if memory.words[COUNT] == self._count and select.select([self._bell], [], [], LOOK_S)[0]:
+            os.eventfd_read(self._bell)
+        memory.words[self._line + ASLEEP] = 0
+
+
+class _Given(Protocol):
+    """A descriptor that came with a process."""
+
+    def detach(self) -> int: ...
+
+
+def _opened(descriptor: _Given, bell: _Given, number: int, num_readers: int, capacity: int) -> Reader:
+    return Reader(descriptor.detach(), bell.detach(), number, num_readers, capacity)

@@ -1,0 +1,75 @@
+"""A rank's place in its group, and how it meets the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from services.worker.layers.sharding import WHOLE, Shard
+
+# By the name that torch has for it: a newer one, or that of 2.11.
+GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+MEETING = timedelta(minutes=10)  # a rank may have to be started on another host
+# Longest that one waits for another in a step, whose own watch is much shorter: see local.py.
+PATIENCE = timedelta(minutes=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Travels to the rank's process."""
+
+    rank: int = 0
+    size: int = 1
+    host: str = ""  # where rank 0 is reached
+    port: int = 0
+
+    def join(self, device: torch.device) -> Shard:
+        """Meets the other ranks, all of which have to come; once in a process, until leave()."""
+        if self.size == 1:
+            return WHOLE
+        store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=MEETING)
+        distributed.init_process_group(
+            BACKENDS[device.type],
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=PATIENCE,
+            device_id=device if device.type == "cuda" else None,
+        )
+        return Shard(self.rank, self.size, Together(self.size, device))
+
+
+ALONE = Seat()
+
+
+def leave() -> None:
+    """CUDA graphs that hold collectives must be gone by now: NCCL would wait for them for ever."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+class Together:
+    """Collectives of torch.distributed, in the order of the device's work."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size, self._device = size, device
+
+    def add_up(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        distributed.all_reduce(x)
+        return x
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        parts = x.new_empty((self._size * x.size(0), x.size(1)))
+        GATHER(parts, x.contiguous())
+        return parts.view(self._size, *x.shape).transpose(0, 1).reshape(x.size(0), -1)
+
+    def least(self, value: int) -> int:
+        shared = torch.tensor(value, dtype=torch.int64, device=self._device)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN)
+        return int(shared.item())

@@ -1,0 +1,140 @@
+"""Ranks of a worker that die or hang: its epoch ends, streams go on elsewhere or after a restart; no process stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.cluster import Cluster
+from tests.chaos.conftest import SCHEDULER, WORKER, Said, services
+from tests.chaos.streams import Crowd, everything, greedy
+from tests.chaos.test_workers import pid, survives
+from tests.e2e.conftest import running_cluster
+
+pytestmark = pytest.mark.timeout(180)
+RANKS = {**WORKER, "tensor_parallel_size": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Said]:
+    """Sums over ranks round otherwise than one rank's: this is what two of them say."""
+
+    async def listen(cluster: Cluster) -> dict[str, Said]:
+        said = {}
+        for name, params in (("greedy", greedy), ("everything", everything)):
+            crowd = Crowd(cluster.grpc_address, params)
+            await crowd.finished()
+            assert not crowd.errors
+            said[name] = [stream.said for stream in crowd.streams]
+        return said
+
+    with running_cluster(worker=RANKS, scheduler=SCHEDULER) as cluster:
+        return asyncio.run(listen(cluster))
+
+
+@pytest.fixture
+def alone() -> Iterator[Cluster]:
+    with running_cluster(workers=1, worker=RANKS, scheduler=SCHEDULER) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two() -> Iterator[Cluster]:
+    with running_cluster(workers=2, worker=RANKS, scheduler=SCHEDULER) as cluster:
+        yield cluster
+
+
+def children(parent: int) -> list[int]:
+    """Processes that are a rank, and that `parent` has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            command = (folder / "cmdline").read_bytes()
+            status = (folder / "stat").read_text()
+        except OSError:
+            continue
+        if b"spawn_main" in command and int(status.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(folder.name))
+    return found
+
+
+def rank_of(cluster: Cluster, name: str) -> int:
+    (rank,) = children(pid(cluster, name))
+    return rank
+
+
+def is_there(number: int) -> bool:
+    return Path(f"/proc/{number}").exists()
+
+
+async def gone(number: int) -> None:
+    async with asyncio.timeout(20):
+        while is_there(number):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed: dict[str, Said]) -> None:
+    await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
+
+
+async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
+    alone: Cluster, undisturbed: dict[str, Said]
+) -> None:
+    async def kill() -> None:
+        rank = rank_of(alone, "worker-0")
+        os.kill(pid(alone, "worker-0"), signal.SIGKILL)
+        await gone(rank)
+
+    await survives(alone, undisturbed, kill)
+
+
+async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
+    """It is killed by its worker, which starts again: nobody else could tell it to go."""
+
+    async def hang() -> None:
+        rank = rank_of(two, "worker-0")
+        os.kill(rank, signal.SIGSTOP)
+        await gone(rank)
+
+    await survives(two, undisturbed, hang)
+
+
+async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_starts(
+    alone: Cluster, undisturbed: dict[str, Said]
+) -> None:
+    epoch = services(alone.grpc_address)["worker-0"].epoch
+
+    async def kill_early() -> None:
+        before = rank_of(alone, "worker-0")
+        for pause_s in (0.0, 1.0):  # imports torch; loads, or meets the other one
+            worker = alone.process("worker-0")
+            os.kill(before, signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while not worker.running or (found := children(pid(alone, "worker-0"))) in ([], [before]):
+                    await asyncio.sleep(0.01)
+            (before,) = found
+            await asyncio.sleep(pause_s)
+        os.kill(before, signal.SIGKILL)
+
+    await survives(alone, undisturbed, kill_early)
+    assert services(alone.grpc_address)["worker-0"].epoch > epoch
+
+
+async def test_a_group_that_is_stopped_as_a_whole_goes_on(alone: Cluster, undisturbed: dict[str, Said]) -> None:
+    """As on a machine that is suspended: nobody is taken for dead."""
+    pids = [pid(alone, "worker-0"), rank_of(alone, "worker-0")]
+
+    async def stop() -> None:
+        for number in pids:
+            os.kill(number, signal.SIGSTOP)
+        await asyncio.sleep(4)
+        for number in pids:
+            os.kill(number, signal.SIGCONT)
+
+    await survives(alone, undisturbed, stop)
+    assert [pid(alone, "worker-0"), rank_of(alone, "worker-0")] == pids

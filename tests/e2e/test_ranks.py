@@ -1,0 +1,29 @@
+"""A model that is cut among the processes of a worker, behind the same faces."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from quire import bundled
+from quire.client import Client
+from quire.params import SamplingParams, StructuredOutput
+from tests.e2e.conftest import running_cluster
+from training.chat import prompt
+
+EAGLE = {"method": "eagle", "model": str(bundled.FOLDER.parent / "drafters" / "eagle"), "num_speculative_tokens": 3}
+QUESTION = prompt([{"role": "user", "content": "What is 23 + 45?"}], None)
+
+
+def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
+    worker = {"tensor_parallel_size": 2, "threads": 1, "num_blocks": 200, "speculative_config": json.dumps(EAGLE)}
+    with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
+        greedy = SamplingParams(temperature=0, max_tokens=8, logprobs=2)
+        (answer,) = client.generate(QUESTION, greedy)
+        assert answer.text == "68"
+        formed = SamplingParams(temperature=1.0, seed=3, n=2, structured_output=StructuredOutput(regex="[1-9]{12}"))
+        (answer,) = client.generate(QUESTION, formed)
+        assert all(re.fullmatch("[1-9]{12}", output.text) for output in answer.outputs)
+        drawn = SamplingParams(temperature=1.0, seed=7, top_p=0.9, frequency_penalty=0.5, max_tokens=40)
+        once, again = (client.generate(QUESTION, drawn)[0].text for _ in range(2))
+        assert once == again

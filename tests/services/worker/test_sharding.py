@@ -1,0 +1,158 @@
+"""A model that is cut among ranks says what the whole one says: two processes on the CPU, by gloo."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.layers.sharding import Shard
+from services.worker.ranks import seat
+from services.worker.ranks.local import LocalRanks
+from services.worker.ranks.start import build_part
+from shared.errors import InvalidArgument
+from tests.services.worker import checkpoints, quantized
+from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_logits import MAX_ERROR, error, prompt
+
+Make = Callable[[str], Checkpoint]
+
+
+@contextmanager
+def ranked(folder: Path, size: int = 2, **settings: Any) -> Iterator[RankedRig]:
+    worker = Rig.settings(folder, tensor_parallel_size=size, **settings)
+    group = LocalRanks(size, functools.partial(build_part, worker))
+    try:
+        rig = RankedRig(folder, group, **settings)
+        group.start()
+        yield rig
+    finally:
+        group.stop(10.0)
+        seat.leave()
+
+
+class RankedRig(Rig):
+    """Rank 0 is here."""
+
+    def __init__(self, folder: Path, group: LocalRanks, **settings: Any) -> None:
+        self._group = group
+        super().__init__(folder, seat=group.seats[0], tensor_parallel_size=group.size, **settings)
+
+    def execute(self, plan: Any) -> Any:
+        with torch.inference_mode():
+            ticket = self._group.broadcast(plan)
+            flight = self.replica.launch(plan)
+            outcome = flight.launch.wait()
+            self._group.collect(ticket, flight.inputs)
+            self.replica.record(flight, outcome)
+            return flight.result(outcome, wait_us=0)
+
+
+def mixed_steps(rig: Rig) -> None:
+    """Prompts, chunks, decodes."""
+    rig.step([New(2, prompt(9, 2)), New(0, prompt(30, 1))], {0: 12, 2: 9})
+    rig.step([New(5, prompt(17, 3))], {0: 12, 5: 17})
+    rig.step(counts={0: 6, 2: 0})
+    for _ in range(6):
+        rig.step()
+
+
+# A family for each way in which something is cut: fused and transposed inputs, heads that do not divide, norms of all
+# heads, tied tables, biases, windows, shared experts, stacked ones, latent vectors.
+DIFFERENT = frozenset(
+    {
+        *("llama-biases-tied", "phi3-partial", "gemma3-tied", "cohere", "gpt2", "olmo2", "granite", "mixtral"),
+        *("deepseek-v2", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe"),
+    }
+)
+
+
+def thinned(family: str) -> Any:
+    return pytest.param(family, marks=() if family in DIFFERENT else pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("family", [thinned(family) for family in FAMILIES])
+def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
+    made, whole = checkpoint(family), Rig(checkpoint(family).folder)
+    mixed_steps(whole)
+    with ranked(made.folder) as rig:
+        mixed_steps(rig)
+        for slot in (0, 2, 5):
+            assert rig.tokens(slot) == whole.tokens(slot)
+            assert error(rig, made, slot) < MAX_ERROR
+
+
+def test_four_ranks_read_two_keys(tmp_path: Path) -> None:
+    """Each key is there twice."""
+    made = checkpoints.make("llama", tmp_path, num_attention_heads=8, num_key_value_heads=2)
+    whole = Rig(made.folder)
+    mixed_steps(whole)
+    with ranked(made.folder, size=4) as rig:
+        mixed_steps(rig)
+        assert [rig.tokens(slot) for slot in (0, 2, 5)] == [whole.tokens(slot) for slot in (0, 2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("num_q_heads", "num_kv_heads", "size", "keys"),
+    [
+        (8, 8, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (8, 2, 2, [(0,), (1,)]),
+        (8, 2, 4, [(0,), (0,), (1,), (1,)]),
+        (6, 3, 2, [(0, 0, 1), (1, 2, 2)]),
+        (4, 1, 2, [(0,), (0,)]),
+    ],
+)
+def test_ranks_have_the_keys_of_their_queries(
+    num_q_heads: int, num_kv_heads: int, size: int, keys: list[tuple[int, ...]]
+) -> None:
+    parts = [Shard(rank, size).heads(num_q_heads, num_kv_heads) for rank in range(size)]
+    assert [part.keys for part in parts] == keys
+    assert [head for part in parts for head in part.queries] == list(range(num_q_heads))
+    for part in parts:
+        group = part.num_q // part.num_kv
+        assert [part.keys[place // group] for place in range(part.num_q)] == [
+            head // (num_q_heads // num_kv_heads) for head in part.queries
+        ]
+    assert sum(owned for part in parts for owned in part.owned) == num_kv_heads
+
+
+def test_what_ranks_do_not_divide_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="tensor_parallel_size: 4 ranks do not divide num_attention_heads, 6"):
+        Shard(0, 4).heads(6, 2)
+    with pytest.raises(InvalidArgument, match="tensor_parallel_size: 3 ranks do not divide intermediate_size, 88"):
+        Shard(0, 3).part(88, "intermediate_size")
+
+
+def test_a_table_that_ranks_do_not_divide_has_room_left_on_the_last() -> None:
+    assert [Shard(rank, 4).rows(10) for rank in range(4)] == [range(3), range(3, 6), range(6, 9), range(9, 10)]
+    assert [Shard(rank, 4).rows(5) for rank in range(4)] == [range(2), range(2, 4), range(4, 5), range(5, 5)]
+
+
+QUANTIZED_SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("phi3-window", "gptq"), ("llama-biases-tied", "awq"), ("glm4", "ct-int8"), ("llama", "fp8-blocks")],
+)
+def test_ranks_of_quantized_checkpoints(family: str, layout: str, tmp_path: Path) -> None:
+    sizes = QUANTIZED_SIZES if layout != "fp8-blocks" else {**QUANTIZED_SIZES, "num_attention_heads": 8}
+    made = quantized.make(quantized.LAYOUTS[layout], tmp_path, family, **sizes, head_dim=32)
+    with ranked(tmp_path) as rig:
+        mixed_steps(rig)
+        for slot in (0, 2, 5):
+            tokens, rows = rig.tokens(slot), torch.stack(rig.logits[slot])
+            assert float((rows - made.logits(tokens)[len(tokens) - len(rows) - 1 : -1]).abs().max()) < 1e-4
+
+
+def test_groups_that_ranks_would_have_to_share_are_refused_by_name(tmp_path: Path) -> None:
+    quantized.make(quantized.LAYOUTS["gptq-act-order"], tmp_path, "llama", **QUANTIZED_SIZES, head_dim=32)
+    with pytest.raises(InvalidArgument, match=r"tensor_parallel_size: .*_proj has groups of columns"), ranked(tmp_path):
+        pass
