@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.worker.layers.linear import Linear, Part
 from services.worker.layers.rms_norm import RMSNorm
-from services.worker.layers.sharding import Heads, of_heads, portion
+from services.worker.layers.sharding import HeadShare, of_heads, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +160,7 @@ class Attention:
         kernels.linear(attended, self.output.packed, residual=residual)
 
 
-def _of_heads(inputs: list[Part], heads: Heads, config: DecoderConfig) -> list[Part]:
+def _of_heads(inputs: list[Part], heads: HeadShare, config: DecoderConfig) -> list[Part]:
     """What a rank needs of queries, keys and values, which may be one tensor."""
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads

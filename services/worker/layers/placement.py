@@ -12,10 +12,10 @@ from torch import Tensor
 
 from kernels import Ops
 from services.worker.layers.quantization.port import CheckpointQuantization
-from services.worker.layers.sharding import WHOLE, Portion, Shard
+from services.worker.layers.sharding import WHOLE, Shard, TensorPart
 
 # Where a tensor of the checkpoint goes, or what a rank needs of it.
-Destination = Tensor | Portion
+Destination = Tensor | TensorPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class _Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadShare:
     """The attention heads of a rank."""
 
     queries: range
@@ -91,7 +91,7 @@ class Shard:
         count = self.room(total)
         return range(min(self.rank * count, total), min((self.rank + 1) * count, total))
 
-    def heads(self, num_q_heads: int, num_kv_heads: int) -> Heads:
+    def heads(self, num_q_heads: int, num_kv_heads: int) -> HeadShare:
         """Queries are cut evenly; each rank has the keys that its queries read, several times where queries of one key
         are as many as no other's on this rank."""
         queries = self.part(num_q_heads, "num_attention_heads")
@@ -101,14 +101,14 @@ class Shard:
         per_rank = len(queries) // shared
         first = self.rank * per_rank
         owned = (key not in keys[:place] for place, key in enumerate(keys))
-        return Heads(queries, tuple(keys[first : first + per_rank]), tuple(owned)[first : first + per_rank])
+        return HeadShare(queries, tuple(keys[first : first + per_rank]), tuple(owned)[first : first + per_rank])
 
 
 WHOLE = Shard()
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class TensorPart:
     """Memory for a part of a checkpoint's tensor."""
 
     tensor: Tensor
@@ -122,10 +122,10 @@ class Portion:
         return (*self.tensor.shape[: self.dim], self.size, *self.tensor.shape[self.dim + 1 :])
 
 
-def portion(tensor: Tensor, dim: int, taken: tuple[range, ...], size: int) -> Tensor | Portion:
+def portion(tensor: Tensor, dim: int, taken: tuple[range, ...], size: int) -> Tensor | TensorPart:
     """The tensor itself where all of it is taken, in its order."""
     runs = _joined(taken)
-    return tensor if runs == (range(size),) else Portion(tensor, dim, runs, size)
+    return tensor if runs == (range(size),) else TensorPart(tensor, dim, runs, size)
 
 
 def _joined(parts: Iterable[range]) -> tuple[range, ...]:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.worker.layers.placement import Destination, LoadableModel, LoadsItself
-from services.worker.layers.sharding import Portion
+from services.worker.layers.sharding import TensorPart
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
@@ -114,7 +114,7 @@ class Source:
 
 
 def _copy(name: str, source: Source, destination: Destination) -> None:
-    if isinstance(destination, Portion):
+    if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination)
         return
     tensor = source.read()
@@ -127,7 +127,7 @@ def _copy(name: str, source: Source, destination: Destination) -> None:
     destination.copy_(tensor)
 
 
-def _copy_parts(name: str, source: Source, destination: Portion) -> None:
+def _copy_parts(name: str, source: Source, destination: TensorPart) -> None:
     _check_shape(name, source.shape, destination.shape)
     before, at = (slice(None),) * destination.dim, 0
     for taken in destination.taken:
@@ -152,7 +152,7 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 
 
 def _memory(destination: Destination) -> Tensor:
-    return destination.tensor if isinstance(destination, Portion) else destination
+    return destination.tensor if isinstance(destination, TensorPart) else destination
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:

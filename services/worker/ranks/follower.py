@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 import torch
 
 from services.worker.ranks.grammars import FollowedGrammars
-from services.worker.ranks.ring import Reader
+from services.worker.ranks.ring import RingReader
 from services.worker.ranks.seat import Seat
 from services.worker.ranks.wire import Command, Kind, Reply, fingerprint
-from services.worker.replica import Flight, Replica
+from services.worker.replica import Replica, StepInFlight
 from shared import logs
 from shared.lifecycle import EXIT_FAILED
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -31,7 +31,7 @@ EXIT_ORPHANED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankReplica:
     """What a rank is made of."""
 
     replica: Replica
@@ -43,14 +43,14 @@ class Part:
 class Lines:
     """Between a rank and rank 0; travels to the rank's process."""
 
-    commands: Reader
+    commands: RingReader
     replies: Connection
 
     def reply(self, reply: Reply) -> None:
         self.replies.send_bytes(reply.encode())
 
 
-def run(lines: Lines, seat: Seat, build: Callable[[Seat], Part]) -> None:
+def run(lines: Lines, seat: Seat, build: Callable[[Seat], RankReplica]) -> None:
     """A rank's process, from its start to its end: when rank 0 says so, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
     threading.Thread(target=_leave_with_rank_0, args=(lines.replies, seat.rank), daemon=True).start()
@@ -79,7 +79,7 @@ def _leave_with_rank_0(replies: Connection, rank: int) -> None:
     os._exit(EXIT_ORPHANED)
 
 
-def _beat(commands: Reader) -> None:
+def _beat(commands: RingReader) -> None:
     while True:
         commands.beat()
         threading.Event().wait(BEAT_S)
@@ -88,10 +88,10 @@ def _beat(commands: Reader) -> None:
 class Follower:
     """Launches what rank 0 launches. A command that fails is answered with its error, and rank 0 decides."""
 
-    def __init__(self, lines: Lines, part: Part) -> None:
+    def __init__(self, lines: Lines, part: RankReplica) -> None:
         self._lines, self._replica, self._grammars = lines, part.replica, part.grammars
         self._most_in_flight = 0 if part.synchronous else MOST_IN_FLIGHT
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[StepInFlight] = deque()
 
     def follow(self) -> None:
         """Until it is told to stop."""

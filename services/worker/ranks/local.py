@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from services.worker.ranks import follower
-from services.worker.ranks.follower import Lines, Part
+from services.worker.ranks.follower import Lines, RankReplica
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.ring import Ring
 from services.worker.ranks.seat import Seat
@@ -83,7 +83,7 @@ class _Rank:
 class LocalRanks:
     """Ranks 1 to size - 1."""
 
-    def __init__(self, size: int, build: Callable[[Seat], Part]) -> None:
+    def __init__(self, size: int, build: Callable[[Seat], RankReplica]) -> None:
         """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once."""
         self.size = size
         self._store = TCPStore(LOOPBACK, 0, size, is_master=True, wait_for_workers=False)

@@ -66,9 +66,9 @@ class Ring:
         self._memory = _Memory(self._descriptor, num_readers, capacity)
         self._written = 0
 
-    def reader(self, number: int) -> Reader:
+    def reader(self, number: int) -> RingReader:
         """To be given to a process as it is started."""
-        return Reader(self._descriptor, self._bells[number], number, self._num_readers, self._capacity)
+        return RingReader(self._descriptor, self._bells[number], number, self._num_readers, self._capacity)
 
     def write(self, data: bytes, patience_s: float) -> int | None:
         """Returns when all of it is there; if readers are so far behind that there is no room for `patience_s`, the
@@ -93,7 +93,7 @@ class Ring:
         return None
 
     def pulse(self, number: int) -> int:
-        """Grows as long as the reader lives: see Reader.beat()."""
+        """Grows as long as the reader lives: see RingReader.beat()."""
         return self._memory.words[(1 + number) * WORDS + PULSE]
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Ring:
                 os.eventfd_write(bell, 1)
 
 
-class Reader:
+class RingReader:
     """A rank's end. Pickled for the process that is to use it; there, one thread reads."""
 
     def __init__(self, descriptor: int, bell: int, number: int, num_readers: int, capacity: int) -> None:
@@ -117,7 +117,7 @@ class Reader:
         self._memory: _Memory | None = None
         self._count = 0
 
-    def __reduce__(self) -> tuple[Callable[..., Reader], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., RingReader], tuple[object, ...]]:
         sizes = (self._number, self._num_readers, self._capacity)
         return _opened, (DupFd(self._descriptor), DupFd(self._bell), *sizes)
 
@@ -170,5 +170,5 @@ class _Given(Protocol):
     def detach(self) -> int: ...
 
 
-def _opened(descriptor: _Given, bell: _Given, number: int, num_readers: int, capacity: int) -> Reader:
-    return Reader(descriptor.detach(), bell.detach(), number, num_readers, capacity)
+def _opened(descriptor: _Given, bell: _Given, number: int, num_readers: int, capacity: int) -> RingReader:
+    return RingReader(descriptor.detach(), bell.detach(), number, num_readers, capacity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from services.worker.build import build_replica, open_grammars
-from services.worker.ranks.follower import Part
+from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.seat import Seat
@@ -21,9 +21,9 @@ def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
     return LocalRanks(settings.tensor_parallel_size, functools.partial(build_part, settings))
 
 
-def build_part(settings: WorkerSettings, seat: Seat) -> Part:
+def build_part(settings: WorkerSettings, seat: Seat) -> RankReplica:
     """In the process of the rank."""
     logs.configure(f"{settings.name} rank {seat.rank}", settings.log_level, settings.log_format)
     pool = CompilePool(lambda: open_grammars(settings))
     replica = build_replica(settings, pool, seat=seat)
-    return Part(replica, FollowedGrammars(pool), synchronous=settings.device == "cpu")
+    return RankReplica(replica, FollowedGrammars(pool), synchronous=settings.device == "cpu")

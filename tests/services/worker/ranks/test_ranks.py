@@ -17,7 +17,7 @@ import torch
 
 from services.worker.build import build_replica
 from services.worker.engine import Engine
-from services.worker.ranks.follower import EXIT_ORPHANED, Part
+from services.worker.ranks.follower import EXIT_ORPHANED, RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.group import OneRank, RankFailure
 from services.worker.ranks.local import LocalRanks
@@ -49,9 +49,9 @@ def settings_of(folder: Path) -> WorkerSettings:
     )
 
 
-def build(folder: Path, _seat: Seat) -> Part:
+def build(folder: Path, _seat: Seat) -> RankReplica:
     """All ranks have the whole model: nothing is sharded."""
-    return Part(build_replica(settings_of(folder)), FollowedGrammars(no_grammars()))
+    return RankReplica(build_replica(settings_of(folder)), FollowedGrammars(no_grammars()))
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from services.worker.ranks.start import build_part
 from shared.errors import InvalidArgument
 from tests.services.worker import checkpoints, quantized
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
-from tests.services.worker.test_logits import MAX_ERROR, error, prompt
 
 Make = Callable[[str], Checkpoint]
 
