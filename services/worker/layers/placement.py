@@ -18,6 +18,11 @@ from services.worker.layers.sharding import WHOLE, Shard, TensorPart
 Destination = Tensor | TensorPart
 
 
+def memory_of(destination: Destination) -> Tensor:
+    """What a rank has of the tensor."""
+    return destination.tensor if isinstance(destination, TensorPart) else destination
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a layer's tensors live and which functions compute on them."""

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.worker.layers.placement import Destination, LoadableModel, LoadsItself
+from services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
 from services.worker.layers.sharding import TensorPart
 from shared.errors import InvalidArgument
 
@@ -69,7 +69,7 @@ def load_checkpoint(model: LoadableModel, folder: Path) -> None:
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
     """Random weights of a scale that keeps activations near 1, whatever the depth; norms are 1, biases 0."""
-    destinations = [(name, _memory(destination)) for name, destination in model.destinations()]
+    destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
     for position, (name, destination) in enumerate(destinations):
@@ -149,10 +149,6 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
         raise InvalidArgument(
             f"model: tensor {name} has shape {list(shape)}, config.json implies {list(wanted)}", field="model"
         )
-
-
-def _memory(destination: Destination) -> Tensor:
-    return destination.tensor if isinstance(destination, TensorPart) else destination
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:

@@ -7,14 +7,15 @@ step of many tokens reads those that at least one takes, if tokens choose evenly
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
+from services.worker.layers.placement import Destination, memory_of
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.step.step_inputs import StepInputs
 from shared.metrics.worker import StepCost
@@ -35,17 +36,18 @@ class WeightCounts:
     element_bytes: int
 
     @classmethod
-    def of(cls, destinations: Iterable[tuple[str, Tensor]], config: DecoderConfig) -> WeightCounts:
-        """`destinations`: names and tensors of a model, as it is loaded."""
+    def of(cls, destinations: Iterable[tuple[str, Destination]], config: DecoderConfig) -> WeightCounts:
+        """`destinations`: names and tensors of a model, as it is loaded; whole, however it is cut among ranks."""
         dense = routed = 0
         element_bytes = 1
-        for name, tensor in destinations:
-            if tensor.dim() < MATRIX:
+        for name, destination in destinations:
+            if len(destination.shape) < MATRIX:
                 continue
+            tensor, size = memory_of(destination), math.prod(destination.shape)
             if ROUTED.search(name):
-                routed += tensor.numel()
+                routed += size
             elif not EMBEDDING.search(name) and not HEAD.search(name):
-                dense += tensor.numel()
+                dense += size
             element_bytes = max(element_bytes, tensor.element_size() if tensor.is_floating_point() else 1)
         return cls(dense, routed, config.vocab_size * config.hidden_size, element_bytes)
 
