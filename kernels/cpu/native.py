@@ -23,6 +23,7 @@ SIGNATURES = {
     "mask_logits": "nipppp",
     "paged_attention": "iniiiiiifpppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
+    "quantized_linear": "iniiipppppppp",
     "rms_norm": "inifpppp",
     "route": "iniiiifiiipppp",
     "sample": "nipppppppp",
@@ -51,6 +52,7 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
     for name, signature in SIGNATURES.items():
         declare(library, name, None, *(_TYPES[letter] for letter in signature))
     declare(library, "packed_bytes", integer, integer, integer, integer)
+    declare(library, "has_codes", integer)
     declare(library, "pack_weight", None, integer, integer, integer, pointer, pointer)
     declare(library, "ends_of_matches", None, *[integer] * 3, pointer, integer, *[pointer] * 3)
     declare(library, "prefer_huge_pages", None, pointer, integer)

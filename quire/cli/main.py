@@ -25,6 +25,7 @@ COMMANDS = {
     "complete": ("quire.cli.complete", "continue a text"),
     "eval": ("quire.cli.evaluate", "score the bundled model's skills through a cluster"),
     "bench": ("quire.cli.bench", "measure"),
+    "quantize": ("quire.cli.quantize", "write a checkpoint again with its weights in 8 or 4 bits"),
     "frontend": ("quire.cli.services", "run a frontend"),
     "scheduler": ("quire.cli.services", "run a scheduler"),
     "worker": ("quire.cli.services", "run a worker"),

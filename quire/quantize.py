@@ -1,0 +1,221 @@
+"""Writes a checkpoint of Hugging Face again with its projections quantized, in the layout of compressed-tensors.
+
+Weights are rounded to the nearest code; nothing is calibrated. Embeddings, norms and the output head stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import FailedPrecondition, InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+TABLES = ("embed_tokens", "lm_head", "wte", "wpe", "embed_positions")  # two dimensions, but no projections
+OTHER_WAY_ROUND = "GPT2LMHeadModel"
+FP8_MAX, INT8_MAX, INT4_MAX = 448.0, 127.0, 7.0
+GROUPS = (128, 64, 32)
+CLIPS = tuple(1 - step / 20 for step in range(8))  # of a group's largest weight, tried for the least square error
+
+Quantized = tuple[dict[str, "Tensor"], "Tensor"]  # tensors by suffix, and the floats that they stand for
+
+
+@dataclass
+class Report:
+    """What became of a checkpoint."""
+
+    out: Path
+    num_projections: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    squares: float = 0.0
+    squared_errors: float = 0.0
+    worst: tuple[float, str] = field(default=(0.0, ""))
+
+    @property
+    def error(self) -> float:
+        """Of the weights: the difference's norm over theirs."""
+        return float((self.squared_errors / self.squares) ** 0.5) if self.squares else 0.0
+
+    def add(self, name: str, weight: Tensor, floats: Tensor) -> None:
+        squares, errors = float(weight.square().sum()), float((weight - floats).square().sum())
+        self.num_projections += 1
+        self.squares, self.squared_errors = self.squares + squares, self.squared_errors + errors
+        self.worst = max(self.worst, ((errors / squares) ** 0.5 if squares else 0.0, name))
+
+
+def quantize(folder: Path, to: str, out: Path) -> Report:
+    """Raises InvalidArgument for a checkpoint that cannot be quantized so, FailedPrecondition if `out` is in use."""
+    config = _read(folder)
+    if out.exists() and any(out.iterdir()):
+        raise FailedPrecondition(f"out: {out} is there and not empty", field="out")
+    files = _files(folder)
+    group = _group(files) if to == "w4a16" else 0
+    out.mkdir(parents=True, exist_ok=True)
+    report, places = Report(out), {}
+    for path in files:
+        tensors = _rewrite(path, SCHEMES[to](group), report)
+        _save(tensors, out / path.name)
+        places.update(dict.fromkeys(tensors, path.name))
+    if len(files) > 1:
+        (out / INDEX).write_text(json.dumps({"metadata": {"total_size": report.bytes_after}, "weight_map": places}))
+    config["quantization_config"] = _config(to, group)
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    for other in folder.iterdir():
+        if other.is_file() and other.suffix not in (".safetensors", ".bin") and not (out / other.name).exists():
+            shutil.copy(other, out / other.name)
+    return report
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InvalidArgument(f"folder: there is no {path}", field="folder")
+    config: dict[str, Any] = json.loads(path.read_text())
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method")
+        raise InvalidArgument(f"folder: {folder} is quantized already ({method})", field="folder")
+    if OTHER_WAY_ROUND in config.get("architectures", []):
+        raise InvalidArgument(f"folder: weights of {OTHER_WAY_ROUND} lie the other way round", field="folder")
+    return config
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InvalidArgument(f"folder: there are no *.safetensors in {folder}", field="folder")
+    return files
+
+
+def _group(files: list[Path]) -> int:
+    """The largest that divides every row; 0: a scale for each row."""
+    from safetensors import safe_open
+
+    widths: set[int] = set()
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
+        widths.update(shape[1] for name, shape in shapes.items() if _is_projection(name, len(shape)))
+    return next((group for group in GROUPS if all(width % group == 0 for width in widths)), 0)
+
+
+def _is_projection(name: str, dimensions: int) -> bool:
+    if ".experts" in name:
+        raise InvalidArgument(f"folder: {name} is of experts, which are not quantized here", field="folder")
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    return dimensions == 2 and name.endswith(".weight") and module not in TABLES
+
+
+def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: Report) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in load_file(path).items():
+        report.bytes_before += tensor.nbytes
+        if _is_projection(name, tensor.dim()):
+            weight = tensor.float()
+            stored, floats = scheme(weight)
+            report.add(name, weight, floats)
+            added = {name.removesuffix("weight") + part: value.contiguous() for part, value in stored.items()}
+        else:
+            added = {name: tensor}
+        report.bytes_after += sum(value.nbytes for value in added.values())
+        tensors |= added
+    return tensors
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _fp8(_: int) -> Callable[[Tensor], Quantized]:
+    import torch
+
+    def scheme(weight: Tensor) -> Quantized:
+        scales = (weight.abs().amax(1, keepdim=True) / FP8_MAX).clamp(min=1e-12)
+        codes = (weight / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+    return scheme
+
+
+def _int8(_: int) -> Callable[[Tensor], Quantized]:
+    import torch
+
+    def scheme(weight: Tensor) -> Quantized:
+        scales = (weight.abs().amax(1, keepdim=True) / INT8_MAX).clamp(min=1e-12)
+        codes = (weight / scales).round()
+        return {"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales
+
+    return scheme
+
+
+def _w4a16(group: int) -> Callable[[Tensor], Quantized]:
+    import torch
+
+    def scheme(weight: Tensor) -> Quantized:
+        rows, columns = weight.shape
+        groups = weight.view(rows, -1, group or columns)
+        largest = (groups.abs().amax(2, keepdim=True) / INT4_MAX).clamp(min=1e-12)
+        best: tuple[Tensor, Tensor, Tensor] | None = None
+        for clip in CLIPS:
+            scales = (largest * clip).bfloat16().float()
+            codes = (groups / scales).round().clamp(-INT4_MAX - 1, INT4_MAX)
+            error = (codes * scales - groups).square().sum(2, keepdim=True)
+            if best is None:
+                best = scales, codes, error
+            else:
+                better = error < best[2]
+                given = zip((scales, codes, error), best, strict=True)
+                best = tuple(torch.where(better, one, other) for one, other in given)  # type: ignore[assignment]
+        scales, codes, _ = best  # type: ignore[misc]
+        stored = {
+            "weight_packed": _words(codes.view(rows, columns)),
+            "weight_scale": scales.squeeze(2).bfloat16(),
+            "weight_shape": torch.tensor([rows, columns]),
+        }
+        return stored, (codes * scales).view(rows, columns)
+
+    return scheme
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Codes from -8 to 7, [rows, columns], as int32 [rows, columns / 8], the first in the lowest bits."""
+    import torch
+
+    padded = torch.nn.functional.pad(codes.to(torch.int64) + 8, (0, -codes.size(1) % 8)).unflatten(1, (-1, 8))
+    words = (padded << torch.arange(0, 32, 4)).sum(2)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+SCHEMES: dict[str, Callable[[int], Callable[[Tensor], Quantized]]] = {"fp8": _fp8, "int8": _int8, "w4a16": _w4a16}
+
+
+def _config(to: str, group: int) -> dict[str, Any]:
+    kind = "float" if to == "fp8" else "int"
+    weights: dict[str, Any] = {"num_bits": 4 if to == "w4a16" else 8, "type": kind, "symmetric": True, "dynamic": False}
+    weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    inputs = None
+    if to != "w4a16":
+        inputs = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True, "strategy": "token"}
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": {"fp8": "float-quantized", "int8": "int-quantized", "w4a16": "pack-quantized"}[to],
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }

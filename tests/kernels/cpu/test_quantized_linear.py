@@ -1,0 +1,111 @@
+"""Products with quantized weights, against the values that their codes stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import cpu
+from kernels.cpu.quantized_layers import PackedCodes
+from kernels.cpu.tape import Tape
+from kernels.reference.quantized_linear import QuantizedWeight
+from tests.kernels.cpu.closeness import needs_library
+
+pytestmark = pytest.mark.skipif(**needs_library)
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 130)
+BFLOAT16 = torch.bfloat16
+FP8 = torch.float8_e4m3fn
+
+
+def integers(out_features: int, in_features: int, group: int, bits: int, **more: object) -> QuantizedWeight:
+    codes = torch.randint(2**bits, (out_features, in_features)).to(torch.uint8)
+    groups = in_features // group
+    scales = (torch.rand(out_features, groups) + 0.1) / 2**bits
+    zeros = torch.randint(2**bits, (out_features, groups)).float()
+    return QuantizedWeight(codes, scales, zeros, group, bits, **more)
+
+
+def symmetric(weight: QuantizedWeight) -> QuantizedWeight:
+    middle = torch.full_like(weight.scales, 2 ** (weight.bits - 1))
+    return QuantizedWeight(weight.codes, weight.scales, middle, weight.group_size, weight.bits)
+
+
+def signed(out_features: int, in_features: int) -> QuantizedWeight:
+    codes = torch.randint(-128, 128, (out_features, in_features)).to(torch.int8)
+    return QuantizedWeight(codes, torch.rand(out_features, 1) / 100, None, in_features, 8)
+
+
+def floats(out_features: int, in_features: int) -> QuantizedWeight:
+    scales = torch.rand(out_features, in_features // 32) / 10
+    return QuantizedWeight(torch.randn(out_features, in_features).to(FP8), scales, None, 32, 8)
+
+
+def table(out_features: int, in_features: int) -> QuantizedWeight:
+    codes = torch.randint(16, (out_features, in_features)).to(torch.uint8)
+    values = torch.randn(16).bfloat16().float()
+    return QuantizedWeight(codes, torch.rand(out_features, in_features // 64), None, 64, 4, table=values)
+
+
+WEIGHTS = {
+    "4 bits": lambda: integers(130, 512, 32, 4),
+    "4 bits, symmetric": lambda: symmetric(integers(40, 256, 128, 4)),
+    "4 bits, a scale a row": lambda: integers(47, 96, 96, 4),
+    "4 bits, biased": lambda: integers(70, 64, 32, 4, bias=torch.randn(70).bfloat16()),
+    "4 bits, in another order": lambda: integers(40, 256, 64, 4, order=torch.randperm(256)),
+    "8 bits": lambda: integers(130, 512, 128, 8),
+    "8 bits, symmetric": lambda: symmetric(integers(24, 1024, 1024, 8)),
+    "int8": lambda: signed(100, 416),
+    "fp8": lambda: floats(64, 256),
+    "a table": lambda: table(48, 192),
+}
+
+
+def close(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    want = x.double() @ weight.widened().double().T + (0 if weight.bias is None else weight.bias.double())
+    # rounded once to bfloat16; sums are of float32
+    return bool(((got.double() - want).abs() <= want.abs() * 2**-8 + 2e-5 * want.abs().max()).all())
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_is_the_product_with_what_codes_stand_for(name):
+    weight = WEIGHTS[name]()
+    packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
+    for rows in ROWS:
+        x = torch.randn(rows, weight.codes.size(1)).to(BFLOAT16)
+        assert close(cpu.quantized_linear(x, packed), x, weight), rows
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_row_has_the_same_bits_in_any_batch(name):
+    weight = WEIGHTS[name]()
+    packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
+    x = torch.randn(300, weight.codes.size(1)).to(BFLOAT16)
+    whole = cpu.quantized_linear(x, packed)
+    for rows in (*ROWS, 255):
+        for first in (0, 1, 300 - rows):
+            assert torch.equal(cpu.quantized_linear(x[first : first + rows], packed), whole[first : first + rows]), rows
+
+
+def test_is_recorded_on_a_tape():
+    weight = integers(64, 128, 32, 4, order=torch.randperm(128))
+    packed = cpu.prepare_quantized_linear(weight, BFLOAT16)
+    if type(packed) is not PackedCodes:
+        pytest.skip("this processor has no look-ups of bytes: weights are widened at load")
+    x, tape = torch.randn(9, 128).to(BFLOAT16), Tape(num_tokens=9)
+    with tape.recording():
+        out = cpu.quantized_linear(x, packed)
+    tape.replay(num_tokens=5)
+    assert torch.equal(out[:5], cpu.quantized_linear(x[:5], packed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes_have_the_values(dtype):
+    weight = integers(40, 64, 32, 4)
+    x = torch.randn(3, 64).to(dtype)
+    assert torch.allclose(
+        cpu.quantized_linear(x, cpu.prepare_quantized_linear(weight, dtype)).float(),
+        x.float() @ weight.widened().T,
+        rtol=5e-3,
+        atol=5e-2 if dtype is torch.float16 else 1e-4,
+    )

@@ -1,0 +1,66 @@
+"""`quire quantize` writes checkpoints that are loaded, and whose answers are those of the floats, nearly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.cli.main import main
+from tests.services.worker.constrained import TINY
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+# Bounds of the weights' error, and of the logits': norms of the differences over those of what is exact.
+BOUNDS = {"fp8": (0.03, 0.05), "int8": (0.01, 0.02), "w4a16": (0.12, 0.20)}
+PROMPT = list(range(300, 340))
+
+
+def logits(folder: Path, dtype: str = "float32") -> torch.Tensor:
+    rig = Rig(folder, dtype=dtype, num_blocks=64, block_size=16, attention_backend="auto")
+    rig.step([New(0, PROMPT)], {0: len(PROMPT)})
+    return rig.logits[0][0].float()
+
+
+@pytest.mark.parametrize("to", BOUNDS)
+def test_a_written_checkpoint_is_loaded_and_near(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["quantize", str(TINY), "--to", to, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    of_weights, of_logits = BOUNDS[to]
+    assert float(said.split("weights are ")[1].split("%")[0]) / 100 < of_weights
+    assert (out / "tokenizer.json").is_file()
+    want = logits(TINY)
+    for dtype in ("float32", "bfloat16"):
+        assert float((logits(out, dtype) - want).norm() / want.norm()) < of_logits
+
+
+def test_shards_stay_shards(tmp_path: Path) -> None:
+    tensors = load_file(TINY / "model.safetensors")
+    split = tmp_path / "split"
+    shutil.copytree(TINY, split)
+    (split / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in halves.items():
+        save_file({name: tensors[name] for name in held}, split / file)
+    places = {name: file for file, held in halves.items() for name in held}
+    (split / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert main(["quantize", str(split), "--to", "w4a16", "--out", str(tmp_path / "out")]) == 0
+    assert main(["quantize", str(TINY), "--to", "w4a16", "--out", str(tmp_path / "whole")]) == 0
+    assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "whole"))
+
+
+def test_what_cannot_be_quantized_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["quantize", str(TINY), "--to", "int8", "--out", str(out)]) == 0
+    assert main(["quantize", str(out), "--to", "int8"]) == 1
+    assert "is quantized already (compressed-tensors)" in capsys.readouterr().err
+    assert main(["quantize", str(TINY), "--to", "int8", "--out", str(out)]) == 1
+    assert "out is there and not empty" in capsys.readouterr().err
+    assert main(["quantize", str(tmp_path / "none"), "--to", "int8"]) == 1
+    assert "config.json" in capsys.readouterr().err
