@@ -7,7 +7,7 @@ import re
 PATTERN = "re:"  # compressed-tensors: what follows is a regular expression
 
 # What no converter quantizes although nothing in the configuration says so.
-NEVER = ("lm_head", "mlp.gate", "shared_expert_gate", "router", "block_sparse_moe.gate")
+NEVER = ("lm_head", "score", "mlp.gate", "shared_expert_gate", "router", "block_sparse_moe.gate")
 
 
 def matches(name: str, listed: tuple[str, ...]) -> bool:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.services.worker import quantized
+from tests.services.worker.layers.quantization import layouts as quantized
+from tests.services.worker.layers.quantization.layouts import LAYOUTS
 from tests.services.worker.plans import New
-from tests.services.worker.quantized import LAYOUTS
 from tests.services.worker.rig import Rig
 
 pytestmark = pytest.mark.gpu

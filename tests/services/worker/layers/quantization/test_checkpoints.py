@@ -17,9 +17,17 @@ from safetensors.torch import load_file, save_file
 
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
-from tests.services.worker import quantized
+from tests.services.worker.layers.quantization import layouts as quantized
+from tests.services.worker.layers.quantization.layouts import (
+    GPTQ,
+    LAYOUTS,
+    NF4_CONFIG,
+    W4,
+    WEIGHTS,
+    compressed,
+    weights,
+)
 from tests.services.worker.plans import New
-from tests.services.worker.quantized import GPTQ, LAYOUTS, NF4_CONFIG, W4, WEIGHTS, compressed, weights
 from tests.services.worker.rig import Rig
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
