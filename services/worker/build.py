@@ -85,7 +85,7 @@ def build_replica(
     config = read_model_config(values, settings.model_impl)
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
-    compiling = Kernels(settings, compiler)
+    compiling = Kernels(settings, compiler) if seat.rank == 0 else None
     device = open_device(settings.device, settings.threads, seat.rank)
     place = _place(settings, config, device, seat)
     if settings.batch_invariant:
@@ -105,20 +105,15 @@ def build_replica(
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device)
-    num_drafts = drafting.num_speculative_tokens if drafting else 0
-    keeps_hidden = drafter is not None and drafter.needs_features
-    graphs = _graph_maker(settings, model, backend, spec, place, num_drafts=num_drafts, keeps_hidden=keeps_hidden)
-    compiling.wait()
+    graphs = _graph_maker(settings, model, backend, spec, place, drafting=drafting, drafter=drafter)
+    if compiling is not None:
+        compiling.wait()
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
     num_blocks = settings.num_blocks or _measure(
         settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place
     )
     num_blocks = place.shard.collectives.least(num_blocks)
-    fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
-    if fitting.max_model_len < wanted.max_model_len:
-        log.warning(
-            "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
-        )
+    fitting = _fitting(settings, wanted, num_blocks)
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
     memory = kv_cache.allocate(shape, num_blocks, place.device)
     runner.prepare(kv_cache.of_layers(memory, fitting.layout), table.block_table)
@@ -143,6 +138,15 @@ def build_replica(
     if speculation is not None and not device.is_synchronous:
         rehearse(replica, speculation)
     return replica
+
+
+def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limits:
+    fitting = limits.fit(wanted, num_blocks, explicit=bool(settings.max_model_len))
+    if fitting.max_model_len < wanted.max_model_len:
+        log.warning(
+            "max_model_len shortened to what the KV memory holds", model=wanted.max_model_len, now=fitting.max_model_len
+        )
+    return fitting
 
 
 def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat) -> Placement:
@@ -247,8 +251,8 @@ def _graph_maker(
     spec: AttentionSpec,
     place: Placement,
     *,
-    num_drafts: int,
-    keeps_hidden: bool,
+    drafting: SpeculativeConfig | None,
+    drafter: Drafter | None,
 ) -> GraphMaker | None:
     """None where all steps are launched kernel by kernel."""
     if spec.device == "cpu" or not settings.cuda_graphs:
@@ -260,7 +264,9 @@ def _graph_maker(
     if chunks != settings.cuda_graph_chunks:
         log.info("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
-    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=1 + num_drafts, keeps_hidden=keeps_hidden)
+    samples_per_row = 1 + (drafting.num_speculative_tokens if drafting else 0)
+    keeps_hidden = drafter is not None and drafter.needs_features
+    return GraphMaker(model, tile, place, chunks=chunks, samples_per_row=samples_per_row, keeps_hidden=keeps_hidden)
 
 
 def _use_tape(

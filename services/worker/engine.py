@@ -46,6 +46,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 log = logger("worker.engine")
 
 IDLE_AFTER_S = 0.05
+MOST_STUCK_LOOKS = 240  # of check_ranks() at one command: two minutes, as worker/service.py calls it
 PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not after every step
 
 
@@ -83,6 +84,7 @@ class Engine:
         self._broken: Receiver | None = None  # its later plans are skipped
         self._work: DeviceWork | None = None  # once the replica is built
         self._num_begun = self._num_obeyed = 0  # commands
+        self._stuck_looks, self._seen_done = 0, object()
         self._dirty = True
         self._published_s = 0.0
         self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
@@ -150,9 +152,18 @@ class Engine:
         """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
         try:
             self._ranks.check()
+            self._check_progress()
         except RankFailure as failure:
             self._ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
             _set_exception(self.died, failure)
+
+    def _check_progress(self) -> None:
+        """A collective that some ranks are not in waits for ever."""
+        done = self.progress().get("device") if self._ranks.size > 1 else None
+        self._stuck_looks = self._stuck_looks + 1 if done is not None and done == self._seen_done else 0
+        self._seen_done = done
+        if self._stuck_looks > MOST_STUCK_LOOKS:
+            raise RankFailure("the ranks are stuck in a step")
 
     async def stop(self, timeout_s: float) -> bool:
         """Lets the threads finish what they are at; whether they did in time."""

@@ -61,7 +61,8 @@ class GraphMaker:
     def record(self, runner: ModelRunner, limits: Limits, block_table: npt.NDArray[np.int32], most: int = 0) -> None:
         """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
-        model, recorder = self._recorded(runner.caches, limits), CudaRecorder()
+        model = self._recorded(runner.caches, limits)
+        recorder = CudaRecorder(self._place.shard.collectives)
         graphs = DecodeGraphs(
             model,
             runner.slot_memory,

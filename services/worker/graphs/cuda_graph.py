@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from services.worker.layers.sharding import Collectives
+
 Work = Callable[[], Tensor]
 
 
@@ -53,7 +55,9 @@ COMPUTING_LONGER = 1.6
 class CudaRecorder:
     """CUDA graphs with one pool of memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, collectives: Collectives) -> None:
+        """`collectives`: of the ranks that record the same."""
+        self._collectives = collectives
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self._has_run = False
@@ -81,7 +85,8 @@ class CudaRecorder:
             launch_ms = 1e3 * (time.perf_counter() - started)
             end.record()
             end.synchronize()
-        return bool(begin.elapsed_time(end) < COMPUTING_LONGER * launch_ms)
+        pays = begin.elapsed_time(end) < COMPUTING_LONGER * launch_ms
+        return bool(self._collectives.least(int(pays)))  # a step is a recording on all ranks or on none
 
     def _captured(self, first: Work, others: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
         graph, result = self._capture(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,8 +16,8 @@ from services.worker.layers.sharding import WHOLE, Shard
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEETING = timedelta(minutes=10)  # a rank may have to be started on another host
-# Longest that one waits for another in a step, whose own watch is much shorter: see local.py.
-PATIENCE = timedelta(minutes=2)
+# Longest that a collective waits: rank 0 may compile kernels meanwhile. Steps have a watch of their own (engine.py).
+PATIENCE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Seat:
         """Meets the other ranks, all of which have to come; once in a process, until leave()."""
         if self.size == 1:
             return WHOLE
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
         store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=MEETING)
         distributed.init_process_group(
             BACKENDS[device.type],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +30,15 @@ Make = Callable[[str], Checkpoint]
 def ranked(folder: Path, size: int = 2, **settings: Any) -> Iterator[RankedRig]:
     worker = Rig.settings(folder, tensor_parallel_size=size, **settings)
     group = LocalRanks(size, functools.partial(build_part, worker))
+    rig = None
     try:
         rig = RankedRig(folder, group, **settings)
         group.start()
         yield rig
     finally:
         group.stop(10.0)
+        if rig is not None:
+            rig.forget()
         seat.leave()
 
 
@@ -44,6 +48,11 @@ class RankedRig(Rig):
     def __init__(self, folder: Path, group: LocalRanks, **settings: Any) -> None:
         self._group = group
         super().__init__(folder, seat=group.seats[0], tensor_parallel_size=group.size, **settings)
+
+    def forget(self) -> None:
+        """CUDA graphs that hold collectives."""
+        del self.replica
+        gc.collect()
 
     def execute(self, plan: Any) -> Any:
         with torch.inference_mode():
