@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 TABLES = ("embed_tokens", "lm_head", "wte", "wpe", "embed_positions")  # two dimensions, but no projections
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 OTHER_WAY_ROUND = "GPT2LMHeadModel"
 FP8_MAX, INT8_MAX, INT4_MAX = 448.0, 127.0, 7.0
 GROUPS = (128, 64, 32)
@@ -51,8 +52,10 @@ class Report:
         self.worst = max(self.worst, ((errors / squares) ** 0.5 if squares else 0.0, name))
 
 
-def quantize(folder: Path, to: str, out: Path) -> Report:
-    """Raises InvalidArgument for a checkpoint that cannot be quantized so, FailedPrecondition if `out` is in use."""
+def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Report:
+    """`head`: the output head, too, in 8 bits; a table of embeddings that is the head as well gets a copy for that.
+
+    Raises InvalidArgument for a checkpoint that cannot be quantized so, FailedPrecondition if `out` is in use."""
     config = _read(folder)
     if out.exists() and any(out.iterdir()):
         raise FailedPrecondition(f"out: {out} is there and not empty", field="out")
@@ -60,13 +63,22 @@ def quantize(folder: Path, to: str, out: Path) -> Report:
     group = _group(files) if to == "w4a16" else 0
     out.mkdir(parents=True, exist_ok=True)
     report, places = Report(out), {}
+    head_of = None
+    if head:
+        head_of = EMBEDDING if config.get("tie_word_embeddings") else HEAD
+        config["tie_word_embeddings"] = False
     for path in files:
         tensors = _rewrite(path, SCHEMES[to](group), report)
+        if head_of is not None and head_of in tensors:
+            stored, _ = HEADS[to](0)(tensors[head_of].float())
+            tensors.pop(HEAD, None)
+            tensors |= {HEAD.removesuffix("weight") + part: value.contiguous() for part, value in stored.items()}
+            report.bytes_after += sum(value.nbytes for value in stored.values())
         _save(tensors, out / path.name)
         places.update(dict.fromkeys(tensors, path.name))
     if len(files) > 1:
         (out / INDEX).write_text(json.dumps({"metadata": {"total_size": report.bytes_after}, "weight_map": places}))
-    config["quantization_config"] = _config(to, group)
+    config["quantization_config"] = quantization_config(to, group, head=head)
     (out / "config.json").write_text(json.dumps(config, indent=2))
     for other in folder.iterdir():
         if other.is_file() and other.suffix not in (".safetensors", ".bin") and not (out / other.name).exists():
@@ -182,7 +194,7 @@ def _w4a16(group: int) -> Callable[[Tensor], Quantized]:
                 best = tuple(torch.where(better, one, other) for one, other in given)  # type: ignore[assignment]
         scales, codes, _ = best  # type: ignore[misc]
         stored = {
-            "weight_packed": _words(codes.view(rows, columns)),
+            "weight_packed": _words(codes.view(rows, columns), 4),
             "weight_scale": scales.squeeze(2).bfloat16(),
             "weight_shape": torch.tensor([rows, columns]),
         }
@@ -191,19 +203,40 @@ def _w4a16(group: int) -> Callable[[Tensor], Quantized]:
     return scheme
 
 
-def _words(codes: Tensor) -> Tensor:
-    """Codes from -8 to 7, [rows, columns], as int32 [rows, columns / 8], the first in the lowest bits."""
+def _w8a16(_: int) -> Callable[[Tensor], Quantized]:
     import torch
 
-    padded = torch.nn.functional.pad(codes.to(torch.int64) + 8, (0, -codes.size(1) % 8)).unflatten(1, (-1, 8))
-    words = (padded << torch.arange(0, 32, 4)).sum(2)
+    def scheme(weight: Tensor) -> Quantized:
+        scales = (weight.abs().amax(1, keepdim=True) / INT8_MAX).clamp(min=1e-12).bfloat16().float()
+        codes = (weight / scales).round().clamp(-INT8_MAX - 1, INT8_MAX)
+        stored = {
+            "weight_packed": _words(codes, 8),
+            "weight_scale": scales.bfloat16(),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        return stored, codes * scales
+
+    return scheme
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Signed codes [rows, columns] as int32, 32 / bits of them in each, the first in the lowest bits."""
+    import torch
+
+    count = 32 // bits
+    shifted = codes.to(torch.int64) + 2 ** (bits - 1)
+    padded = torch.nn.functional.pad(shifted, (0, -codes.size(1) % count)).unflatten(1, (-1, count))
+    words = (padded << torch.arange(0, 32, bits)).sum(2)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 SCHEMES: dict[str, Callable[[int], Callable[[Tensor], Quantized]]] = {"fp8": _fp8, "int8": _int8, "w4a16": _w4a16}
 
+HEADS = {**SCHEMES, "w4a16": _w8a16}
 
-def _config(to: str, group: int) -> dict[str, Any]:
+
+def quantization_config(to: str, group: int, *, head: bool = False) -> dict[str, Any]:
+    """As config.json has it; `group`: columns that share a scale, 0: all."""
     kind = "float" if to == "fp8" else "int"
     weights: dict[str, Any] = {"num_bits": 4 if to == "w4a16" else 8, "type": kind, "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
@@ -211,11 +244,15 @@ def _config(to: str, group: int) -> dict[str, Any]:
     if to != "w4a16":
         inputs = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True, "strategy": "token"}
     scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    groups = {"group_0": scheme}
+    if head and to == "w4a16":
+        of_head = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "strategy": "channel"}
+        groups = {"group_0": {**scheme, "targets": ["lm_head"], "weights": of_head}, "group_1": scheme}
     return {
         "quant_method": "compressed-tensors",
         "format": {"fp8": "float-quantized", "int8": "int-quantized", "w4a16": "pack-quantized"}[to],
         "quantization_status": "compressed",
-        "config_groups": {"group_0": scheme},
-        "ignore": ["lm_head"],
+        "config_groups": groups,
+        "ignore": [] if head else ["lm_head"],
         "kv_cache_scheme": None,
     }

@@ -1,4 +1,4 @@
-"""`quire quantize FOLDER --to fp8|int8|w4a16 [--out FOLDER]`: the checkpoint again, with its projections quantized."""
+"""`quire quantize FOLDER --to fp8|int8|w4a16 [--lm-head] [--out FOLDER]`: the checkpoint again, in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ TO = ("fp8", "int8", "w4a16")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="config.json and safetensors of 16 or 32 bits")
     parser.add_argument("--to", choices=TO, required=True, help="8-bit floats, 8-bit integers, or 4 bits by groups")
+    parser.add_argument("--lm-head", action="store_true", help="the output head, too, in 8 bits")
     parser.add_argument("--out", type=Path, help="a new folder (default: beside FOLDER, with the kind in its name)")
 
 
@@ -19,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder: Path = arguments.folder.expanduser().resolve()
     out = arguments.out.expanduser() if arguments.out else folder.with_name(f"{folder.name}-{arguments.to}")
-    report = quantize(folder, arguments.to, out)
+    report = quantize(folder, arguments.to, out, head=arguments.lm_head)
     worst, name = report.worst
     print(f"{out}: {report.num_projections} projections as {arguments.to}")
     print(f"{report.bytes_before / 1e6:.1f} MB are {report.bytes_after / 1e6:.1f} MB")

@@ -23,7 +23,7 @@ PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """The first group that means a projection gives its scheme."""
+    """The first group that names a projection gives its scheme, else the first that means all."""
 
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]  # targets, what they have
     ignored: tuple[str, ...]
@@ -32,8 +32,9 @@ class CompressedTensors:
     def scheme(self, name: str) -> Scheme | None:
         if names.matches(name, self.ignored):
             return None
-        found = (scheme for targets, scheme in self.groups if EVERY in targets or names.matches(name, targets))
-        return next(found, None)
+        named = (scheme for targets, scheme in self.groups if names.matches(name, targets))
+        rest = (scheme for targets, scheme in self.groups if EVERY in targets)
+        return next(named, next(rest, None))
 
 
 def read(fields: Fields) -> CompressedTensors:

@@ -39,6 +39,19 @@ def test_a_written_checkpoint_is_loaded_and_near(to: str, tmp_path: Path, capsys
         assert float((logits(out, dtype) - want).norm() / want.norm()) < of_logits
 
 
+@pytest.mark.parametrize("to", BOUNDS)
+def test_the_output_head_too(to: str, tmp_path: Path) -> None:
+    """quire-tiny's is its table of embeddings, which stays as it is beside it."""
+    out = tmp_path / "out"
+    assert main(["quantize", str(TINY), "--to", to, "--lm-head", "--out", str(out)]) == 0
+    tensors = load_file(out / "model.safetensors")
+    assert tensors["model.embed_tokens.weight"].dtype is torch.bfloat16
+    assert "lm_head.weight_scale" in tensors
+    want = logits(TINY)
+    for dtype in ("float32", "bfloat16"):
+        assert float((logits(out, dtype) - want).norm() / want.norm()) < BOUNDS[to][1] + 0.03
+
+
 def test_shards_stay_shards(tmp_path: Path) -> None:
     tensors = load_file(TINY / "model.safetensors")
     split = tmp_path / "split"
