@@ -15,7 +15,8 @@ from quire.doctor.finding import Finding, ok, table, told
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 
-FLAGS = ("model", "revision", "device", "host", "http_port", "redis", "redis_password_file", "client_tls")
+OF_WORKERS = ("device", "tensor_parallel_size")
+FLAGS = ("model", "revision", *OF_WORKERS, "host", "http_port", "redis", "redis_password_file", "client_tls")
 S = TypeVar("S", bound=Settings)
 
 
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file with a section per service"
     )
     for name in FLAGS[1:]:
-        owner = WorkerSettings if name == "device" else FrontendSettings
+        owner = WorkerSettings if name in OF_WORKERS else FrontendSettings
         add_setting(parser, name, owner.model_fields[name])
     add_address(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -81,7 +82,7 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     address = address_of(arguments)
     services = cluster.find(address, tls_of(arguments))
     yield from machine.look(worker.device)
-    yield from gpu.look(worker.device)
+    yield from gpu.look(worker.device, worker.tensor_parallel_size)
     wanted = {
         "http_port": frontend.http_port,
         "grpc_port": arguments.grpc_port,

@@ -14,8 +14,8 @@ MOSTLY_FREE = 0.9  # of the memory, which is what a worker takes by default
 PATIENCE_S = 30.0
 
 
-def look(device: str) -> Iterator[Finding]:
-    """`device`: cpu or cuda, as workers are to be run."""
+def look(device: str, num_ranks: int) -> Iterator[Finding]:
+    """`device`: cpu or cuda, as workers are to be run; `num_ranks`: of one worker."""
     rows = _devices()
     if not rows:
         yield _no_gpu(device)
@@ -23,6 +23,7 @@ def look(device: str) -> Iterator[Finding]:
     for index, row in enumerate(rows):
         yield from _device(index, row)
     if device == "cuda":
+        yield from _ranks(num_ranks, len(rows))
         yield from _packages()
 
 
@@ -57,6 +58,14 @@ def _device(index: int, row: list[str]) -> Iterator[Finding]:
         yield ok(subject, found)
     if mig == "Enabled":
         yield warning(f"{subject} MIG", "is on", "a worker sees one slice: name it in CUDA_VISIBLE_DEVICES")
+
+
+def _ranks(num_ranks: int, num_gpus: int) -> Iterator[Finding]:
+    if num_ranks > num_gpus:
+        advice = f"lower --tensor-parallel-size to {num_gpus}, or show the process more GPUs"
+        yield error("ranks", f"{num_ranks} of a worker need a GPU each, there are {num_gpus}", advice)
+    elif num_ranks > 1:
+        yield ok("ranks", f"{num_ranks} of {num_gpus} GPUs for each worker")
 
 
 def _packages() -> Iterator[Finding]:

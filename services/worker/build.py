@@ -86,7 +86,8 @@ def build_replica(
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
-    device = open_device(settings.device, settings.threads, seat.rank)
+    threads = settings.threads or num_cores(seat)
+    device = open_device(settings.device, threads, seat.rank)
     place = _place(settings, config, device, seat)
     if settings.batch_invariant:
         batch_invariance.check(settings, place, drafting)
@@ -108,6 +109,7 @@ def build_replica(
     graphs = _graph_maker(settings, model, backend, spec, place, drafting=drafting, drafter=drafter)
     if compiling is not None:
         compiling.wait()
+    place.shard.collectives.least(0)  # what the first rank has compiled is there for all
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
     num_blocks = settings.num_blocks or _measure(
         settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place
@@ -149,11 +151,16 @@ def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limit
     return fitting
 
 
+def num_cores(seat: Seat) -> int:
+    """For one of the ranks, which are at work at the same time."""
+    return max(1, len(os.sched_getaffinity(0)) // seat.size)
+
+
 def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat) -> Placement:
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
     if device.is_synchronous:
-        kernels.set_num_threads(ops, settings.threads or len(os.sched_getaffinity(0)))
+        kernels.set_num_threads(ops, settings.threads or num_cores(seat))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
     quantization = choose_quantization(settings.quantization, config.quantization, device)
     shard = seat.join(device.torch_device)
