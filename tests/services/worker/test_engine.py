@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.worker.engine import Engine
+from services.worker.engine import MOST_STUCK_LOOKS, Engine
 from services.worker.kv.held_blocks import HeldReport
+from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool, Prepared
@@ -161,8 +162,9 @@ def replica() -> PaperReplica:
 async def start(replica: PaperReplica) -> AsyncIterator[Start]:
     engines: list[Engine] = []
 
-    def run(*, synchronous: bool = True) -> Engine:
-        engine = Engine(lambda: replica, NoObserver(), grammars=no_grammars(), synchronous=synchronous)  # type: ignore[arg-type, return-value]
+    def run(*, synchronous: bool = True, ranks: RankGroup | None = None) -> Engine:
+        grammars = no_grammars()
+        engine = Engine(lambda: replica, NoObserver(), grammars=grammars, synchronous=synchronous, ranks=ranks)  # type: ignore[arg-type, return-value]
         engines.append(engine)
         return engines[-1]
 
@@ -313,3 +315,32 @@ async def test_what_goes_wrong_while_building_is_told() -> None:
         async with asyncio.timeout(PATIENCE_S):
             await engine.started
     assert await engine.stop(PATIENCE_S)
+
+
+class PaperRanks(OneRank):
+    """Two, of which one is not there."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.stopped_after_s: list[float] = []
+
+    def stop(self, timeout_s: float) -> None:
+        self.stopped_after_s.append(timeout_s)
+
+
+async def test_ranks_that_are_stuck_in_a_step_are_killed_and_end_the_engine(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold, ranks = True, PaperRanks()
+    engine, inbox = start(synchronous=False, ranks=ranks), Inbox()
+    await engine.rest(inbox)
+    for _ in range(2 * MOST_STUCK_LOOKS):  # nothing to do: nobody is stuck
+        engine.check_ranks()
+    submit(engine, inbox, 1)
+    await eventually(lambda: "launch 1" in replica.log)
+    for _ in range(2 * MOST_STUCK_LOOKS):
+        engine.check_ranks()
+    with pytest.raises(RankFailure, match="stuck in a step"):
+        await engine.died
+    assert ranks.stopped_after_s[0] == 0.0

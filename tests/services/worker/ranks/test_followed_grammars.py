@@ -1,0 +1,54 @@
+"""A rank has a grammar before it launches a step that names it, or says why it never will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from services.worker.ranks.grammars import FollowedGrammars
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+REGEX = sampling_pb2.StructuredOutput(regex="a+").SerializeToString()
+ORDER = pb.PrepareGrammar(grammar_id=b"g", grammar=REGEX)
+PLAN = pb.StepPlan(admitted=[pb.Admission(slot=0, grammar_id=b"g")])
+
+
+class PaperPool(CompilePool):
+    """Compiles what it is told to, when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[bytes, Callable[[Prepared], None]] = {}
+        self.released: list[bytes] = []
+
+    def prepare(
+        self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, done: Callable[[Prepared], None]
+    ) -> None:
+        assert constraint.regex == "a+"
+        self.waiting[grammar_id] = done
+
+    def release(self, grammar_id: bytes) -> None:
+        self.released.append(grammar_id)
+
+
+def test_a_plan_waits_for_the_grammar_that_it_names() -> None:
+    pool = PaperPool()
+    grammars = FollowedGrammars(pool)
+    grammars.prepare(ORDER)
+    grammars.await_those_of(pb.StepPlan(admitted=[pb.Admission(slot=0)]))  # names none
+    pool.waiting[b"g"](Prepared(None, 5))
+    grammars.await_those_of(PLAN)
+    grammars.release(b"g")
+    assert pool.released == [b"g"]
+
+
+def test_a_grammar_that_failed_here_ends_the_step() -> None:
+    pool = PaperPool()
+    grammars = FollowedGrammars(pool)
+    grammars.prepare(ORDER)
+    pool.waiting[b"g"](Prepared(InvalidArgument("too large", field="grammar"), 5))
+    with pytest.raises(InvalidArgument, match="too large"):
+        grammars.await_those_of(PLAN)
