@@ -63,9 +63,13 @@ class Experts:
         return portion(self._down, 2, (self._features,), self._total)
 
     def _part_names(self, expert: int) -> tuple[str, str, str]:
+        gate, up, down = self._modules(expert)
+        return f"{gate}.weight", f"{up}.weight", f"{down}.weight"
+
+    def _modules(self, expert: int) -> tuple[str, str, str]:
         names: ExpertNames = self._names
         one = f"{self._name}.{expert}"
-        return f"{one}.{names.gate}.weight", f"{one}.{names.up}.weight", f"{one}.{names.down}.weight"
+        return f"{one}.{names.gate}", f"{one}.{names.up}", f"{one}.{names.down}"
 
     def finish(self) -> None:
         self.packed = self._ops.prepare_experts(self._gate_up, self._down, gate=self._gate)
@@ -92,7 +96,7 @@ class SparseMLP:
     def __init__(
         self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement, experts: Experts | None = None
     ) -> None:
-        """`name`: of the layer's module in the checkpoint; `experts`: of a layout of the family's own."""
+        """`name`: of the layer's module in the checkpoint; `experts`: of another layout."""
         if place.quantization != "none":
             raise InvalidArgument(
                 f"quantization: {place.quantization} is there for dense layers, not for experts",

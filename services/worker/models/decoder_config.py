@@ -51,7 +51,7 @@ class DecoderConfig:
     num_classes: int = 0  # of a model that classifies whole sequences in place of going on
 
     def __post_init__(self) -> None:
-        if self.quantization is not None and self.experts is not None:
+        if self.quantization is not None and self.experts is not None and not self.experts.by_expert:
             raise refusal(
                 "quantization_config.quant_method", self.quantization.method, "there is none for these experts here"
             )

@@ -35,6 +35,7 @@ class ExpertsConfig:
     choice_bias: bool = False  # the choice has one that the weights of the chosen have not
     in_mxfp4: bool = False  # the checkpoint's experts
     biased: bool = False  # the experts' products
+    by_expert: bool = True  # each has tensors of its own in the checkpoint
     names: ExpertNames = ExpertNames()
 
 

@@ -135,6 +135,7 @@ class GptOssForCausalLM(MixtureForCausalLM):
             router_bias=True,
             biased=True,
             in_mxfp4=in_mxfp4,
+            by_expert=False,
             names=NAMES,
         )
         bias, windows = config.flag("attention_bias", True), _read_windows(config, decoder.num_layers)

@@ -44,6 +44,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
             decoder.intermediate_size,
             Routing(read_top_k(config, num_experts), scale=decoder.residual_scale),
             sparse_layers=(True,) * decoder.num_layers,
+            by_expert=False,
             names=NAMES,
         )
         return replace(decoder, experts=experts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from services.worker.layers.attention import Attention
 from services.worker.layers.experts import SparseMLP
 from services.worker.layers.latent_attention import LatentAttention
+from services.worker.layers.quantized_experts import experts_of
 from services.worker.models import single_row
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
@@ -37,7 +38,8 @@ class MixtureLayer(LlamaLayer):
         self.experts = experts
         if experts is None and config.experts.sparse_layers[index]:
             name = f"model.layers.{index}.{config.experts.names.module}"
-            self.experts = SparseMLP(name, config.hidden_size, config.experts, place)
+            stacked = experts_of(f"{name}.experts", config.hidden_size, config.experts, place)
+            self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
         super().__init__(index, config, backend, place, attention=attention, experts=self.experts)
 
 

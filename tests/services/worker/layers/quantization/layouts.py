@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +46,23 @@ def make(layout: Layout, folder: Path, family: str = "qwen3-tied", **overrides: 
     made = checkpoints.make(family, folder, **{**SIZES, **overrides})
     ignored = layout.config.get("ignore", [])
     tensors: Tensors = {}
+    exact: Tensors = {}
     for name, tensor in load_file(folder / WEIGHTS).items():
         module = name.removesuffix(".weight")
-        if "_proj" not in name or not name.endswith(".weight") or module in ignored:
+        exact[name] = tensor
+        projection = "_proj" in name or re.search(r"experts\.\d+\.w\d", name)
+        if not projection or not name.endswith(".weight") or module in ignored:
             tensors[name] = tensor
             continue
         stored, floats = layout.quantize(tensor.float())
         tensors |= {f"{module}.{part}": value.contiguous() for part, value in stored.items()}
-        made.model.get_submodule(module).weight.data.copy_(floats)
+        exact[name] = floats
+    save_file(exact, folder / WEIGHTS)
+    model = type(made.model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     save_file(tensors, folder / WEIGHTS)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": layout.config}))
-    return made
+    return Checkpoint(folder, model)
 
 
 def words(codes: torch.Tensor, bits: int, dim: int) -> torch.Tensor:

@@ -62,6 +62,28 @@ def test_any_dense_family_takes_them(family: str, layout: str, tmp_path: Path) -
     assert largest_error(tmp_path, made) < MAX_ERROR
 
 
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("mixtral", "awq"),
+        ("qwen3-moe-tied", "fp8-blocks"),
+        ("qwen2-moe", "ct-w4-32"),
+        ("deepseek-v3", "fp8-blocks"),
+        ("qwen3-moe-some-layers", "gptq-act-order"),
+    ],
+)
+def test_experts_are_widened_as_they_are_loaded(family: str, layout: str, tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "hidden_size": 128}
+    latent = {"q_lora_rank": 32, "kv_lora_rank": 32, "num_key_value_heads": 4, "head_dim": 8}
+    more = latent if family == "deepseek-v3" else {}
+    ignored = ["re:.*mlp.gate$", "re:.*shared_expert_gate$", "lm_head"]
+    chosen = LAYOUTS[layout]
+    if "ignore" in chosen.config:
+        chosen = quantized.Layout({**chosen.config, "ignore": ignored}, chosen.quantize)
+    made = quantized.make(chosen, tmp_path, family, **sizes, **more)
+    assert largest_error(tmp_path, made) < MAX_ERROR
+
+
 def test_projections_that_are_left_out_stay_floats(tmp_path: Path) -> None:
     layout = LAYOUTS["ct-w4-32"]
     left_out = [f"model.layers.0.self_attn.{name}_proj" for name in ("q", "k", "v")]
