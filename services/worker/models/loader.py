@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".weight_shape", ".weight_format", "
 # What some converters call what others have under another name.
 OTHER_NAMES = {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
 
+BASES = ("model.", "transformer.", "model.decoder.")  # what families call their decoder
+
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
 
@@ -50,9 +52,9 @@ class Loader:
 
 def load_checkpoint(model: LoadableModel, folder: Path) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
-    unexpected = []
+    unexpected, known = [], {*missing, *alternatives, *model.passed_over}
     for written, source in _tensors(folder):
-        name = _usual(written)
+        name = _full(_usual(written), known)
         destination = missing.pop(name, None)
         if destination is not None:
             _copy(name, source, destination)
@@ -65,6 +67,11 @@ def load_checkpoint(model: LoadableModel, folder: Path) -> None:
     _complain(folder, "lacks tensors that the model needs", list(missing))
     _complain(folder, "holds tensors that the model does not have", unexpected)
     model.finish()
+
+
+def _full(name: str, known: Collection[str]) -> str:
+    """Checkpoints of GPT-2 and of many embedding models hold the decoder alone: names begin inside of it."""
+    return name if name in known else next((base + name for base in BASES if base + name in known), name)
 
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:

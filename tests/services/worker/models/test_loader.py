@@ -60,6 +60,19 @@ def test_an_index_names_the_files_that_count(checkpoint: Make, tmp_path: Path) -
     assert torch.equal(last_logits(tmp_path), last_logits(made.folder))
 
 
+@pytest.mark.parametrize(
+    ("family", "base"), [("gpt2", "transformer."), ("qwen3-tied", "model."), ("opt", "model.decoder.")]
+)
+def test_a_checkpoint_may_hold_the_decoder_alone(checkpoint: Make, tmp_path: Path, family: str, base: str) -> None:
+    """As GPT-2's on the hub, and those of many embedding models."""
+    made = checkpoint(family)
+    folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    tensors = load_file(folder / WEIGHTS)
+    assert any(name.startswith(base) for name in tensors)
+    save_file({name.removeprefix(base): tensor for name, tensor in tensors.items()}, folder / WEIGHTS)
+    assert torch.equal(last_logits(folder), last_logits(made.folder))
+
+
 def test_a_missing_tensor_is_named(copy: Path) -> None:
     rewrite(copy, **{"model.layers.1.mlp.up_proj.weight": None})
     with pytest.raises(InvalidArgument, match=r"lacks tensors.*: model\.layers\.1\.mlp\.up_proj\.weight$"):
