@@ -17,8 +17,9 @@ from services.worker.ranks import seat
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.start import build_part
 from shared.errors import InvalidArgument
-from tests.services.worker import checkpoints, quantized
+from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.layers.quantization import layouts
 from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -153,7 +154,7 @@ QUANTIZED_SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_
 )
 def test_ranks_of_quantized_checkpoints(family: str, layout: str, tmp_path: Path) -> None:
     sizes = QUANTIZED_SIZES if layout != "fp8-blocks" else {**QUANTIZED_SIZES, "num_attention_heads": 8}
-    made = quantized.make(quantized.LAYOUTS[layout], tmp_path, family, **sizes, head_dim=32)
+    made = layouts.make(layouts.LAYOUTS[layout], tmp_path, family, **sizes, head_dim=32)
     with ranked(tmp_path) as rig:
         mixed_steps(rig)
         for slot in (0, 2, 5):
@@ -162,6 +163,6 @@ def test_ranks_of_quantized_checkpoints(family: str, layout: str, tmp_path: Path
 
 
 def test_groups_that_ranks_would_have_to_share_are_refused_by_name(tmp_path: Path) -> None:
-    quantized.make(quantized.LAYOUTS["gptq-act-order"], tmp_path, "llama", **QUANTIZED_SIZES, head_dim=32)
+    layouts.make(layouts.LAYOUTS["gptq-act-order"], tmp_path, "llama", **QUANTIZED_SIZES, head_dim=32)
     with pytest.raises(InvalidArgument, match=r"tensor_parallel_size: .*_proj has groups of columns"), ranked(tmp_path):
         pass
