@@ -60,11 +60,14 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
-    query_positions = torch.arange(k.size(0) - q.size(0), k.size(0), device=q.device).unsqueeze(1)
-    key_positions = torch.arange(k.size(0), device=q.device)
-    seen = _seen(query_positions, key_positions, window)
+    num_rows, num_keys = q.size(0), k.size(0)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k.to(q.dtype), v.to(q.dtype)))
-    out = _softmax_sum(q, k, v, seen, scale, sinks)
+    if num_rows == num_keys and sinks is None and not 0 < window < num_keys:  # without a mask, half of it is left out
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    else:
+        query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
+        seen = _seen(query_positions, torch.arange(num_keys, device=q.device), window)
+        out = _softmax_sum(q, k, v, seen, scale, sinks)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -109,7 +112,12 @@ def _gather_padded(cache: torch.Tensor, tables: torch.Tensor, seen: torch.Tensor
     """[rows, num_kv_heads, width, head_dim]; zero where not seen, because a masked NaN would still spread."""
     blocks = take_blocks(cache, tables.flatten()).to(dtype)
     rows = blocks.view(tables.size(0), -1, cache.size(2), cache.size(3))
-    return rows.masked_fill_(~seen[:, :, None, None], 0).transpose(1, 2)
+    if rows.device.type == "cpu":  # there the few places that are not seen are found at once
+        row, place = (~seen).nonzero(as_tuple=True)
+        rows[row, place] = 0
+    else:
+        rows.masked_fill_(~seen[:, :, None, None], 0)
+    return rows.transpose(1, 2)
 
 
 def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int) -> torch.Tensor:
