@@ -39,6 +39,7 @@ class Running:
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
         self.num_drafts_in_flight = np.zeros(num_slots, dtype=np.int32)  # drafts under way
+        self._has_drafted = False  # ever: until then there is nothing to subtract
         self.tenants = np.zeros(num_slots, dtype=np.int32)
         self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller comes first
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
@@ -80,7 +81,8 @@ class Running:
         self.num_prompt_tokens[slot] = sequence.num_prompt_tokens
         self.num_tokens[slot] = self.num_known[slot] = self.num_at_entry[slot] = num_tokens
         self.num_computed[slot] = num_computed
-        self.num_drafts_in_flight[slot] = 0
+        if self._has_drafted:
+            self.num_drafts_in_flight[slot] = 0
         self.limit[slot] = sequence.max_total_tokens
         self.most_blocks += self.most_blocks_of(sequence)
         self.capacity[slot] = 0
@@ -170,8 +172,13 @@ class Running:
             ready[list(self.silent)] = False
         return ready & ~self.is_beam if self.num_beams else ready
 
+    def surely(self, planned: I32) -> I32:
+        """`planned`, num_tokens or num_computed, without the drafts that may turn out not to be there."""
+        return planned - self.num_drafts_in_flight if self._has_drafted else planned
+
     def assume_accepted(self, slots: Slots | int, num_drafts: int) -> None:
         """A step is planned in which each of `slots` may draft so many tokens beside the one that is sure."""
+        self._has_drafted = True
         self.num_computed[slots] += num_drafts
         self.num_tokens[slots] += num_drafts
         self.num_drafts_in_flight[slots] += num_drafts
@@ -191,11 +198,12 @@ class Running:
         filled: Slots = slots[known % self.block_size == 0]
         return filled
 
-    def take_block(self, slot: int) -> bytes:
-        """Moves a block of known tokens to the sequence; returns them as an i32 column."""
+    def take_block(self, slot: int) -> tuple[Sequence, bytes]:
+        """Moves a block of known tokens to the slot's sequence; returns both, the tokens as an i32 column."""
+        sequence = self.sequence(slot)
         block: bytes = self._tail[slot].tobytes()
-        self.sequence(slot).tokens += block
-        return block
+        sequence.tokens += block
+        return sequence, block
 
     def may_end(self, slots: Slots, tokens: I32) -> Slots:
         """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""
@@ -211,12 +219,15 @@ class Running:
         if len(stops) > width:
             wider = np.full((self.num_slots, len(stops) - width), NO_TOKEN, dtype=np.int32)
             self.stop_ids = np.concatenate([self.stop_ids, wider], axis=1)
-        self.stop_ids[slot] = NO_TOKEN
-        self.stop_ids[slot, : len(stops)] = stops
+        row = self.stop_ids[slot]
+        row.fill(NO_TOKEN)
+        for place, stop in enumerate(stops):  # for the few that there are, sooner than as a slice
+            row[place] = stop
 
     def _enter_tail(self, slot: int, sequence: Sequence) -> None:
         """From here on the sequence keeps whole blocks, the row what is behind them."""
         whole = sequence.num_tokens // self.block_size * self.block_size * TOKEN_BYTES
-        tail = np.frombuffer(bytes(sequence.tokens[whole:]), dtype=np.int32)
-        self._tail[slot, : len(tail)] = tail
-        del sequence.tokens[whole:]
+        if whole < len(sequence.tokens):
+            tail = np.frombuffer(bytes(sequence.tokens[whole:]), dtype=np.int32)
+            self._tail[slot, : len(tail)] = tail
+            del sequence.tokens[whole:]

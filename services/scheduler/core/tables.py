@@ -90,14 +90,13 @@ class Tables:
         """One more block position for each of `slots`; there are enough blocks."""
         listed = slots.tolist()
         self.running.capacity[slots] += self.limits.block_size
-        for slot, blocks in zip(listed, self.kv.append_each(listed), strict=True):
-            builder.gain(slot, blocks)
+        builder.gain_each(listed, self.kv.append_each(listed))
 
     def slide(self) -> None:
         """Takes back what no step reads that is yet to be ordered."""
         if self._has_windows:
             running = self.running
-            certain = np.minimum(running.num_computed - running.num_drafts_in_flight, running.capacity)
+            certain = np.minimum(running.surely(running.num_computed), running.capacity)
             self.kv.slide(certain, running.live)
 
     # Tokens.
@@ -128,8 +127,7 @@ class Tables:
     def extend(self, slots: Slots, tokens: I32) -> None:
         """The next token of each of `slots` is known."""
         for slot in self.running.append(slots, tokens).tolist():
-            block = self.running.take_block(slot)
-            self._extend_chain(self.running.sequence(slot), block)
+            self._extend_chain(*self.running.take_block(slot))
 
     def extend_late(self, sequence: Sequence, token: int) -> None:
         """The next token of one that has lost its slot meanwhile is known."""
@@ -150,11 +148,12 @@ class Tables:
         if not self.kv.enable_caching:
             return
         running = self.running
-        certain = running.num_computed - running.num_drafts_in_flight  # drafts may turn out wrong, or find no room
+        certain = running.surely(running.num_computed)  # drafts may turn out wrong, or find no room
         certain = self._num_ordered = np.minimum(certain, running.capacity)
         filled = np.minimum(running.num_known, certain) // running.block_size
-        for slot in (running.live & (filled > self.kv.num_named)).nonzero()[0].tolist():
-            self.cache_blocks(slot, int(filled[slot]))
+        slots = (running.live & (filled > self.kv.num_named)).nonzero()[0]
+        for slot, num_filled in zip(slots.tolist(), filled[slots].tolist(), strict=True):
+            self.cache_blocks(slot, num_filled)
 
     def cache_blocks(self, slot: int, num_filled: int) -> None:
         """Puts on record what the first `num_filled` blocks of `slot` hold."""

@@ -107,6 +107,8 @@ class KVCacheManager:
     def _begin(self, slot: int, blocks: list[int], num_named: int) -> None:
         self._tables[slot] = list(blocks)
         self.num_named[slot] = num_named
+        if not self._has_windows:
+            return
         for window, (group, *_) in self.groups.windows.items():
             of_group = blocks[group :: self.num_groups]
             self._num_slid[window][slot] = next((i for i, block in enumerate(of_group) if block), len(of_group))

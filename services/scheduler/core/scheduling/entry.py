@@ -38,6 +38,7 @@ class Entry:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._plain, self._has_windows = state.kv.groups.plain, state.kv.groups.has_windows
         self._looked_up: tuple[int, Match] | None = None  # of the head that did not fit, by its key
 
     def remember(self, sequence: Sequence, start: Start) -> None:
@@ -102,8 +103,8 @@ class Entry:
         """Whether all known tokens have room beside what it finds, with so many blocks left over."""
         kv = self._state.kv
         num_shared = len(start.whole) // kv.num_groups + (start.taken is not None)
-        missing = kv.groups.cost(kv.blocks_for(sequence.num_tokens) - num_shared) + num_left
-        return self._has_room(start, missing)
+        missing = kv.blocks_for(sequence.num_tokens) - num_shared
+        return self._has_room(start, (missing if self._plain else kv.groups.cost(missing)) + num_left)
 
     def fits_alone(self, sequence: Sequence, start: Start) -> bool:
         """Whether there is room if it is computed in chunks as small as need be."""
@@ -140,7 +141,10 @@ class Entry:
             state.suspects.add(slot)
         for block in start.copied:
             state.kv.pin(block)
-        chunk = state.chunk_size(builder, self._within_room(slot, num_computed, num_tokens))
+        wanted = num_tokens - num_computed
+        chunk = state.chunk_size(
+            builder, self._within_room(slot, num_computed, wanted) if self._has_windows else wanted
+        )
         blocks = tables.grow(builder, slot, num_computed + chunk)
         if start.copied:
             builder.copy(start.copied, blocks[: state.kv.num_groups])
@@ -148,13 +152,10 @@ class Entry:
         if state.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks
             tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // state.limits.block_size)
 
-    def _within_room(self, slot: int, num_computed: int, num_tokens: int) -> int:
-        """Tokens to be computed, as far as there are blocks: a window gives some back before the next chunk."""
-        kv, missing = self._state.kv, num_tokens - num_computed
-        if not kv.groups.has_windows:
-            return missing
-        capacity = int(self._state.running.capacity[slot])
-        return min(missing, capacity + kv.num_free * kv.block_size - num_computed)
+    def _within_room(self, slot: int, num_computed: int, wanted: int) -> int:
+        """Of `wanted` tokens those that there are blocks for: a window gives some back before the next chunk."""
+        kv, capacity = self._state.kv, int(self._state.running.capacity[slot])
+        return min(wanted, capacity + kv.num_free * kv.block_size - num_computed)
 
     def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
         """It has a slot."""

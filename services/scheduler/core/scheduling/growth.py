@@ -26,7 +26,7 @@ class Grower:
         """One token for every sequence that is past its prompt and below its limit."""
         running = self._running
         ready = running.ready()
-        done = running.num_tokens - running.num_drafts_in_flight >= running.limit
+        done = running.surely(running.num_tokens) >= running.limit
         done &= ready
         if done.any():
             for slot in done.nonzero()[0].tolist():
@@ -72,7 +72,9 @@ class Grower:
     def _grow(self, builder: PlanBuilder, slots: Slots) -> Slots:
         """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
         running = self._running
-        if builder.num_drafts or any(flight.drafts is not None for flight in self._state.flights):
+        if self._speculation.enabled and (
+            builder.num_drafts or any(flight.drafts is not None for flight in self._state.flights)
+        ):
             return self._grow_for_drafts(builder, slots)
         needy = slots[running.num_computed[slots] >= running.capacity[slots]]
         if len(needy) == 0:

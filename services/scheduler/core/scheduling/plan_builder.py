@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from services.scheduler.core.running import Running, Slots
 from services.scheduler.core.scheduling.budget import TokenBudget
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
+NOBODY: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,10 @@ class PlanBuilder:
         if blocks:
             self._gains.append((slot, blocks))
 
+    def gain_each(self, slots: Sequence[int], blocks: Sequence[list[int]]) -> None:
+        """Some for each of `slots`."""
+        self._gains += zip(slots, blocks, strict=True)
+
     def admit(self, admission: Admission) -> None:
         self._admitted.append(admission)
 
@@ -138,7 +144,7 @@ class PlanBuilder:
             self.num_tokens,
             now,
             self._drafts_of(slots),
-            {slot: int(running.keys[slot]) for slot in self._ending},
+            {slot: int(running.keys[slot]) for slot in self._ending} if self._ending else NOBODY,
         )
 
     def _drafts_of(self, slots: Slots) -> I32 | None:
