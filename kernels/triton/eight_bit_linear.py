@@ -43,7 +43,7 @@ def eight_bit_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     return activations.group_size == weight.group_size == GROUP and activations.scale is None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _quantize(
     x_ptr,
     given_ptr,
