@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": ("quire.cli.up", "the same as up"),
     "demo": ("quire.cli.demo", "start a cluster, chat with it, show its status, stop it"),
     "doctor": ("quire.cli.doctor", "look for what would keep a cluster from serving, and say what to do"),
+    "top": ("quire.cli.top", "watch a cluster: workers, KV blocks, queues, tokens/s, the oldest requests"),
     "status": ("quire.cli.status", "show every service of a cluster"),
     "health": ("quire.cli.health", "ask a service whether it serves; exit status 0 if it does"),
     "chat": ("quire.cli.chat", "talk to the model"),

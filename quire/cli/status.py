@@ -54,6 +54,8 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
         "work": _work(service.work) if service.HasField("work") else None,
         "drafts": _drafts(service.drafts) if service.HasField("drafts") else None,
         "version": service.version,
+        "sequences_moved": service.sequences_moved if service.role == pb.ROLE_SCHEDULER else None,
+        "oldest_calls": [_call(call) for call in service.oldest_calls],
     }
 
 
@@ -80,6 +82,16 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
         hits,
         f"{work.tokens_per_s:,.0f}" if service.HasField("work") else "-",
     )
+
+
+def _call(call: pb.CallStatus) -> dict[str, Any]:
+    return {
+        "request_id": call.request_id,
+        "tenant": call.tenant,
+        "age_s": round(call.age_s, 3),
+        "prompt_tokens": call.prompt_tokens,
+        "completion_tokens": call.completion_tokens,
+    }
 
 
 def _work(work: pb.WorkCounts) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter
 
 from services.frontend.access.access import Access, Caller
@@ -35,7 +36,6 @@ class Call:
         "route",
         "started_s",
         "status",
-        "submitted_s",
         "trace",
         "traceparent",
     )
@@ -53,7 +53,6 @@ class Call:
         self.generation: Generation | None = None
         self.traceparent = ""  # as the client sent it
         self.trace: Span | None = None
-        self.submitted_s: float | None = None  # when its prompts were tokenized and went to a scheduler
 
     def begin_trace(self) -> str:
         """What to hand on; empty where the request is not sampled."""
@@ -97,12 +96,21 @@ class Calls:
         self._num_refusals = 0  # of this second
         self._untold: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
         self._second: asyncio.TimerHandle | None = None
+        self._live: set[Call] = set()
+
+    def oldest(self, count: int) -> list[Call]:
+        """Of those with a request, that are being answered."""
+        live = (call for call in self._live if call.request is not None)
+        return heapq.nsmallest(count, live, key=lambda call: call.started_s)
 
     def begin(self) -> Call:
         """For a `with`."""
-        return Call(self, self._admission)
+        call = Call(self, self._admission)
+        self._live.add(call)
+        return call
 
     def ended(self, call: Call) -> None:
+        self._live.discard(call)
         if not call.route:
             return
         if call.generation is not None:

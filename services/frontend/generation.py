@@ -104,6 +104,7 @@ class Generation:
         self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
         self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
         self._queue_s: float | None = None
+        self._submitted_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._num_tokens_read = [0] * len(self._samples)
         self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
@@ -127,6 +128,7 @@ class Generation:
         """Starts the clock and submits everything; `held`: of each prompt, who holds how much."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
+        self._submitted_s = self._loop.time()
         n = self.request.sampling.n
         for prompt, holders in enumerate(held):
             self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
@@ -196,11 +198,12 @@ class Generation:
         first_s = sample.first_token_s
         return Times(self._queue_s, first_s - self.request.arrival_s, sample.last_token_s - first_s)
 
-    def budget(self, submitted_s: float | None) -> Budget:
+    @property
+    def budget(self) -> Budget:
         sample = self._samples[0]
         has_tokens = sample.num_tokens > 0
         return Budget(
-            submitted_s,
+            self._submitted_s,
             self._queue_s,
             sample.started_s or None,
             sample.first_token_s if has_tokens else None,

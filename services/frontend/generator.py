@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -67,7 +66,6 @@ class Generator:
         call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation
-            call.submitted_s = asyncio.get_running_loop().time()
             generation.begin(held)
             yield generation
 

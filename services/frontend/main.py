@@ -178,7 +178,12 @@ class Frontend:
             name=self._settings.name,
         )
         status = admin_service.OwnStatus(
-            self._settings.name, self.grpc_address, self._admission, self._client, self._shutdown
+            self._settings.name,
+            self.grpc_address,
+            self._admission,
+            self._client,
+            shutdown=self._shutdown,
+            calls=self._calls,
         )
         admin = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics, self._calls)
         self.admin = AdminPort(self._settings, admin, self._grpc.port)

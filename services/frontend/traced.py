@@ -49,6 +49,5 @@ def trace_end(call: Call, span: Span) -> None:
 
 def _parts(call: Call, span: Span) -> None:
     assert call.generation is not None
-    budget = call.generation.budget(call.submitted_s)
-    for name, begin_s, end_s in budget.spans(call.started_s):
+    for name, begin_s, end_s in call.generation.budget.spans(call.started_s):
         span.part(name, begin_s, end_s)

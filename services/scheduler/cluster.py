@@ -41,6 +41,7 @@ class Cluster:
         self.frontends: dict[int, Send] = {}
         self.lobby = Lobby()
         self.draining = False
+        self.num_moved = 0  # sequences, from worker to worker or back to the queue
         self._settings = settings
         self._placement = Placement(settings.placement)
         self._clock = clock
@@ -282,6 +283,7 @@ class Cluster:
 
     def _move(self, sequences: list[Sequence], last_step_at: float | None) -> None:
         self._metrics.sequences_moved.inc(len(sequences))
+        self.num_moved += len(sequences)
         for sequence in sequences:
             del self._replica_of[sequence.key]
             self.traces.moved(sequence)

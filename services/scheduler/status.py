@@ -50,6 +50,7 @@ class Status:
             waiting=self._cluster.num_waiting,
             work=_total(worker.work for worker in workers),
             version=VERSION,
+            sequences_moved=self._cluster.num_moved,
         )
         ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
         if ages:

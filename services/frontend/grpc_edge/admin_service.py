@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 
 from services.frontend.admission import Admission
-from services.frontend.calls import Calls
+from services.frontend.calls import Call, Calls
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.scheduler_client.client import SchedulerClient
@@ -16,18 +17,28 @@ from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
 from shared.version import VERSION
 
+NUM_OLDEST = 10  # calls that are told
+
 
 class OwnStatus:
     """How this frontend is."""
 
     def __init__(
-        self, name: str, address: str, admission: Admission, client: SchedulerClient, shutdown: Shutdown
+        self,
+        name: str,
+        address: str,
+        admission: Admission,
+        client: SchedulerClient,
+        *,
+        shutdown: Shutdown,
+        calls: Calls,
     ) -> None:
         self._name = name
         self._address = address
         self._admission = admission
         self._client = client
         self._shutdown = shutdown
+        self._calls = calls
 
     def __call__(self) -> pb.ServiceStatus:
         return pb.ServiceStatus(
@@ -39,12 +50,24 @@ class OwnStatus:
             running=self._admission.num_samples,
             waiting=self._client.num_waiting,
             version=VERSION,
+            oldest_calls=[_call(call) for call in self._calls.oldest(NUM_OLDEST)],
         )
 
     def _state(self) -> pb.State:
         if self._shutdown.requested:
             return pb.STATE_DRAINING
         return pb.STATE_READY if self._client.is_open else pb.STATE_STARTING
+
+
+def _call(call: Call) -> pb.CallStatus:
+    assert call.request is not None
+    status = pb.CallStatus(
+        request_id=call.id, tenant=call.request.tenant, age_s=asyncio.get_running_loop().time() - call.started_s
+    )
+    if call.generation is not None:
+        usage = call.generation.usage
+        status.prompt_tokens, status.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    return status
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):

@@ -85,7 +85,15 @@ async def test_the_prompt_as_the_model_got_it(folder: Path) -> None:
 
 
 async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path) -> None:
-    names = ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"]
+    parts = ["tokenize_time_ms", "schedule_time_ms", "prefill_time_ms", "decode_time_ms"]
+    names = [
+        "time_to_first_token_ms",
+        "generation_time_ms",
+        "queue_time_ms",
+        *parts,
+        "mean_itl_ms",
+        "tokens_per_second",
+    ]
     body = {**BODY, "return_metrics": True}
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20, "return_metrics": True, "seed": 60}
     async with serving(folder) as (script, frontend):
@@ -98,6 +106,8 @@ async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path
             assert told["mean_itl_ms"] == pytest.approx(told["generation_time_ms"] / 19, rel=0.01)
             assert told["tokens_per_second"] == pytest.approx(1e3 / told["mean_itl_ms"], rel=0.01)
             assert 0 <= told["queue_time_ms"] < told["time_to_first_token_ms"]
+            whole = told["time_to_first_token_ms"] + told["generation_time_ms"]
+            assert sum(told[part] for part in parts) == pytest.approx(whole, abs=0.01)
             *others, last = data_of((await frontend.http.post(path, json={**asked, "stream": True})).text)
             assert (list(last["metrics"]), last["choices"], "usage" in last) == (names, [], False)
             assert not any("metrics" in chunk for chunk in others)

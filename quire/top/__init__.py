@@ -1,0 +1,1 @@
+"""A cluster as a picture of characters: made of values, so that it can be drawn anywhere."""

@@ -1,0 +1,36 @@
+"""The last looks at a cluster, of which a curve is drawn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class History:
+    """Tokens generated a second between two looks, over all workers."""
+
+    def __init__(self, length: int = 240) -> None:
+        self.rates: deque[float] = deque(maxlen=length)
+        self._generated: dict[tuple[str, int], int] = {}  # by worker and epoch, as of the last look
+        self._looked_s: float | None = None
+
+    def add(self, services: Sequence[pb.ServiceStatus], now: float) -> None:
+        workers = [service for service in services if service.role == pb.ROLE_WORKER]
+        generated = {(worker.id, worker.epoch): worker.work.generated_tokens for worker in workers}
+        if self._looked_s is not None:
+            known = self._generated
+            more = sum(max(0, count - known[worker]) for worker, count in generated.items() if worker in known)
+            self.rates.append(more / max(now - self._looked_s, 1e-3))
+        self._generated, self._looked_s = generated, now
+
+    def curve(self, width: int) -> str:
+        """The last `width` rates as bars, the highest of them full."""
+        shown = list(self.rates)[-width:]
+        highest = max(shown, default=0.0)
+        if not highest:
+            return BARS[0] * len(shown)
+        return "".join(BARS[round(rate / highest * (len(BARS) - 1))] for rate in shown)
