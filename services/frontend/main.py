@@ -13,6 +13,7 @@ from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.room import Room
 from services.frontend.calls import Calls
 from services.frontend.catalogue import Catalogue
+from services.frontend.console.routes import ConsoleRoutes
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import admin_service, inference_service
 from services.frontend.grpc_edge import connections as grpc_connections
@@ -185,8 +186,9 @@ class Frontend:
             shutdown=self._shutdown,
             calls=self._calls,
         )
-        admin = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics, self._calls)
-        self.admin = AdminPort(self._settings, admin, self._grpc.port)
+        asked = admin_service.AdminService(status, self._admins, self._shutdown, self.metrics, self._calls)
+        self._look = asked.services
+        self.admin = AdminPort(self._settings, asked, self._grpc.port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, self._grpc.grpc)
 
     def _new_http_server(self) -> HttpServer:
@@ -199,6 +201,7 @@ class Frontend:
             PoolingRoutes(self._generator, self._processor, self._catalogue, bounds),
             TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
+            ConsoleRoutes(self._look),
             ServiceRoutes(self.is_serving, lambda: self._liveness.is_alive, self._admission, self.metrics),
         )
         settings = self._settings

@@ -89,8 +89,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         async with answering("GetStatus", context, self._metrics, self._calls):
-            entries = [self._status(), *await self._schedulers.status()]
-            return pb.GetStatusResponse(services=_once_each(entries))
+            return pb.GetStatusResponse(services=await self.services())
+
+    async def services(self) -> list[pb.ServiceStatus]:
+        """Of the whole cluster, this one first."""
+        return _once_each([self._status(), *await self._schedulers.status()])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         async with answering("Drain", context, self._metrics, self._calls):

@@ -50,7 +50,14 @@ def build(
     metrics: FrontendMetrics,
     load: Load,
 ) -> Face:
-    app = FastAPI(title="Quire", version=VERSION, strict_content_type=False, redirect_slashes=False)
+    app = FastAPI(
+        title="Quire",
+        version=VERSION,
+        strict_content_type=False,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     errors.install(app)
     app.add_exception_handler(Exception, _on_fault)
     for router in routers:

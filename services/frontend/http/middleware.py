@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.access.access import Access
 from services.frontend.calls import Call
+from services.frontend.console import routes as console
 from services.frontend.http.headers import CALL
 from shared.errors import QuireError
 
@@ -70,7 +71,7 @@ class KeyGuard:
         """`refusal`: how the clients of a path are told."""
         self._app = app
         self._access = access
-        self._open = frozenset((*ALWAYS_OPEN, *open_paths))
+        self._open = frozenset((*ALWAYS_OPEN, *console.OPEN, *open_paths))
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

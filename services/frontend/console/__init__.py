@@ -1,0 +1,1 @@
+"""The page at / for people: a playground, the cluster as it is now, where a request's time went. Works offline."""

@@ -1,0 +1,106 @@
+"""The console's files, the cluster as it looks at it, and /docs without anybody else's servers."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.openapi.docs import get_swagger_ui_html
+from google.protobuf.json_format import MessageToDict
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+
+from shared.errors import NotFound
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+STATIC = Path(__file__).with_name("static")
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+FILES = {f"/console/{path.name}": path for path in STATIC.iterdir() if path.suffix != ".html"}
+OPEN = ("/", *FILES)  # as anybody can read them in the source; what they show, they ask with the visitor's key
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
+)
+HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
+KEEP_S = 0.5  # a look at the cluster serves whoever asks within
+PRIVATE = ("pid", "address", "oldest_calls")  # of a service: for its operators only
+
+Look = Callable[[], Awaitable[Sequence[pb.ServiceStatus]]]
+
+
+class ConsoleRoutes:
+    """`look`: at every service of the cluster."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._looking: asyncio.Task[list[dict[str, Any]]] | None = None
+        self._looked_s = 0.0
+        self._swagger = _swagger()
+        self.router = APIRouter(include_in_schema=False)
+        for method in ("GET", "HEAD"):
+            self.router.add_api_route("/", self.page, methods=[method])
+        for path, file in FILES.items():
+            self.router.add_api_route(path, _file(file), methods=["GET"])
+        self.router.add_api_route("/cluster", self.cluster, methods=["GET"])
+        self.router.add_api_route("/docs", self.docs, methods=["GET"])
+        for name in SWAGGER:
+            if self._swagger is not None:
+                self.router.add_api_route(f"/docs/{name}", _file(self._swagger / name), methods=["GET"])
+
+    async def page(self) -> Response:
+        return _answer(STATIC / "index.html")
+
+    async def cluster(self) -> dict[str, Any]:
+        """Every service, without what is for operators."""
+        now = asyncio.get_running_loop().time()
+        if self._looking is None or now - self._looked_s > KEEP_S:
+            self._looking, self._looked_s = asyncio.ensure_future(self._services()), now
+        return {"services": await asyncio.shield(self._looking)}
+
+    async def docs(self, request: Request) -> HTMLResponse:
+        """The OpenAPI document, to be read and tried."""
+        if self._swagger is None:
+            raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
+        root = request.scope.get("root_path", "")
+        return get_swagger_ui_html(
+            openapi_url=f"{root}/openapi.json",
+            title="Quire",
+            swagger_js_url=f"{root}/docs/{SWAGGER[0]}",
+            swagger_css_url=f"{root}/docs/{SWAGGER[1]}",
+            swagger_favicon_url=f"{root}/console/icon.svg",
+        )
+
+    async def _services(self) -> list[dict[str, Any]]:
+        return [_as_dict(service) for service in await self._look()]
+
+
+def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
+    shown = pb.ServiceStatus()
+    shown.CopyFrom(service)
+    for name in PRIVATE:
+        shown.ClearField(name)
+    return MessageToDict(shown, preserving_proto_field_name=True)
+
+
+def _file(path: Path) -> Callable[[], Awaitable[Response]]:
+    async def read() -> Response:
+        return _answer(path)
+
+    return read
+
+
+def _answer(path: Path) -> Response:
+    return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
+
+
+def _swagger() -> Path | None:
+    """Where the package that brings swagger-ui has its files; None where it is not installed."""
+    found = importlib.util.find_spec("fastapi_offline")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "static"
+    return folder if all((folder / name).is_file() for name in SWAGGER) else None

@@ -1,0 +1,133 @@
+"""The console, in a browser and without one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire.cluster import Cluster
+from services.frontend.console import routes
+from tests.e2e.conftest import running_cluster
+from tests.services.frontend.console.browser import CHROMIUM, Browser, browsing
+
+NO_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+PICTURES = os.environ.get("CONSOLE_PICTURES", "")  # a folder: where screenshots go
+NAMES = re.compile(r"""(?:src|href)="([^"]+)"|from "([^"]+)\"""")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(workers=2, worker={"num_blocks": 600, "threads": 1}) as running:
+        yield running
+
+
+@pytest.fixture
+def browser(cluster: Cluster) -> Iterator[Browser]:
+    with browsing() as opened:
+        opened.open(f"http://{cluster.http_address}/")
+        yield opened
+        mine = f"http://{cluster.http_address}/"
+        assert opened.errors == []
+        foreign = [url for url in opened.addresses if not url.startswith((mine, "data:", "about:"))]
+        assert foreign == [], "it works offline"
+
+
+def ask(browser: Browser, text: str) -> str:
+    """The whole answer, once it has ended."""
+    browser.wait("document.getElementById('model').value !== ''")
+    browser.evaluate(
+        f"document.getElementById('prompt').value = {text!r};"
+        "document.getElementById('temperature').value = 0;"
+        "document.getElementById('ask').requestSubmit()"
+    )
+    browser.wait("document.querySelector('.message.assistant footer, .message.error') !== null")
+    return str(
+        browser.evaluate("[...document.querySelectorAll('.message.assistant, .message.error')].at(-1).innerText")
+    )
+
+
+def picture(browser: Browser, name: str) -> None:
+    if PICTURES:
+        browser.screenshot(Path(PICTURES) / f"{name}.png")
+
+
+def test_everything_that_the_page_names_is_served_from_here(cluster: Cluster) -> None:
+    base = f"http://{cluster.http_address}"
+    page = httpx.get(f"{base}/")
+    assert page.headers["content-security-policy"] == routes.POLICY
+    named = {a or b for a, b in NAMES.findall(page.text)}
+    assert "console/console.js" in named
+    for path in [*(f"/{name}" for name in named), *routes.FILES]:
+        answer = httpx.get(f"{base}{path}")
+        assert answer.status_code == 200, path
+        assert "://" not in answer.text.replace("http://www.w3.org", ""), f"{path} names another server"
+        for inner in (b for _, b in NAMES.findall(answer.text) if b):
+            assert f"/console/{inner.removeprefix('./')}" in routes.FILES, (path, inner)
+
+
+def test_the_cluster_is_told_without_what_is_for_operators(cluster: Cluster) -> None:
+    services = httpx.get(f"http://{cluster.http_address}/cluster").json()["services"]
+    assert {service["id"] for service in services} == {"frontend-0", "scheduler-0", "worker-0", "worker-1"}
+    assert not any(set(service) & set(routes.PRIVATE) for service in services)
+
+
+def test_with_keys_the_page_is_there_and_what_it_shows_is_not() -> None:
+    with running_cluster(worker={"num_blocks": 300}, frontend={"api_key": "k" * 40}) as guarded:
+        base = f"http://{guarded.http_address}"
+        assert httpx.get(f"{base}/").status_code == httpx.get(f"{base}/console/chat.js").status_code == 200
+        for path in ("/cluster", "/docs", "/openapi.json", "/v1/models"):
+            assert httpx.get(f"{base}{path}").status_code == 401
+        key = {"authorization": f"Bearer {'k' * 40}"}
+        assert httpx.get(f"{base}/cluster", headers=key).status_code == 200
+
+
+def test_docs_need_nobody_else(cluster: Cluster) -> None:
+    pytest.importorskip("fastapi_offline", reason="fastapi-offline is not installed")
+    base = f"http://{cluster.http_address}"
+    named = re.findall(r"(?:src|href)=\"([^\"]+)\"", httpx.get(f"{base}/docs").text)
+    assert named
+    assert all(httpx.get(f"{base}{path}").status_code == 200 for path in named)
+
+
+@NO_BROWSER
+def test_a_question_is_answered_and_inspected(browser: Browser) -> None:
+    assert ask(browser, "What is 17 + 25?").startswith("42")
+    picture(browser, "playground")
+    browser.evaluate("document.querySelector('.message footer a').click()")
+    assert browser.evaluate("document.getElementById('inspector').hidden") is False
+    tokens = browser.evaluate("[...document.querySelectorAll('#tokens span')].map(s => s.textContent)")
+    assert "".join(tokens).startswith("42")
+    parts = browser.evaluate("[...document.querySelectorAll('#budget div')].map(d => d.className)")
+    assert {"tokenize", "schedule", "prefill"} <= set(parts)
+    browser.evaluate("document.querySelector('#tokens span').focus()")
+    alternatives = browser.evaluate("document.querySelectorAll('#alternatives i').length")
+    assert alternatives == 5
+    picture(browser, "inspector")
+
+
+@NO_BROWSER
+def test_a_schema_is_kept_to_and_what_is_no_json_is_said_so(browser: Browser) -> None:
+    browser.evaluate("document.getElementById('schema-example').click()")
+    answer = ask(browser, "Who are you?")
+    assert answer.startswith("{"), answer
+    browser.evaluate(
+        "document.getElementById('schema').value = '{'; document.getElementById('messages').replaceChildren()"
+    )
+    assert ask(browser, "Who are you?").startswith("schema: ")
+
+
+@NO_BROWSER
+def test_the_map_shows_workers_come_and_go(browser: Browser, cluster: Cluster) -> None:
+    browser.evaluate("document.querySelector('[data-tab=cluster]').click()")
+    browser.wait("document.querySelectorAll('#map .box').length === 4")
+    picture(browser, "cluster")
+    cluster.process("worker-1").signal(signal.SIGKILL)
+    browser.wait("document.getElementById('events').innerText.includes('worker-1 is gone')")
+    browser.wait("document.getElementById('events').innerText.includes('worker-1 is here')")
+    assert browser.evaluate("document.querySelectorAll('#map .box').length") == 4
