@@ -29,7 +29,6 @@ from quire.cluster.process import ROOT
 from quire.params import SamplingParams
 from shared.errors import Unavailable
 
-READY = re.compile(r"quire ready http=\S+ grpc=(\S+)")
 NUMBERS = re.compile(r"\d[\d.,x]*")
 CLUSTER_FLAGS = ("workers", "frontends", "schedulers", "redis")
 END_TIMEOUT_S = 60.0
@@ -117,9 +116,10 @@ def _take_one_token(address: str) -> None:
 
 def _await_ready(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    for line in process.stdout:
-        if match := READY.match(line):
-            return match[1]
+    for line in process.stdout:  # all of it JSON, as the flags say
+        ready = json.loads(line)
+        if ready["message"] == "ready":
+            return str(ready["grpc"])
     raise Unavailable(f"quire up ended with status {process.wait()} before it was ready")
 
 

@@ -20,6 +20,7 @@ MODES = {
     ),
     "speculation": ("quire.bench.speculation", "the same questions with every way of drafting, and without"),
     "structured": ("quire.bench.structured", "answers under a schema each, and the same requests without"),
+    "soak": ("quire.bench.soak", "a mixed load with cancels, broken connections and killed workers: what grows"),
     "kernels": ("quire.bench.kernels", "the benches beside the kernels"),
 }
 
