@@ -10,7 +10,8 @@ import time
 from quire.cli.connection import add_admin, client_of
 from quire.client import Client
 from quire.top.history import History
-from quire.top.view import Ink, lines
+from quire.top.view import RED, Ink, lines
+from shared.errors import QuireError
 
 OTHER_SCREEN, OWN_SCREEN = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
@@ -37,13 +38,21 @@ def _look(client: Client, history: History, ink: Ink) -> list[str]:
     return lines(services, history, shutil.get_terminal_size().columns - 1, ink)
 
 
+def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
+    """A cluster that does not answer now may do so again: the picture says so and goes on."""
+    try:
+        return _look(client, history, ink)
+    except QuireError as error:
+        return [ink(RED, error.message)]
+
+
 def _watch(client: Client, interval_s: float) -> None:
     """Until Ctrl-C, on the terminal's other screen: what was there before is there again afterwards."""
     history, ink = History(), Ink(coloured=True)
     sys.stdout.write(OTHER_SCREEN)
     try:
         while True:
-            shown = _look(client, history, ink)[: shutil.get_terminal_size().lines - 1]
+            shown = _look_again(client, history, ink)[: shutil.get_terminal_size().lines - 1]
             body = "".join(f"{line}{REST_OF_LINE}\n" for line in shown)
             sys.stdout.write(f"{HOME}{body}{REST_OF_SCREEN}")
             sys.stdout.flush()

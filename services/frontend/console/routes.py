@@ -37,8 +37,9 @@ class ConsoleRoutes:
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._looking: asyncio.Task[list[dict[str, Any]]] | None = None
-        self._looked_s = 0.0
+        self._looking = asyncio.Lock()
+        self._looked_s = -KEEP_S
+        self._services: list[dict[str, Any]] = []
         self._swagger = _swagger()
         self.router = APIRouter(include_in_schema=False)
         for method in ("GET", "HEAD"):
@@ -56,10 +57,11 @@ class ConsoleRoutes:
 
     async def cluster(self) -> dict[str, Any]:
         """Every service, without what is for operators."""
-        now = asyncio.get_running_loop().time()
-        if self._looking is None or now - self._looked_s > KEEP_S:
-            self._looking, self._looked_s = asyncio.ensure_future(self._services()), now
-        return {"services": await asyncio.shield(self._looking)}
+        async with self._looking:
+            if asyncio.get_running_loop().time() - self._looked_s > KEEP_S:
+                self._services = [_as_dict(service) for service in await self._look()]
+                self._looked_s = asyncio.get_running_loop().time()
+        return {"services": self._services}
 
     async def docs(self, request: Request) -> HTMLResponse:
         """The OpenAPI document, to be read and tried."""
@@ -73,9 +75,6 @@ class ConsoleRoutes:
             swagger_css_url=f"{root}/docs/{SWAGGER[1]}",
             swagger_favicon_url=f"{root}/console/icon.svg",
         )
-
-    async def _services(self) -> list[dict[str, Any]]:
-        return [_as_dict(service) for service in await self._look()]
 
 
 def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
