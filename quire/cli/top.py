@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 
@@ -47,7 +48,8 @@ def _look_again(client: Client, history: History, ink: Ink) -> list[str]:
 
 
 def _watch(client: Client, interval_s: float) -> None:
-    """Until Ctrl-C, on the terminal's other screen: what was there before is there again afterwards."""
+    """Until Ctrl-C or SIGTERM, on the terminal's other screen: what was there before is there again afterwards."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     history, ink = History(), Ink(coloured=True)
     sys.stdout.write(OTHER_SCREEN)
     try:

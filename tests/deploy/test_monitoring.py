@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from typing import Any
@@ -95,6 +96,11 @@ def test_panels_ask_the_provisioned_data_source(dashboard: dict[str, Any]) -> No
     for panel in dashboard["panels"]:
         assert panel["type"] == "row" or panel["datasource"] == expected
     assert all(variable["datasource"] == expected for variable in dashboard["templating"]["list"])
+
+
+def test_the_dashboard_is_what_its_program_makes(dashboard: dict[str, Any]) -> None:
+    made = runpy.run_path(str(GRAFANA / "make_dashboard.py"))["document"]()
+    assert made == dashboard, "run k8s/observability/grafana/make_dashboard.py"
 
 
 def test_panels_have_ids_and_places_of_their_own(dashboard: dict[str, Any]) -> None:
