@@ -23,7 +23,7 @@ constexpr float LOG2E = 1.44269504088896f;
 
 struct AttentionCall {
   int64_t num_seqs, q_heads, kv_heads, head_dim, block_size, table_width, window;
-  float scale;
+  float scale, softcap;  // softcap: of the scaled scores; 0: none
   const void *q, *k_cache, *v_cache;
   const int32_t *block_tables, *query_start, *seq_lens;
   void* out;
@@ -141,6 +141,7 @@ class Attention {
     multiply<Tile>({reinterpret_cast<const char*>(queries), q_stride_ * int64_t(sizeof(Word)), queries_, steps_,
                     steps_ * W, scores_, TILE, nullptr},
                    keys_, (span.count + W - 1) / W);
+    if (c_.softcap) cap_scores(span.count);
     soften(span, head);
     gather(span, head, &Attention::gather_values<32>, &Attention::gather_values<64>, &Attention::gather_values<128>,
            &Attention::gather_values<0>);
@@ -266,6 +267,17 @@ class Attention {
     } else {
       store(to, load_part(row, lanes));
     }
+  }
+
+  // Scores s, scaled, to softcap * tanh(s / softcap), and back to what is scaled later. tanh(x) = 1 - 2 / (e^2x + 1).
+  __attribute__((noinline)) void cap_scores(int count) {
+    const vf inner = splat(2 * LOG2E * c_.scale / c_.softcap), outer = splat(c_.softcap / c_.scale);
+    const vf one = splat(1.0f), two = splat(2.0f);
+    for (int64_t query = 0; query < queries_; query++)
+      for (int key = 0; key < count; key += W) {
+        float* scores = scores_ + query * TILE + key;
+        store(scores, (one - two / (exp2(load(scores) * inner) + one)) * outer);
+      }
   }
 
   // Scores to softmax weights relative to the largest so far, by row; and by what the sums so far must shrink.

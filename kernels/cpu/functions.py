@@ -171,11 +171,12 @@ def paged_attention(
     scale: float,
     sliding_window: int,
     sinks: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     code = DTYPES.get(q.dtype)
     if code is None or k_cache.dtype is not q.dtype:
         return reference.paged_attention(
-            q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks
+            q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap
         )
     assert block_tables.dtype is query_start.dtype is seq_lens.dtype is torch.int32
     assert block_tables.stride(1) == 1
@@ -193,6 +194,7 @@ def paged_attention(
         block_tables.stride(0),
         sliding_window,
         scale,
+        softcap,
         q.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),

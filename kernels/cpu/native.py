@@ -21,7 +21,7 @@ SIGNATURES = {
     "experts": "iniiiiffppppppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
-    "paged_attention": "iniiiiiifpppppppp",
+    "paged_attention": "iniiiiiiffpppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "quantized_linear": "iniiipppppppp",
     "rms_norm": "inifpppp",

@@ -20,6 +20,7 @@ def paged_attention(
     scale: float,
     sliding_window: int,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
 
@@ -34,19 +35,20 @@ def paged_attention(
     sliding_window: 0: none; else a row at position p sees positions over p - sliding_window only
     sinks: None, or float32 [num_q_heads]: a score of each head, not scaled, that takes its share of every softmax and
         gives nothing (arXiv 2309.17453, section 3.3)
+    softcap: 0: none; else a scaled score s becomes softcap * tanh(s / softcap) (arXiv 2408.00118, section 2)
     Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
 
     Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
     """
     if q.size(0) == block_tables.size(0):
-        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks)
+        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap)
     assert query_start is not None, "a sequence has several rows"
     out = torch.empty_like(q)
     starts, lens = query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
-        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks)
+        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks, softcap)
     return out
 
 
@@ -57,17 +59,24 @@ def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Ten
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, sinks: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int,
+    sinks: torch.Tensor | None,
+    softcap: float,
 ) -> torch.Tensor:
     """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
     num_rows, num_keys = q.size(0), k.size(0)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k.to(q.dtype), v.to(q.dtype)))
-    if num_rows == num_keys and sinks is None and not 0 < window < num_keys:  # without a mask, half of it is left out
+    is_plain = sinks is None and not softcap
+    if num_rows == num_keys and is_plain and not 0 < window < num_keys:  # without a mask, half of it is left out
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     else:
         query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
         seen = _seen(query_positions, torch.arange(num_keys, device=q.device), window)
-        out = _softmax_sum(q, k, v, seen, scale, sinks)
+        out = _softmax_sum(q, k, v, seen, scale, sinks, softcap)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -80,6 +89,7 @@ def _decode(
     scale: float,
     window: int,
     sinks: torch.Tensor | None,
+    softcap: float,
 ) -> torch.Tensor:
     """One row per sequence, all padded to the width of the tables: no length is read on the host."""
     width = block_tables.size(1) * k_cache.size(1)
@@ -90,20 +100,31 @@ def _decode(
     for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
         seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window)  # [rows, width]
         k, v = (_gather_padded(cache, block_tables[rows], seen, q.dtype) for cache in (k_cache, v_cache))
-        attended = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks)
+        attended = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks, softcap)
         parts.append(attended.squeeze(2))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _softmax_sum(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, sinks: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+    softcap: float,
 ) -> torch.Tensor:
     """q [n, num_q_heads, num_rows, head_dim], k and v [n, num_kv_heads, num_keys, head_dim] -> like q"""
-    if sinks is None:
+    if sinks is None and not softcap:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
     group = q.size(1) // k.size(1)
     k, v = (t.float().repeat_interleave(group, 1) for t in (k, v))
-    scores = (q.float() @ k.transpose(2, 3) * scale).masked_fill(~seen, float("-inf"))
+    scores = q.float() @ k.transpose(2, 3) * scale
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is None:
+        return (scores.softmax(3) @ v).to(q.dtype)
     sink = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     return (torch.cat((scores, sink), 3).softmax(3)[..., :-1] @ v).to(q.dtype)
 

@@ -72,6 +72,15 @@ def meeting(q, cache_ptr):
 
 
 @triton.jit
+def soft_cap(scores, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(score / SOFTCAP) of scores that are in powers of two; 0: as they are."""
+    if SOFTCAP > 0:
+        tanh = 1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0)
+        scores = tanh * (SOFTCAP * 1.4426950408889634)  # LOG2_E
+    return scores
+
+
+@triton.jit
 def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
     """One round of the running softmax (arXiv 1805.02867): scores [rows, TILE], -inf where a row may not look.
 

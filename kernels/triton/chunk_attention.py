@@ -21,6 +21,7 @@ from kernels.triton.attention_tile import (
     load_tile,
     meeting,
     padded_head_dim,
+    soft_cap,
 )
 
 ROWS = 64  # of a tile: one group of warps' matrix instruction
@@ -52,6 +53,7 @@ def attend_tile(
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """One tile of keys; returns the blocks of the next one, too. `MASKED`: some row may not see all of it."""
@@ -67,7 +69,7 @@ def attend_tile(
         v = load_tile(v_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
     k, v = k.to(q.dtype), v.to(q.dtype)
     blocks = find_blocks(table_ptr, start + TILE, end, BLOCK_SIZE, TILE)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    scores = soft_cap(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, SOFTCAP)
     if MASKED:
         seen = positions[None, :] <= row_positions[:, None]
         seen = seen & ((window == 0) | (positions[None, :] > row_positions[:, None] - window))
@@ -115,6 +117,7 @@ def _chunk_attention(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
@@ -159,13 +162,13 @@ def _chunk_attention(
         blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
-            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, False,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, False,
         )  # fmt: skip
     for start in tl.range(masked_from, end, TILE, num_stages=MASKED_STAGES):
         blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
-            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, True,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True,
         )  # fmt: skip
     out = out / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + heads[:, None] * HEAD_DIM + at[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -181,6 +184,7 @@ def chunk_attention(
     scale: float,
     sliding_window: int,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
     num_tokens, q_heads, head_dim = q.shape
@@ -222,6 +226,7 @@ def chunk_attention(
         STAGES=3,
         PRECISION=dot_precision(q.element_size()),
         TMA=tma,
+        SOFTCAP=softcap,
         WINDOWED=sliding_window > 0,
         num_warps=4,
         num_stages=3,

@@ -18,6 +18,7 @@ from kernels.triton.attention_tile import (
     meeting,
     merge,
     padded_head_dim,
+    soft_cap,
 )
 from kernels.triton.combine import combine
 
@@ -58,6 +59,7 @@ def _decode_attention(
     DIRECT: tl.constexpr,
     OTHER_PARTS: tl.constexpr,
     MERGE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -103,7 +105,7 @@ def _decode_attention(
         k, v = k.to(q.dtype), v.to(q.dtype)  # of 8 bits, or as they are
         blocks = find_blocks(table_ptr, at_key + TILE, end, BLOCK_SIZE, TILE)
         positions = at_key + tl.arange(0, TILE)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        scores = soft_cap(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, SOFTCAP)
         scores = tl.where(((positions >= first) & (positions < end))[None, :], scores, float("-inf"))
         top, total, out = accumulate(scores, v, top, total, out, PRECISION)
 
@@ -148,6 +150,7 @@ def decode_attention(
     sliding_window: int,
     order: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """paged_attention where every sequence has one row. A sequence of length 0 gives zeros.
 
@@ -157,7 +160,7 @@ def decode_attention(
     out = torch.empty_like(q)
     parts = Parts.empty(q, num_splits) if num_splits > 1 else None
     rest = block_tables, seq_lens, None, order, scale, sliding_window, num_splits, out, parts
-    attend_rest(q, k_cache, v_cache, *rest, sinks=sinks)
+    attend_rest(q, k_cache, v_cache, *rest, sinks=sinks, softcap=softcap)
     if parts is not None:
         combine(parts.outputs, parts.logs, out.view(-1, q.size(2)))
     return out
@@ -179,6 +182,7 @@ def attend_rest(
     *,
     merge: bool = False,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
     parts of each query. With starts, the other parts (up to MOST_OTHER_PARTS) are for what lies before them: where that
@@ -223,6 +227,7 @@ def attend_rest(
         DIRECT=parts is None or merge,
         OTHER_PARTS=MOST_OTHER_PARTS,
         MERGE=merge,
+        SOFTCAP=softcap,
         num_warps=warps,
         num_stages=stages,
     )

@@ -18,7 +18,12 @@ def paged_attention(
     scale: float,
     sliding_window: int,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     if q.size(0) == block_tables.size(0):
-        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks)
-    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks)
+        return decode_attention(
+            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap
+        )
+    return chunk_attention(
+        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap
+    )

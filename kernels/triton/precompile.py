@@ -57,6 +57,7 @@ class ModelShape:
     batch_invariant: bool = False  # the kernels of batch_invariant are used
     experts: ExpertsShape | None = None
     attention_sinks: bool = False
+    softcap: float = 0.0  # of attention's scores
 
 
 @dataclass(frozen=True)

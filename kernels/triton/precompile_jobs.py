@@ -48,7 +48,9 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
 
     def decode(rows: int, *, ordered: bool) -> None:
         order = ints(rows) if ordered else None
-        decode_attention(of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), scale, 0, order, sinks)
+        decode_attention(
+            of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), scale, 0, order, sinks, shape.softcap
+        )
 
     def shared(rows: int) -> None:
         per_tile = shared_prefix.rows_per_tile(heads, kv_heads)
@@ -70,7 +72,9 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             combine(parts, logs, of(heads, head_dim))
 
     def chunk() -> None:
-        chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks)
+        chunk_attention(
+            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks, shape.softcap
+        )
 
     def attend_row() -> None:
         row_attention(
@@ -133,11 +137,12 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             0,
             ints(rows) if ordered else None,
             sinks,
+            shape.softcap,
         )
 
     def invariant_chunk() -> None:
         batch_invariant.paged_attention(
-            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks
+            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks, shape.softcap
         )
 
     def invariant_choice() -> None:

@@ -154,3 +154,20 @@ def test_sinks_take_their_share(lengths: list[int], rows: list[int], window: int
                 total = (keys[:, head // 3] @ q[head] * 0.3).exp().sum()
                 want = plain[starts[i] + row, head] * total / (total + sinks[head].exp())
                 assert (found[starts[i] + row, head] - want).abs().max() < MAX_ERROR
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize(("lengths", "rows"), [([7, 1, 16], [1, 1, 1]), ([5, 20, 17], [5, 1, 6])])
+def test_scores_are_capped(lengths: list[int], rows: list[int], window: int) -> None:
+    arguments, sequences = paged(lengths, rows, 4, (6, 2), dim=8)
+    found = paged_attention(**arguments, scale=0.9, sliding_window=window, softcap=1.5)
+    starts = arguments["query_start"].tolist()
+    for i, (k, v) in enumerate(sequences):
+        for row in range(rows[i]):
+            last = k.size(0) - rows[i] + row + 1
+            seen = slice(max(0, last - window) if window else 0, last)
+            q = arguments["q"][starts[i] + row].double()
+            for head in range(6):
+                scores = k[seen, head // 3].double() @ q[head] * 0.9
+                want = (1.5 * (scores / 1.5).tanh()).softmax(0) @ v[seen, head // 3].double()
+                assert (found[starts[i] + row, head] - want).abs().max() < MAX_ERROR

@@ -220,7 +220,7 @@ def hashes_of(run: Pair, tokens: list[int]) -> list[bytes]:
     return block_hash.chain(block_hash.root_hash(), columns.i32_bytes(tokens), run.core.limits.block_size)
 
 
-@pytest.mark.parametrize("family", ["gemma3-tied", "cohere2", "gpt-oss"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3-tied", "cohere2", "gpt-oss"])
 def test_families_that_alternate_say_what_transformers_say(tmp_path: Path, family: str) -> None:
     checkpoint = models.checkpoints.make(family, tmp_path)
     run = pair(checkpoint)

@@ -61,6 +61,7 @@ def _attention(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
@@ -115,7 +116,7 @@ def _attention(
             blocks, top, total, out = attend_tile(
                 q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
                 row_positions, window, scale, top, total, out,
-                KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, True,
+                KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True,
             )  # fmt: skip
         found = total != 0.0  # NaN is passed on
         log = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
@@ -177,10 +178,15 @@ def paged_attention(
     scale: float,
     sliding_window: int,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     if q.size(0) == block_tables.size(0):
-        return decode_attention(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks)
-    return chunk_attention(q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks)
+        return decode_attention(
+            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap
+        )
+    return chunk_attention(
+        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap
+    )
 
 
 def decode_attention(
@@ -193,12 +199,14 @@ def decode_attention(
     sliding_window: int,
     order: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """kernels.triton.decode_attention.decode_attention."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < ENOUGH_PROGRAMS else 1
-    return _attend(q, k_cache, v_cache, block_tables, None, seq_lens, order, scale, sliding_window, splits, sinks)
+    rows = q, k_cache, v_cache, block_tables, None, seq_lens, order
+    return _attend(*rows, scale, sliding_window, splits, sinks, softcap)
 
 
 def chunk_attention(
@@ -211,9 +219,11 @@ def chunk_attention(
     scale: float,
     sliding_window: int,
     sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """kernels.triton.chunk_attention.chunk_attention."""
-    return _attend(q, k_cache, v_cache, block_tables, query_start, seq_lens, None, scale, sliding_window, 1, sinks)
+    rows = q, k_cache, v_cache, block_tables, query_start, seq_lens, None
+    return _attend(*rows, scale, sliding_window, 1, sinks, softcap)
 
 
 def _attend(
@@ -228,6 +238,7 @@ def _attend(
     sliding_window: int,
     num_splits: int,
     sinks: torch.Tensor | None,
+    softcap: float,
 ) -> torch.Tensor:
     """`query_start`: None where every sequence has one row, one of length 0 included: it gives zeros."""
     (num_tokens, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape
@@ -279,6 +290,7 @@ def _attend(
         STAGES=3,
         PRECISION=dot_precision(q.element_size()),
         TMA=tma,
+        SOFTCAP=softcap,
         DECODE=query_start is None,
         SPLIT=parts is not None,
         num_warps=4,

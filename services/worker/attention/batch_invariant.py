@@ -45,8 +45,9 @@ class BatchInvariantAttention:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         tables, lens = metadata.block_tables, metadata.seq_lens
         if metadata.is_decode:
-            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks)
-        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks)
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks, softcap)
+        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks, softcap)

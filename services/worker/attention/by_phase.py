@@ -47,7 +47,8 @@ class ByPhase:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
         backend = self.decode if metadata.is_decode else chunk
-        return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, sinks=sinks)
+        return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, sinks=sinks, softcap=softcap)

@@ -44,8 +44,18 @@ class CpuAttention:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         assert self._attend is not None
         return self._attend(
-            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window, sinks
+            q,
+            k_cache,
+            v_cache,
+            metadata.block_tables,
+            metadata.query_start,
+            metadata.seq_lens,
+            scale,
+            window,
+            sinks,
+            softcap,
         )

@@ -36,8 +36,9 @@ class FlashAttention:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
             return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
-        if spec.has_sinks or spec.kv_dtype != spec.dtype:
-            return "has no attention sinks" if spec.has_sinks else f"has no cache of {spec.kv_dtype} on Hopper GPUs"
+        lacking = _lacking(spec)
+        if lacking:
+            return lacking
         try:
             found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
         except Exception as error:  # flash-attn 2's, beside a newer cutlass DSL, misses more than modules
@@ -59,8 +60,10 @@ class FlashAttention:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         assert sinks is None
+        assert not softcap
         out = self._attend(
             q,
             k_cache,
@@ -78,3 +81,12 @@ class FlashAttention:
         )
         attended: Tensor = out[0] if isinstance(out, tuple) else out
         return attended
+
+
+def _lacking(spec: AttentionSpec) -> str | None:
+    faults = (
+        (spec.has_sinks, "has no attention sinks"),
+        (spec.has_softcap, "has no soft caps here"),
+        (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype} on Hopper GPUs"),
+    )
+    return next((reason for wrong, reason in faults if wrong), None)

@@ -63,8 +63,10 @@ class FlashAttention2:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         assert sinks is None
+        assert not softcap
         options: dict[str, Any] = {
             "block_table": metadata.block_tables,
             "softmax_scale": scale,
@@ -108,6 +110,7 @@ def _unfit(spec: AttentionSpec) -> str | None:
         (spec.dtype not in DTYPES, f"takes {' and '.join(DTYPES)}, not {spec.dtype}"),
         (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype}"),
         (spec.has_sinks, "has no attention sinks"),
+        (spec.has_softcap, "has no soft caps here"),
         (spec.head_dim > MOST_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
         (spec.block_size % PAGE, f"takes blocks of multiples of {PAGE} positions, not {spec.block_size}"),
     )

@@ -29,7 +29,17 @@ class ReferenceAttention:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         return reference.paged_attention(
-            q, k_cache, v_cache, metadata.block_tables, metadata.query_start, metadata.seq_lens, scale, window, sinks
+            q,
+            k_cache,
+            v_cache,
+            metadata.block_tables,
+            metadata.query_start,
+            metadata.seq_lens,
+            scale,
+            window,
+            sinks,
+            softcap,
         )

@@ -23,6 +23,7 @@ def attention_spec(
         num_kv_heads=heads.num_kv,
         block_size=block_size,
         has_sinks=config.attention_sinks,
+        has_softcap=config.attention_softcap > 0,
         has_window=any(config.sliding_windows),
         capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
         batch_invariant=place.batch_invariant,

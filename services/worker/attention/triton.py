@@ -27,7 +27,8 @@ class TritonAttention:
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         from kernels.triton.shared_prefix import rows_per_tile
 
-        return 0 if spec.has_window or spec.has_sinks else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
+        reads_all = spec.has_window or spec.has_sinks or spec.has_softcap
+        return 0 if reads_all else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         if spec.device != "cuda":
@@ -53,14 +54,16 @@ class TritonAttention:
         scale: float,
         window: int,
         sinks: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         tables, lens = metadata.block_tables, metadata.seq_lens
         if not metadata.is_decode:
-            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks)
+            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks, softcap)
         shared = metadata.prefixes
         if shared is None:
-            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks)
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks, softcap)
         assert not window
         assert sinks is None
+        assert not softcap
         prefixes = self._prefixes(shared.members, shared.tables, shared.lens, shared.starts)
         return self._shared(q, k_cache, v_cache, tables, lens, prefixes, scale, metadata.order)

@@ -138,7 +138,14 @@ class Attention:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
         sinks = self._sinks.scores if self._sinks else None
         attended = self._backend.attend(
-            q, cache.k, cache.v, metadata, scale=self._scale, window=self._window, sinks=sinks
+            q,
+            cache.k,
+            cache.v,
+            metadata,
+            scale=self._scale,
+            window=self._window,
+            sinks=sinks,
+            softcap=self._config.attention_softcap,
         )
         return self.output(attended.flatten(1))
 

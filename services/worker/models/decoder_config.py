@@ -40,6 +40,7 @@ class DecoderConfig:
     activation: str = "silu"
     fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
     fused_mlp: bool = False  # gates and ups are
+    attention_softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: none
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     norm_offset: float = 0.0  # added to the weights of norms
     embedding_scale: float = 1.0

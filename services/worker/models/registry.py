@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "services.worker.models.deepseek:DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek:DeepseekV3ForCausalLM",
     "GPT2LMHeadModel": "services.worker.models.gpt2:GPT2LMHeadModel",
+    "Gemma2ForCausalLM": "services.worker.models.gemma2:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "services.worker.models.gemma3:Gemma3ForCausalLM",
     "GemmaForCausalLM": "services.worker.models.gemma:GemmaForCausalLM",
     "Glm4ForCausalLM": "services.worker.models.glm4:Glm4ForCausalLM",

@@ -35,6 +35,7 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> DecoderConfig:
         target,
         num_layers=1,
         attention_sinks=False,
+        attention_softcap=0.0,
         experts=None,
         quantization=None,
         latent=None,

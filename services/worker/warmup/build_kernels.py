@@ -88,6 +88,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         single_row=fused and (experts is None or experts.single_row),
         experts=experts,
         attention_sinks=config.attention_sinks,
+        softcap=config.attention_softcap,
     )
 
 

@@ -57,6 +57,18 @@ def test_sinks_take_their_share(dtype, window):
         assert (got - plain).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("window", [0, 33])
+@pytest.mark.parametrize("scale", [0.125, 100.0])  # with the second, all scores are at a cap
+def test_scores_are_capped(dtype, window, scale):
+    case = paged([300, 17, 80], 8, 2, 64, 16, dtype)
+    for rows in ([(0, 299, 300), (1, 16, 17), (2, 79, 80)], [(0, 150, 300), (1, 16, 17), (2, 0, 80)]):
+        step = case.step(rows)
+        got, plain = (cpu.paged_attention(*step, scale, window, None, cap) for cap in (2.0, 0.0))
+        want = reference.paged_attention(*step, scale, window, None, 2.0)
+        assert_close(got, want, units=2, absolute=2 * ABSOLUTE[dtype])
+        assert (got - plain).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 32), (8, 1, 80), (3, 3, 128)])
 def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, q_heads, kv_heads, head_dim, window):

@@ -52,6 +52,17 @@ def test_sinks_take_their_share(dtype, device, q_heads, kv_heads, head_dim, bloc
         assert_close(got, reference.paged_attention(*wide, case.scale, window, sinks))
 
 
+@pytest.mark.parametrize("window", [0, 50])
+def test_scores_are_capped(dtype, device, window):
+    case = Case([1, 150, 64, 65], (6, 2), 32, 16, dtype, device)
+    for rows in ([(0, 0, 1), (1, 149, 150), (2, 63, 64)], [(0, 0, 1), (1, 149, 150), (2, 0, 64), (3, 30, 65)]):
+        step = case.step(rows)
+        got, plain = (triton.paged_attention(*step, 2 * case.scale, window, None, cap) for cap in (2.0, 0.0))
+        wide = [t.double().float() if t.is_floating_point() else t for t in step]
+        assert_close(got, reference.paged_attention(*wide, 2 * case.scale, window, None, 2.0))
+        assert (got - plain).abs().max() > 0.01
+
+
 def test_splits_fill_the_gpu_and_large_batches_have_none(monkeypatch):
     monkeypatch.setattr(module, "ENOUGH_PROGRAMS", 512)
     assert [splits_for(num_seqs, 8) for num_seqs in (1, 4, 8, 16, 32, 64, 512)] == [32, 16, 8, 4, 2, 1, 1]

@@ -79,6 +79,17 @@ def test_sinks_take_their_share(device, monkeypatch, window):
         assert torch.equal(alone[0], whole[LENGTH - 1])
 
 
+def test_scores_are_capped(device, monkeypatch):
+    case, rows = Case([40, LENGTH, 130], (6, 2), 16, 4, torch.float32, device), [(1, 0, LENGTH), (0, 39, 40)]
+    whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 0, None, 2.0)
+    assert_close(whole, reference.paged_attention(*case.step(rows), case.scale, 0, None, 2.0))
+    for programs in (0, 1 << 20):  # one for all spans of a row; one for each
+        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)
+        last = case.step([(1, LENGTH - 1, LENGTH)])
+        alone = batch_invariant.paged_attention(*last, case.scale, 0, None, 2.0)
+        assert torch.equal(alone[0], whole[LENGTH - 1])
+
+
 def test_the_order_of_work_and_rows_without_a_sequence_change_nothing(device):
     case = Case([10, 90, 133], (4, 2), 32, 16, torch.float32, device)
     q, k, v, tables, _, lens = case.step([(0, 9, 10), (1, 89, 90), (2, 132, 133)])

@@ -48,6 +48,7 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
     },
 }
+GEMMA2 = {**FOUR_LAYERS, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENT = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
@@ -82,6 +83,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-tied": ("Granite", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "tie_word_embeddings": True}),
     "gemma-tied": ("Gemma", {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma2-caps-off": ("Gemma2", {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3-tied": ("Gemma3Text", {**GEMMA3, "tie_word_embeddings": True}),
     "glm": ("Glm", {"pad_token_id": 0, "attention_bias": True}),
     "glm4": ("Glm4", {"pad_token_id": 0, "attention_bias": True, "num_key_value_heads": 3}),

@@ -25,6 +25,7 @@ BASE: dict[str, Any] = {
 QWEN2 = {**BASE, "architectures": ["Qwen2ForCausalLM"]}
 
 
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
 
 
@@ -127,6 +128,8 @@ def test_biases_and_norms_by_family() -> None:
         ({"architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 7}, "word_embed_proj_dim is 7"),
         ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, "use_qk_norm is True"),
         ({**GEMMA3, "layer_types": ["full_attention"]}, "layer_types is"),
+        ({**GEMMA2, "attn_logit_softcapping": -1}, "attn_logit_softcapping is -1"),
+        ({**GEMMA2, "layer_types": ["chunked_attention"]}, "layer_types is"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": {"type": "linear"}}, "factor is None"),
@@ -140,3 +143,10 @@ def test_biases_and_norms_by_family() -> None:
 def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         read(**changes)
+
+
+def test_a_gemma_2_that_does_not_say_has_the_caps_and_windows_of_the_published_ones() -> None:
+    config = read(**GEMMA2, num_hidden_layers=4)
+    assert (config.attention_softcap, config.logit_cap) == (50, 30)
+    assert config.sliding_windows == (4096, 0, 4096, 0)
+    assert read(**GEMMA2, final_logit_softcapping=None).logit_cap == 0

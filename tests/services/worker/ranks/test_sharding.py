@@ -78,7 +78,17 @@ def mixed_steps(rig: Rig) -> None:
 # heads, tied tables, biases, windows, shared experts, stacked ones, latent vectors.
 DIFFERENT = frozenset(
     {
-        *("llama-biases-tied", "phi3-partial", "gemma3-tied", "cohere", "gpt2", "olmo2", "granite", "mixtral"),
+        *(
+            "llama-biases-tied",
+            "phi3-partial",
+            "gemma2",
+            "gemma3-tied",
+            "cohere",
+            "gpt2",
+            "olmo2",
+            "granite",
+            "mixtral",
+        ),
         *("deepseek-v2", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe"),
     }
 )

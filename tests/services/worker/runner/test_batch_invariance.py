@@ -34,7 +34,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"batch_invariant": True, "attention_backend": "auto", **request.param}
 
 
-GELU = {"gemma-tied", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
+GELU = {"gemma-tied", "gemma2", "gemma2-caps-off", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
 OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transformers computes
 
 
