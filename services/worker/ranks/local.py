@@ -4,6 +4,7 @@ pipe from each."""
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -80,14 +81,22 @@ class _Rank:
         return RankFailure(f"rank {self.number} {what}")
 
 
+def _meeting_place(size: int) -> tuple[TCPStore, int]:
+    """On the loopback alone: left to itself it would listen on every address of the host. And its port."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        store = TCPStore(LOOPBACK, port, size, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+    return store, port
+
+
 class LocalRanks:
     """Ranks 1 to size - 1."""
 
     def __init__(self, size: int, build: Callable[[Seat], RankReplica]) -> None:
         """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once."""
         self.size = size
-        self._store = TCPStore(LOOPBACK, 0, size, is_master=True, wait_for_workers=False)
-        self.seats = [Seat(rank, size, LOOPBACK, self._store.port) for rank in range(size)]
+        self._store, port = _meeting_place(size)
+        self.seats = [Seat(rank, size, LOOPBACK, port) for rank in range(size)]
         self._number = 0  # of the last command
         self._ring = Ring(size - 1)
         self._writing = threading.Lock()  # commands come from the device's thread, the last one from any

@@ -34,6 +34,8 @@ class Seat:
         if self.size == 1:
             return WHOLE
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
+        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, "lo")  # nobody else is to reach what is not encrypted
         store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=MEETING)
         distributed.init_process_group(
             BACKENDS[device.type],
