@@ -20,31 +20,55 @@ class CatalogueEntry:
     created_unix_s: int
     max_model_len: int  # 0 until a worker has said so
     ready: bool
+    adapter_of: str = ""  # the model that it is an adapter of; empty: it is none
 
 
 class Catalogue:
-    """Of the one model that this frontend tokenizes for."""
+    """Of the one model that this frontend tokenizes for, and of its adapters."""
 
     def __init__(self, identity: model_pb2.ModelIdentity, limits: Callable[[], Limits | None]) -> None:
         self._identity = identity
         self._limits = limits
         self._created_unix_s = int(time.time())
         self._max_model_len = 0
+        self._adapters: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
         return self._identity.name
 
     def entry(self, name: str = "") -> CatalogueEntry:
-        """NotFound unless `name` is the model's, or empty."""
+        """NotFound unless `name` is the model's, an adapter's, or empty."""
         self.check(name)
-        limits = self._limits()
-        if limits is not None:
-            self._max_model_len = limits.max_model_len
+        adapter = self.adapter(name)
         return CatalogueEntry(
-            self.name, self._identity.vocab_size, self._created_unix_s, self._max_model_len, limits is not None
+            adapter or self.name,
+            self._identity.vocab_size,
+            self._created_unix_s,
+            self._max_model_len,
+            self._limits() is not None,
+            adapter_of=self.name if adapter else "",
         )
 
+    def entries(self) -> list[CatalogueEntry]:
+        """The model, then its adapters by name."""
+        self._look()
+        return [self.entry(), *map(self.entry, sorted(self._adapters - {self.name}))]
+
+    def adapter(self, name: str) -> str:
+        """Which adapter a request of that model goes through; empty: none."""
+        return "" if name == self.name else name
+
+    def called(self, name: str) -> str:
+        """The name that answers to a request of that model carry."""
+        return name or self.name
+
     def check(self, name: str) -> None:
-        if name not in ("", self.name):
+        self._look()
+        if name not in ("", self.name) and name not in self._adapters:
             raise NotFound(f"The model `{name}` does not exist.", field="model")
+
+    def _look(self) -> None:
+        limits = self._limits()
+        if limits is not None:
+            self._max_model_len, self._adapters = limits.max_model_len, limits.adapters

@@ -57,6 +57,7 @@ class Generator:
             request = replace(request, traceparent=traceparent)
         call.request = request
         max_model_len = self._catalogue.entry(request.model).max_model_len
+        request = replace(request, adapter=self._catalogue.adapter(request.model))
         request = self._checked(request, max_model_len)
         call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len))
         limits = await self._client.ready(request.deadline_s)

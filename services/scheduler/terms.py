@@ -36,6 +36,7 @@ class Terms:
         self.kv_specs: tuple[KVSpec, ...] | None = None
         self.logprobs_mode = ""
         self.batch_invariant: bool | None = None
+        self.adapters: tuple[str, ...] | None = None
         self._set_by = ""
 
     @property
@@ -100,6 +101,17 @@ class Terms:
                 field="batch_invariant",
             )
 
+    def agree_on_adapters(self, hello: worker_pb2.WorkerHello) -> None:
+        """A sequence must find its adapter wherever it goes."""
+        adapters = tuple(sorted(hello.adapters))
+        if self.adapters is None:
+            self.adapters = adapters
+        if adapters != self.adapters:
+            ours, theirs = (", ".join(names) or "none" for names in (self.adapters, adapters))
+            raise FailedPrecondition(
+                f"adapters: the cluster has {ours}, worker {hello.worker_id} has {theirs}", field="adapters"
+            )
+
 
 def _list(specs: tuple[KVSpec, ...]) -> str:
     return f"[{', '.join(map(str, specs))}]"
@@ -110,6 +122,7 @@ def _on(value: bool) -> str:
 
 
 MOST_PROCESSORS = 256
+MOST_ADAPTERS = 256
 LONGEST_NAME = 256  # characters of ids, addresses, devices
 
 
@@ -140,6 +153,11 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         raise FailedPrecondition(text, field="logits_processors")
     for name in hello.logits_processors:
         check_name("logits_processors", name)
+    if len(hello.adapters) > MOST_ADAPTERS:
+        text = f"adapters: {who} has {len(hello.adapters)}, the limit is {MOST_ADAPTERS}"
+        raise FailedPrecondition(text, field="adapters")
+    for name in hello.adapters:
+        check_name("adapters", name)
     _check_held(hello, who)
 
 

@@ -119,6 +119,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._cluster.terms.agree_on_groups(hello)
         self._cluster.terms.agree_on_logprobs(hello)
         self._cluster.terms.agree_on_invariance(hello)
+        self._cluster.terms.agree_on_adapters(hello)
         return hello
 
     async def _supersede(self, worker_id: str) -> None:

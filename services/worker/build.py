@@ -26,6 +26,7 @@ from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
+from services.worker.lora.adapters import Adapters
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.decoder_config import DecoderConfig
@@ -58,6 +59,7 @@ from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
 from services.worker.warmup.build_kernels import Kernels
 from services.worker.warmup.compile_process import CompileProcess
+from shared import model_identity
 from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.model_identity import read_config
@@ -88,7 +90,7 @@ def build_replica(
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
     threads = settings.threads or num_cores(seat)
     device = open_device(settings.device, threads, seat.rank)
-    place = _place(settings, config, device, seat)
+    place = _place(settings, config, device, seat, wanted.max_num_seqs)
     if settings.batch_invariant:
         batch_invariance.check(settings, place, drafting)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
@@ -100,12 +102,12 @@ def build_replica(
     model = family(config, backend, place, wanted.max_model_len)
     weights = WeightCounts.of(model.destinations(), config)
     _load(model, settings, loader, place)
-    target = Target(model, place, wanted, settings.attention_backend, loader)
+    target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader)
     drafter = open_drafter(drafting, target) if drafting else None
     _check_drafter(drafter, wanted)
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
-    runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device)
+    runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device, place.adapters)
     graphs = _graph_maker(settings, model, backend, spec, place, drafting=drafting, drafter=drafter)
     if compiling is not None:
         compiling.wait()
@@ -156,7 +158,7 @@ def num_cores(seat: Seat) -> int:
     return max(1, len(os.sched_getaffinity(0)) // seat.size)
 
 
-def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat) -> Placement:
+def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat, num_slots: int) -> Placement:
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
     if device.is_synchronous:
@@ -165,8 +167,33 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat
     quantization = choose_quantization(settings.quantization, config.quantization, device)
     shard = seat.join(device.torch_device)
     return Placement(
-        ops, dtype, device.torch_device, quantization, settings.batch_invariant, config.quantization, shard
+        ops,
+        dtype,
+        device.torch_device,
+        quantization,
+        settings.batch_invariant,
+        config.quantization,
+        shard,
+        _adapters(settings, dtype, device, num_slots),
     )
+
+
+def _adapters(settings: WorkerSettings, dtype: torch.dtype, device: Device, num_slots: int) -> Adapters | None:
+    if not settings.lora:
+        return None
+    served = model_identity.identity(Path(settings.model), settings.served_model_name).name
+    reason = (
+        f"{served!r} is the model's own name"
+        if served in settings.lora
+        else f"adapters have no place beside tensor_parallel_size {settings.tensor_parallel_size}"
+        if settings.tensor_parallel_size > 1
+        else "adapters have no place beside batch_invariant"
+        if settings.batch_invariant
+        else ""
+    )
+    if reason:
+        raise InvalidArgument(f"lora: {reason}", field="lora")
+    return Adapters.read(settings.lora, dtype, device.torch_device, num_slots)
 
 
 def _sampler(
@@ -203,7 +230,7 @@ def _heads(
 ) -> Heads:
     sampler = _sampler(settings, model.config, wanted, place, grammars)
     prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, model.logits)
-    return Heads(sampler, [prompts, PoolingHead(model.config.hidden_size, classifier=model.classifier)])
+    return Heads(sampler, [prompts, PoolingHead(model.config.hidden_size, classifier=model.classifier)], place.adapters)
 
 
 def _speculation(
@@ -238,6 +265,8 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
 
 
 def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
+    if place.adapters is not None:
+        place.adapters.check_complete()
     if isinstance(model, TransformersCausalLM):
         log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
     started = time.perf_counter()

@@ -193,6 +193,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             fixed_draft_length=replica.fixed_draft_length,
             drafts_constrained_only=replica.drafts_constrained_only,
             logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
+            adapters=sorted(settings.lora),
             kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
         )
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from shared.settings.base import Settings
 
 MOST_RANKS = 64
+LONGEST_ADAPTER_NAME = 256  # characters
 
 
 class WorkerSettings(Settings):
@@ -30,6 +31,9 @@ class WorkerSettings(Settings):
     )
     quantization: Literal["none", "fp8", "fp8_block"] = Field(
         "none", description="8-bit linear layers, made at load: a scale for each, or for every 128 x 128; CUDA only"
+    )
+    lora: dict[str, str] = Field(
+        {}, description="adapters in PEFT's folders that requests choose as their model: NAME=FOLDER,NAME=FOLDER"
     )
     tensor_parallel_size: int = Field(
         1, ge=1, le=MOST_RANKS, description="ranks that a model is cut into, a process and a GPU each"
@@ -78,6 +82,14 @@ class WorkerSettings(Settings):
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0: all cores")
     seed: int = Field(0, ge=0, description="seed of dummy weights")
+
+    @field_validator("lora")
+    @classmethod
+    def _named(cls, lora: dict[str, str]) -> dict[str, str]:
+        for name, folder in lora.items():
+            if not name or not folder or not name.isprintable() or len(name) > LONGEST_ADAPTER_NAME:
+                raise ValueError(f"{name!r:.80}={folder!r:.80} is not NAME=FOLDER")
+        return lora
 
     @property
     def schedulers(self) -> tuple[str, ...]:

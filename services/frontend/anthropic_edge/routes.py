@@ -43,7 +43,9 @@ class MessageRoutes:
         """Answers a conversation."""
         body.refuse_unknown()
         request = messages_request(body, headers.read(http), self._tokenizer)
-        return Answer(self._generator, request, MessageFormat(request, self._catalogue.name), stream=body.stream)
+        return Answer(
+            self._generator, request, MessageFormat(request, self._catalogue.called(request.model)), stream=body.stream
+        )
 
     async def count(self, body: CountBody) -> dict[str, int]:
         """How many tokens the conversation has."""

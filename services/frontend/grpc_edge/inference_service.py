@@ -128,7 +128,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with answering("ListModels", context, self._metrics, self._calls):
             context.set_trailing_metadata(((FRONTEND_METADATA, self._name),))
-            return pb.ListModelsResponse(models=[responses.model(self._catalogue.entry())])
+            return pb.ListModelsResponse(models=[responses.model(entry) for entry in self._catalogue.entries()])
 
     async def GetModel(self, message: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         async with answering("GetModel", context, self._metrics, self._calls):

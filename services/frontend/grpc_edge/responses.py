@@ -107,4 +107,5 @@ def model(entry: CatalogueEntry) -> pb.Model:
         vocab_size=entry.vocab_size,
         ready=entry.ready,
         created_unix_s=entry.created_unix_s,
+        adapter_of=entry.adapter_of,
     )

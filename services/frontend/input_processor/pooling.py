@@ -32,7 +32,7 @@ def check(pooling: Pooling, classes: Sequence[str]) -> None:
         raise InvalidArgument(text, field="dimensions")
 
 
-def params(pooling: Pooling) -> bytes:
+def params(pooling: Pooling, adapter: str) -> bytes:
     """A serialized SequenceParams."""
     message = PoolingParams(
         pooler=POOLERS[pooling.pooler],
@@ -40,4 +40,4 @@ def params(pooling: Pooling) -> bytes:
         dimensions=pooling.dimensions or 0,
         classify=pooling.classify,
     )
-    return SequenceParams(pooling=message).SerializeToString()
+    return SequenceParams(pooling=message, adapter=adapter).SerializeToString()

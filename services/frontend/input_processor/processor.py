@@ -28,7 +28,7 @@ from services.frontend.scheduler_client.sequence import Work
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import block_hash
 from shared.columns import i32_bytes, u32_bytes
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument, NotFound, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1.worker_pb2 import SequenceParams
 from shared.settings.request_limits import RequestLimits
@@ -128,11 +128,13 @@ class InputProcessor:
     async def prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
         """Each prompt's tokens, and what schedulers and workers are told of it. Raises InvalidArgument."""
         _check_priority(request.priority, limits)
+        if request.adapter and request.adapter not in limits.adapters:
+            raise NotFound(f"The model `{request.adapter}` does not exist.", field="model")
         if request.pooling is None:
             asked = await self._asked_samples(request, limits)
         else:
-            asked = _asked_vector(request.pooling)
-        root_hash = block_hash.root_hash(salt=request.cache_salt)
+            asked = _asked_vector(request.pooling, request.adapter)
+        root_hash = block_hash.root_hash(request.adapter, request.cache_salt)
         prepared = []
         for number, prompt in enumerate(request.prompts):
             if number % PROMPTS_IN_A_TURN == PROMPTS_IN_A_TURN - 1:
@@ -162,6 +164,7 @@ class InputProcessor:
                 bad_word_token_ids=bad_words,
                 think_start_token_ids=thinking[0],
                 think_end_token_ids=thinking[1],
+                adapter=request.adapter,
             )
             return Asked(complete, params.SerializeToString(), eos, grammar)
 
@@ -224,9 +227,9 @@ class InputProcessor:
         return await self._tokenizer.decode_long(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-def _asked_vector(pooling_asked: Pooling) -> AskedOf:
+def _asked_vector(pooling_asked: Pooling, adapter: str) -> AskedOf:
     sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=pooling_asked.pooler not in pooling.READ_ONE)
-    asked = Asked(sampling, pooling.params(pooling_asked), samples_nothing=True)
+    asked = Asked(sampling, pooling.params(pooling_asked, adapter), samples_nothing=True)
     return lambda _num_prompt_tokens: asked
 
 

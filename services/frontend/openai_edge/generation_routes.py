@@ -68,7 +68,7 @@ class GenerationRoutes:
             if not request.asks_prompt_logprobs:
                 self._processor.check(request)
                 return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
-        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.name)
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
         return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
 
     def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
@@ -85,7 +85,7 @@ class GenerationRoutes:
         body.refuse_unknown()
         request = chat_request(body, headers.read(http), self._tokenizer.defaults)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
-        answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.name)
+        answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
         return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
 
     async def batch(self, body: BatchBody, http: Request) -> Response:
@@ -93,7 +93,7 @@ class GenerationRoutes:
         body.refuse_unknown()
         request = batch_request(body, headers.read(http), self._tokenizer.defaults)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
-        answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.name)
+        answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
         return Answer(self._generator, request, Chunks(answer_format), stream=False)
 
     async def invoke(self, body: dict[str, Any], http: Request) -> Response:

@@ -19,7 +19,7 @@ class ModelRoutes:
         self.router.add_api_route("/v1/models/{name:path}", self.get_model, methods=["GET"])
 
     async def list_models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [_card(self._catalogue.entry())]}
+        return {"object": "list", "data": [_card(entry) for entry in self._catalogue.entries()]}
 
     async def get_model(self, name: str) -> dict[str, Any]:
         return _card(self._catalogue.entry(name))
@@ -31,8 +31,8 @@ def _card(entry: CatalogueEntry) -> dict[str, Any]:
         "object": "model",
         "created": entry.created_unix_s,
         "owned_by": "quire",
-        "root": entry.name,
-        "parent": None,
+        "root": entry.adapter_of or entry.name,
+        "parent": entry.adapter_of or None,
         "max_model_len": entry.max_model_len or None,  # unknown until a worker has said so
         "ready": entry.ready,
     }

@@ -64,7 +64,9 @@ class PoolingRoutes:
         body.refuse_unknown()
         asked = Pooling(body.pooler or "", body.normalize is not False, body.dimensions)
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
-        return self._answer(request, EmbeddingFormat(self._catalogue.name, as_base64=body.encoding_format == "base64"))
+        return self._answer(
+            request, EmbeddingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
+        )
 
     async def pool(self, body: PoolingBody, http: Request) -> Response:
         """A vector for each input: of its hidden states, or a classifier's scores as they are."""
@@ -72,27 +74,29 @@ class PoolingRoutes:
         classify = bool(self._processor.classes) if body.task is None else body.task == "classify"
         asked = Pooling(body.pooler or "", body.normalize is not False, body.dimensions, classify)
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
-        return self._answer(request, PoolingFormat(self._catalogue.name, as_base64=body.encoding_format == "base64"))
+        return self._answer(
+            request, PoolingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
+        )
 
     async def classify(self, body: ClassifyBody, http: Request) -> Response:
         """How likely each of the model's classes is, for each input."""
         body.refuse_unknown()
         request = pooled(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
-        return self._answer(request, ClassifyFormat(self._catalogue.name, self._processor.classes))
+        return self._answer(request, ClassifyFormat(self._catalogue.called(body.model), self._processor.classes))
 
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """How well texts go together, pair by pair."""
         body.refuse_unknown()
         queries = _either(body, "queries", "text_1")
         scoring = Scoring.of(queries, _either(body, "documents", "text_2"), self._processor.classes)
-        return self._scored(body, scoring, ScoreFormat(self._catalogue.name, scoring), http)
+        return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
         """Documents by how well they answer the query."""
         body.refuse_unknown()
         scoring = Scoring.of([body.query], body.documents, self._processor.classes)
         answer_format = RerankFormat(
-            self._catalogue.name, scoring, body.top_n or 0, shows_documents=body.return_documents
+            self._catalogue.called(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
         )
         return self._scored(body, scoring, answer_format, http)
 

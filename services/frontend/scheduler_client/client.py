@@ -37,6 +37,7 @@ class Limits:
     max_logprobs: int
     scheduling_policies: frozenset[str]
     logits_processors: frozenset[str] = frozenset()  # that all of them have
+    adapters: frozenset[str] = frozenset()  # the same
 
 
 class SchedulerClient:
@@ -84,6 +85,7 @@ class SchedulerClient:
             max(v.max_logprobs for v in views),
             frozenset(v.scheduling_policy for v in views),
             frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
+            frozenset.intersection(*(frozenset(v.adapters) for v in views)),
         )
 
     @property

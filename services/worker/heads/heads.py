@@ -12,6 +12,7 @@ from torch import Tensor
 from services.worker.device.staging import Staging
 from services.worker.heads.port import Head, HeadLaunch, HeadRows
 from services.worker.heads.sampling import SamplingHead
+from services.worker.sampling.component import SlotState
 from services.worker.sampling.sampler import Sampler
 from services.worker.step.admission import Admission
 from services.worker.step.step_inputs import StepInputs
@@ -53,10 +54,12 @@ class Heads:
     """Owns all heads of a worker. Sampling is one with a way of its own: steps feed each other with what it chose, and
     graphs end in it by themselves."""
 
-    def __init__(self, sampler: Sampler, others: Sequence[Head]) -> None:
+    def __init__(self, sampler: Sampler, others: Sequence[Head], adapters: SlotState | None = None) -> None:
+        """`adapters` have to know of sequences, too."""
         self.sampling = SamplingHead(sampler)
         self._sampler = sampler
         self._others = list(others)
+        self._told: tuple[SlotState, ...] = () if adapters is None else (adapters,)
 
     def add(self, head: Head) -> None:
         """Before the first step."""
@@ -68,7 +71,7 @@ class Heads:
         try:
             if not admission.samples_nothing:
                 self._sampler.admit(slot, admission)
-            for head in self._others:
+            for head in (*self._others, *self._told):
                 head.admit(slot, admission)
         except QuireError:
             self.release(slot)
@@ -76,7 +79,7 @@ class Heads:
 
     def release(self, slot: int) -> None:
         self._sampler.release(slot)
-        for head in self._others:
+        for head in (*self._others, *self._told):
             head.release(slot)
 
     def begin(self) -> None:

@@ -124,6 +124,8 @@ class Linear:
             self._loaded = DenseParts(parts, in_features, bias, place, columns=columns, quantization=quantization)
             self._multiply = place.ops.linear if quantization == "none" else place.ops.fp8_linear
         self.packed: Any = None  # as the ops want it, once loaded
+        sizes = [(part.name, part.num_rows) for part in parts]
+        self._adapters = place.adapters.of_linear(sizes, in_features) if place.adapters else None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._loaded.destinations()
@@ -131,10 +133,14 @@ class Linear:
     def reorder(self, rows: Tensor) -> None:
         """Before finish(): the outputs come in another order, `rows` of the checkpoint's."""
         self._loaded.take_rows(rows)
+        if self._adapters is not None:
+            self._adapters.take_rows(rows)
 
     def scale(self, factor: float) -> None:
         """Before finish(): all outputs are so many times as large."""
         self._loaded.scale(factor)
+        if self._adapters is not None:
+            self._adapters.scale(factor)
 
     def finish(self) -> None:
         if self._is_partial and self._shard.rank:
@@ -145,4 +151,6 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
         result: Tensor = self._multiply(x, self.packed)
+        if self._adapters is not None:
+            self._adapters.add(x, result)
         return self._shard.collectives.add_up(result) if self._adds_up else result

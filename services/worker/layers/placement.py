@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels import Ops
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.sharding import WHOLE, Shard, TensorPart
+from services.worker.lora.adapters import Adapters
 
 # Where a tensor of the checkpoint goes, or what a rank needs of it.
 Destination = Tensor | TensorPart
@@ -34,6 +35,7 @@ class Placement:
     batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
     checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
     shard: Shard = WHOLE
+    adapters: Adapters | None = None
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -26,6 +26,7 @@ from services.worker.heads.heads import Heads, StepHeads
 from services.worker.heads.port import HeadLaunch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
+from services.worker.lora.adapters import AdapterGroups, Adapters
 from services.worker.runner.output import Launch
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.step.beam_moves import BeamMoves
@@ -68,8 +69,9 @@ class Model(Protocol):
 class ModelRunner:
     """Owns the model, its KV memory and everything by slot that lives on the device."""
 
-    def __init__(self, model: Model, heads: Heads, device: Device) -> None:
+    def __init__(self, model: Model, heads: Heads, device: Device, adapters: Adapters | None = None) -> None:
         self.heads = heads
+        self._adapters = adapters
         self._whole_model = model  # what steps go through that nothing recorded takes
         self._model = model
         self._device = device
@@ -136,10 +138,28 @@ class ModelRunner:
         heads = self.heads
         heads.begin()
         others = heads.of(inputs)
+        if self._adapters is not None and (groups := self._adapters.groups(inputs)):
+            return self._launch_adapted(self._adapters, groups, inputs, new_blocks, others)
         graphs = self._graphs_for(inputs, new_blocks, others)
         if graphs is not None:
             return self._launch_graph(graphs, inputs, new_blocks, others)
-        return self._launch_kernels(inputs, new_blocks, others)
+        return self._launch_kernels(inputs, new_blocks, others, self._model)
+
+    def _launch_adapted(
+        self,
+        adapters: Adapters,
+        groups: AdapterGroups,
+        inputs: StepInputs,
+        new_blocks: NewBlocks,
+        others: StepHeads | None,
+    ) -> Launch:
+        """Kernel by kernel, every layer for all tokens: nothing recorded knows adapters."""
+        if self._graphs is not None:
+            self._graphs.forget_rows()
+        device = self._device.torch_device
+        on_device = [(number, None if tokens is None else upload(tokens, device)) for number, tokens in groups]
+        with adapters.step.during(on_device):
+            return self._launch_kernels(inputs, new_blocks, others, self._whole_model)
 
     def _graphs_for(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> StepGraphs | None:
         """Recordings that have room for the step and can end in its heads; None if there are none."""
@@ -153,14 +173,16 @@ class ModelRunner:
             return chunks
         return None
 
-    def _launch_kernels(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> Launch:
+    def _launch_kernels(
+        self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None, model: Model
+    ) -> Launch:
         """Kernel by kernel, or on the CPU as a tape, which can end in any head."""
         marks = self._timer.begin(short=False)
         up = self._upload(inputs, new_blocks)
         wanted = self._wanted(inputs, up, others)
         batch = self._batch(inputs, up, wanted)
         self._timer.mark(marks)
-        hidden = self._model.forward(batch, self.caches) if inputs.num_tokens else None
+        hidden = model.forward(batch, self.caches) if inputs.num_tokens else None
         self._timer.mark(marks)
         sampled, endings = Sampled(self.slot_memory.last_tokens[:0], None), []
         if inputs.num_samples and hidden is not None:
@@ -168,7 +190,7 @@ class ModelRunner:
             if others is not None:
                 read_all = others.read_all
                 of_samples = hidden.index_select(0, up.sampling_tokens) if read_all else hidden[: inputs.num_samples]
-            logits = self._model.logits(of_samples)
+            logits = model.logits(of_samples)
             slots, positions = up.sampling_slots, up.sample_positions
             sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
         if others is not None and hidden is not None:
@@ -257,6 +279,8 @@ class ModelRunner:
     def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
         """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved."""
         if inputs.drafts is not None or self._device.is_synchronous or inputs.num_tokens == inputs.num_rows:
+            return None
+        if self._adapters is not None and self._adapters.step.groups:
             return None
         return AttentionMetadata(
             tables.index_select(0, up.sampling_rows),

@@ -28,6 +28,7 @@ class Admission:
     think_end_token_ids: bytes = b""
     samples_nothing: bool = False
     pooling: pooling_pb2.PoolingParams | None = None  # None: it is not pooled
+    adapter: str = ""  # empty: none
 
     @classmethod
     def of(cls, wire: pb.Admission) -> Admission:
@@ -53,6 +54,7 @@ class Admission:
             params.think_end_token_ids,
             wire.samples_nothing,
             params.pooling if pooled else None,
+            params.adapter,
         )
 
 

@@ -386,6 +386,7 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         (worker_pb2.WorkerHello(kv_groups=[{"state": {"num_bytes": 8}}]), r"kv_groups\[0\]: worker w1 has state"),
         (worker_pb2.WorkerHello(held_block_groups=b"1234"), "held_block_groups: worker w1 sent 4 bytes for 0 blocks"),
         (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
+        (worker_pb2.WorkerHello(adapters=["a"]), "adapters: the cluster has none, worker w1 has a"),
         (worker_pb2.WorkerHello(max_num_batched_tokens=7), "max_num_batched_tokens: worker w1 has 7, needs at least 8"),
     ],
 )

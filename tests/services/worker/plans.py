@@ -46,6 +46,7 @@ class New:
     grammar_id: bytes = b""
     thinking_marks: tuple[int, int] | None = None  # tokens that begin and end reasoning
     pooling: pooling_pb2.PoolingParams | None = None  # it samples nothing
+    adapter: str = ""
 
 
 class PaperScheduler:
@@ -153,6 +154,7 @@ def _num_cached(new: New, block_size: int) -> int:
 def admission(new: New, block_size: int) -> pb.Admission:
     marks = new.thinking_marks or ()
     params = pb.SequenceParams(
+        adapter=new.adapter,
         sampling=new.sampling,
         eos_token_ids=columns.u32_bytes(list(new.eos)),
         bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],

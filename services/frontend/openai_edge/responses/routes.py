@@ -67,7 +67,7 @@ class ResponseRoutes:
         answer = ResponseFormat(
             body,
             request.sampling,
-            self._catalogue.name,
+            self._catalogue.called(request.model),
             inputs=inputs,
             conversation=conversation,
             texts=TokenTexts(self._tokenizer, as_ids=False),

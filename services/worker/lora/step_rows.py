@@ -1,0 +1,25 @@
+"""Which tokens of the step that is computed now go through which adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Written by the runner around a forward pass, read by linear layers."""
+
+    # An adapter's number and the int32 indices of its tokens; None: all of them.
+    groups: Sequence[tuple[int, Tensor | None]] = ()
+
+    @contextmanager
+    def during(self, groups: Sequence[tuple[int, Tensor | None]]) -> Iterator[None]:
+        self.groups = groups
+        try:
+            yield
+        finally:
+            self.groups = ()

@@ -1,0 +1,127 @@
+"""Logits of a sequence with an adapter equal those of a model with the adapter's weights merged into its own, whoever
+else is in the step. float32; tolerances as in test_logits.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.worker.build import build_replica
+from shared.errors import InvalidArgument
+from tests.services.worker.lora import peft_folders
+from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+# Projections apart and fused, rows in another order, biases, factors, the other way round, experts, latent vectors.
+FAMILIES = ("llama-biases-tied", "qwen3-tied", "glm4", "gemma3-tied", "granite", "phi3-partial", "cohere", "starcoder2",
+            "gpt2", "opt", "mixtral", "deepseek-v3")  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
+    """Two adapters and a sequence without one, in chunks and decodes, side by side."""
+    made = checkpoint(family)
+    first = peft_folders.save(made, tmp_path / "first", seed=1)
+    second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7, use_rslora=True)
+    rig = Rig(made.folder, lora={"one": str(first.folder), "two": str(second.folder)})
+    new = [New(0, prompt(11, 1), adapter="one"), New(2, prompt(9, 2)), New(3, prompt(14, 3), adapter="two")]
+    rig.step(new, {0: 11, 2: 9, 3: 6})
+    rig.step(counts={3: 8})
+    for _ in range(4):
+        rig.step()
+    assert error(rig, first, 0) < MAX_ERROR
+    assert error(rig, made, 2) < MAX_ERROR
+    assert error(rig, second, 3) < MAX_ERROR
+    assert error(rig, made, 0) > 0.1, "the adapter changes nothing that could be seen"
+
+
+def test_some_projections_of_a_fused_layer(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    merged = peft_folders.save(made, tmp_path / "a", seed=3, wanted=lambda name: name.endswith(("v_proj", "gate_proj")))
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(8), adapter="a")], {0: 8})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR
+
+
+def test_a_slot_forgets_its_adapter(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    merged = peft_folders.save(made, tmp_path / "a", seed=4)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(8), adapter="a")], {0: 8})
+    rig.step(released=[0])
+    rig.logits.clear()
+    rig.step([New(0, prompt(10, 5))], {0: 10})
+    rig.step()
+    assert error(rig, made, 0) < MAX_ERROR
+
+
+def test_beside_the_tape(checkpoint: Make, tmp_path: Path) -> None:
+    """Steps without adapters are replayed, those with one are not, and they follow one another."""
+    made = checkpoint("qwen3-tied")
+    merged = peft_folders.save(made, tmp_path / "a", seed=5)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)}, attention_backend="auto", block_size=16)
+    rig.step([New(0, prompt(8))], {0: 8})
+    rig.step([New(1, prompt(9, 1), adapter="a")], {1: 9})
+    rig.step()
+    rig.step(released=[1])
+    rig.step()
+    assert error(rig, made, 0) < MAX_ERROR
+    assert len(rig.logits[0]) == 5
+
+
+def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    merged = peft_folders.save(made, tmp_path / "a", seed=6)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(8), adapter="b"), New(1, prompt(8), adapter="a")], {0: 8, 1: 8})
+    (failure,) = rig.last_result.failures
+    assert failure.slot == 0
+    assert "adapter: 'b' does not exist on this worker; there are a" in failure.error.message
+    assert error(rig, merged, 1) < MAX_ERROR
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"r": 0}, "lora: a: r is 0, a whole number from 1 to 256 is needed"),
+        ({"r": 8}, "o_proj has shapes [4, 96] and [48, 4], r is 8"),
+        ({"lora_alpha": "x"}, "lora: a: lora_alpha is 'x', a number is needed"),
+        ({"peft_type": "IA3"}, "lora: a: peft_type is 'IA3', only 'LORA' can be served"),
+        ({"use_dora": True}, "lora: a: use_dora is True, only False can be served"),
+        ({"modules_to_save": ["lm_head"]}, "lora: a: modules_to_save is ['lm_head'], only None can be served"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_field(
+    checkpoint: Make, tmp_path: Path, config: dict[str, object], text: str
+) -> None:
+    made = checkpoint("qwen3-tied")
+    folder = peft_folders.save(made, tmp_path / "a", seed=7, wanted=lambda name: name.endswith("o_proj")).folder
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    with pytest.raises(InvalidArgument) as refused:
+        build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
+    assert text in refused.value.message
+
+
+def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    folder = peft_folders.save(made, tmp_path / "a", seed=8).folder
+    weights = load_file(folder / "adapter_model.safetensors")
+    for part, shape in (("A", (4, 48)), ("B", (211, 4))):
+        weights[f"base_model.model.lm_head.lora_{part}.weight"] = torch.zeros(shape)
+    save_file(weights, folder / "adapter_model.safetensors")
+    with pytest.raises(InvalidArgument, match="lm_head is not a linear layer of this model that can have an adapter"):
+        build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
+
+
+def test_a_name_that_is_the_models_is_refused(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    settings = Rig.settings(made.folder, lora={made.folder.name: "x"})
+    with pytest.raises(InvalidArgument, match="is the model's own name"):
+        build_replica(settings)
