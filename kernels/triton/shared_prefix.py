@@ -93,7 +93,7 @@ def _shared_prefix(
         blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, 0, end, kv_head,
             last, 0, scale, top, total, out,
-            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, BLOCK_SIZE % TILE != 0,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, 0.0, BLOCK_SIZE % TILE != 0,
         )  # fmt: skip
     found = total != 0.0  # NaN is passed on
     part = heads * part_stride + first_part + split
