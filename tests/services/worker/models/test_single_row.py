@@ -44,8 +44,9 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_models_that_it_cannot_run_are_refused() -> None:
     class Place:
         ops = SimpleNamespace(sources={"rms_norm": "kernels.triton"})
-        quantization = "none"
+        quantization, checkpoint = "none", None
         batch_invariant = False
+        shard = SimpleNamespace(is_whole=True)
 
     class Config:
         head_dim, hidden_size, num_q_heads, intermediate_size = 128, 1024, 16, 3072
@@ -54,7 +55,9 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     assert single_row.reject_reason(Config(), Place()) is None
     Place.batch_invariant = True
     assert "order" in str(single_row.reject_reason(Config(), Place()))
-    Place.batch_invariant = False
+    Place.batch_invariant, Place.shard = False, SimpleNamespace(is_whole=False)
+    assert "order" in str(single_row.reject_reason(Config(), Place()))
+    Place.shard = SimpleNamespace(is_whole=True)
     Config.attention_sinks = True
     assert "sinks" in str(single_row.reject_reason(Config(), Place()))
     Config.attention_sinks = False
