@@ -89,22 +89,22 @@ def test_arguments_that_it_does_not_take_are_told(cluster: Cluster) -> None:
 
 
 def test_the_scheduling_policy_orders_those_that_wait(client: Client) -> None:
-    """Asked first, the long prompt is answered last."""
+    """Asked first, the long prompt is answered last, and so much later that no thread can be woken too late to tell."""
 
     def num_waiting() -> int:
         return next(s.waiting for s in client.status() if s.role == admin_pb2.ROLE_SCHEDULER)
 
     answered = []
 
-    def ask(name: str, prompt: list[int]) -> None:
-        client.generate(prompt, SamplingParams(max_tokens=2))
+    def ask(name: str, prompt: list[int], max_tokens: int) -> None:
+        client.generate(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         answered.append(name)
 
     first = client.stream("Count", SamplingParams(temperature=1, max_tokens=3000, ignore_eos=True))
     next(first)
     threads = []
-    for number, (name, prompt) in enumerate((("long", [40] * 300), ("short", [41] * 10)), start=1):
-        threads.append(threading.Thread(target=ask, args=(name, prompt)))
+    for number, asked in enumerate((("long", [40] * 300, 2000), ("short", [41] * 10, 2)), start=1):
+        threads.append(threading.Thread(target=ask, args=asked))
         threads[-1].start()
         until(lambda number=number: num_waiting() == number)  # type: ignore[misc]
     first.close()
