@@ -86,33 +86,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         **SPECIAL_TOKENS,
     },
-    "llama3-70b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "torch_dtype": "bfloat16",
-        **SPECIAL_TOKENS,
-    },
 }
 
 CONFIGS["llama3-70b"] = {

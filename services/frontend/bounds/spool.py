@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from services.frontend.bounds.heavy import HEAVY_BYTES
+
+MOST_FILES = 32  # at a time: descriptors are for connections
 
 
 class Spool:
     """Bytes in the order in which they came: few in this process, many in a file in memory (memfd_create(2)).
 
-    A `with` gives the file back."""
+    A `with` gives the file back. Where there are as many files as there may be, bytes stay in this process."""
+
+    num_files: ClassVar[int] = 0  # of all spools
 
     def __init__(self) -> None:
         self._chunks: list[bytes | memoryview] = []
@@ -27,12 +32,18 @@ class Spool:
     def add(self, chunk: bytes | memoryview) -> None:
         self.num_bytes += len(chunk)
         self._chunks.append(chunk)
-        if self._file is None and self.num_bytes > HEAVY_BYTES and hasattr(os, "memfd_create"):
-            self._file = os.memfd_create("quire-body")
+        if self._file is None and self.num_bytes > HEAVY_BYTES:
+            self._open()
         if self._file is not None:
             for kept in self._chunks:
                 os.write(self._file, kept)  # a file in memory takes all of it
             self._chunks.clear()
+
+    def _open(self) -> None:
+        if Spool.num_files < MOST_FILES and hasattr(os, "memfd_create"):
+            with contextlib.suppress(OSError):  # no descriptor is left
+                self._file = os.memfd_create("quire-body")
+                Spool.num_files += 1
 
     def take(self) -> bytes:
         """All of it, which is kept here no longer."""
@@ -45,6 +56,7 @@ class Spool:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+            Spool.num_files -= 1
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ import pytest
 from google.protobuf.message import Message
 
 from services.frontend.bounds import body_probe, json_body, json_scan, messages, wire_scan
+from services.frontend.bounds import spool as spool_module
 from services.frontend.bounds.heavy import HEAVY_BYTES
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.room import Room
@@ -125,6 +126,26 @@ async def test_small_bodies_are_not_asked_about(large: LargeBodies) -> None:
         assert spool.path is None
         assert not await large.check(spool)
     assert large.pid is None
+
+
+async def test_files_are_few_and_all_are_given_back(large: LargeBodies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends hundreds of large bodies takes no descriptors from connections."""
+    body, before = BODIES["fine"], Spool.num_files
+    many = [spooled(body) for _ in range(spool_module.MOST_FILES + 3)]
+    assert [spool.path is None for spool in many].count(True) == 3 + before
+    assert not await large.check(many[-1]), "the frontend looks at it itself"
+    assert many[-1].take() == many[0].take() == body
+    for spool in many:
+        spool.close()
+    assert Spool.num_files == before
+
+    def refuse(_: str) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with spooled(body) as spool:
+        assert spool.path is None
+        assert spool.take() == body
 
 
 async def test_of_a_client_that_has_left_nothing_is_said(large: LargeBodies) -> None:
