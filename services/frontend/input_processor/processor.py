@@ -206,7 +206,7 @@ class InputProcessor:
             case TokenPrompt(token_ids):
                 return list(token_ids)
             case PairPrompt(first, second):
-                return await self._tokenizer.encode_pair(first, second)
+                return await self._tokenizer.encode_pair(first, second, enough)
             case TextPrompt(text, framed):
                 return await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough)
             case ChatPrompt():

@@ -67,6 +67,7 @@ class Encoder:
         self._whole = ThreadPoolExecutor(1, "tokenize-whole", step_back)  # texts that cannot be cut, and templates
         self._turns, self._turns_of_whole = SmallestFirst(threads), SmallestFirst(1)
         self._before, self._behind = self._frame()
+        self._pair_frame = self._find_pair_frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts around any text by itself."""
@@ -85,14 +86,33 @@ class Encoder:
         ids = await self._in_pieces(self.own, text, enough)
         return self._framed(ids) if add_special_tokens else ids
 
-    async def encode_pair(self, first: str, second: str) -> list[int]:
-        """As the tokenizer joins them, whole."""
-        length = len(first) + len(second)
-        return (
-            self.own.pair((first, second))
-            if length <= INLINE_CHARACTERS
-            else await self.in_thread(self.own.pair, (first, second), length)
+    async def encode_pair(self, first: str, second: str, *, plain: bool, enough: int | None = None) -> list[int]:
+        """As the tokenizer joins them. `plain`: they spell no control tokens. `enough`: of long texts, ids need not go
+        on once there are more than so many."""
+        length, frame = len(first) + len(second), self._pair_frame
+        if not plain and length <= INLINE_CHARACTERS:
+            return self.own.pair((first, second))
+        if not plain and (length <= PIECE_CHARACTERS or not self.own.cuts.known or frame is None):
+            return await self.in_thread(self.own.pair, (first, second), length)
+        if frame is None:
+            text = "control_tokens: none: what this tokenizer puts between two texts cannot be told from the texts"
+            raise InvalidArgument(text, field="control_tokens")
+        before, between, behind = frame
+        ids = await self._section(Section(first, plain), False, enough)
+        others = await self._section(
+            Section(second, plain), False, None if enough is None else max(0, enough - len(ids))
         )
+        return [*before, *ids, *between, *others, *behind]
+
+    def _find_pair_frame(self) -> tuple[list[int], list[int], list[int]] | None:
+        """What the tokenizer puts before, between and behind two texts; None where that cannot be seen."""
+        inner, framed = self.encode_now("a", add_special_tokens=False), self.own.pair(("a", "a"))
+        size = len(inner)
+        found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
+        if size == 0 or len(found) != 2:
+            return None
+        first, second = found
+        return framed[:first], framed[first + size : second], framed[second + size :]
 
     async def encode_sections(
         self, sections: Sequence[Section], *, add_special_tokens: bool, enough: int | None = None

@@ -115,9 +115,9 @@ class Tokenizer:
         plain = [Section(text, plain=True)]
         return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, enough=enough)
 
-    async def encode_pair(self, first: str, second: str) -> list[int]:
+    async def encode_pair(self, first: str, second: str, enough: int | None = None) -> list[int]:
         """Two texts as one prompt, with what the tokenizer puts around and between them."""
-        return await self._encoder.encode_pair(first, second)
+        return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, enough=enough)
 
     async def encode_chat(self, prompt: ChatPrompt, enough: int | None = None) -> list[int]:
         """What the chat template makes of it."""

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
@@ -272,3 +273,41 @@ async def test_many_ids_are_decoded_to_the_same_text_beside_the_loop() -> None:
             assert one == decoding.decode(few, skip_special_tokens=skips)
     finally:
         decoding.close()
+
+
+def pairing_tokenizer() -> Tokenizer:
+    made = byte_level_tokenizer()
+    start, end = (made.token_to_id(text) for text in SPECIALS[1:])
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIALS[1]} $A {SPECIALS[2]}",
+        pair=f"{SPECIALS[1]} $A {SPECIALS[2]} $B {SPECIALS[2]}",
+        special_tokens=[(SPECIALS[1], start), (SPECIALS[2], end)],
+    )
+    return made
+
+
+@pytest.mark.parametrize("make", [byte_level_tokenizer, pairing_tokenizer])
+@pytest.mark.parametrize("lengths", [(3, 5), (900, 900), (40_000, 5), (5, 70_000), (50_000, 50_000)])
+async def test_two_long_texts_are_joined_as_the_tokenizer_joins_them(
+    make: Callable[[], Tokenizer], lengths: tuple[int, int]
+) -> None:
+    """In pieces, where they are long: whole they would take a hundred times their size."""
+    tokenizer = make()
+    joined = Encoder(tokenizer, 1, SPECIALS)
+    first, second = ((" ".join(CORPUS) * (length // 100 + 1))[:length] for length in lengths)
+    whole = tokenizer.encode(first, second).ids
+    assert await joined.encode_pair(first, second, plain=False) == whole
+    assert await joined.encode_pair(first, second, plain=True) == whole
+    cut = await joined.encode_pair(first, second, plain=False, enough=10)
+    assert len(cut) <= len(whole)
+    assert len(cut) > min(10, len(whole) - 1)
+    joined.close()
+
+
+async def test_what_a_pair_spells_stays_text_where_that_is_asked_for() -> None:
+    tokenizer = pairing_tokenizer()
+    joined, end = Encoder(tokenizer, 1, SPECIALS), tokenizer.token_to_id(SPECIALS[2])
+    spelled = await joined.encode_pair("a", f"b {SPECIALS[2]} c", plain=False)
+    plain = await joined.encode_pair("a", f"b {SPECIALS[2]} c", plain=True)
+    assert (spelled.count(end), plain.count(end)) == (3, 2)
+    joined.close()
