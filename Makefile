@@ -1,10 +1,10 @@
-# make setup | demo | test | test-all | lint | up | bench | wheel | protos | clean
+# make setup | demo | test | test-slow | test-all | lint | up | bench | wheel | images | test-images | protos | clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup protos demo up test test-all lint bench wheel clean
+.PHONY: setup protos demo up test test-slow test-all lint bench wheel images test-images clean
 
 setup: $(READY)
 
@@ -25,12 +25,16 @@ up: setup
 	$(BIN)/quire up $(ARGS)
 
 # A file's tests stay together, so that what they share is made once.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadscope
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) $(ARGS)
 
-# Every case of the sweeps, too (tests/sweeps.py).
+# What each change has to pass besides: more faults, more surroundings, more random operations.
+test-slow: setup
+	$(PYTEST) -m 'slow and not gpu and not sweep' $(ARGS)
+
+# Both, and every case of the sweeps (tests/sweeps.py).
 test-all: setup
 	$(PYTEST) -m 'not gpu' $(ARGS)
 
@@ -51,6 +55,14 @@ bench: setup
 # For this machine's CPU; KERNELS_ARCH=x86-64-v3 for others.
 wheel: setup
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+# The images from their Dockerfiles without a Docker engine, and a cluster out of them that is talked to. Needs root for
+# the chroots, and `apt-get install buildah mmdebstrap`. ARGS='--build-arg NAME=VALUE' reaches the Dockerfiles.
+images: setup
+	$(BIN)/python -m tests.deploy.images build $(ARGS)
+
+test-images: images
+	$(BIN)/python -m tests.deploy.images test
 
 clean:
 	rm -rf $(VENV) build dist kernels/cpu/build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -5,7 +5,8 @@ against it. A faster package need not have every function: `load` takes each fro
 
 A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
 (the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
-`prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`.
+`prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`, `prepare_low_rank`,
+`put_low_rank` and `add_low_rank`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ if TYPE_CHECKING:  # what builds the kernels has no torch
 FUNCTIONS = (
     "prepare_linear",
     "linear",
-    "prepare_fp8_linear",
-    "fp8_linear",
+    "prepare_low_rank",
+    "put_low_rank",
+    "add_low_rank",
     "prepare_quantized_linear",
     "quantized_linear",
     "route",
@@ -34,6 +36,7 @@ FUNCTIONS = (
     "add_rms_norm",
     "qk_norm_rope_store",
     "paged_attention",
+    "ragged_attention",
     "silu_mul",
     "sample",
     "mask_logits",
@@ -59,8 +62,9 @@ class Ops:
 
     prepare_linear: Callable[[Tensor, Tensor | None], Any]
     linear: Callable[[Tensor, Any], Tensor]
-    prepare_fp8_linear: Callable[..., Any]
-    fp8_linear: Callable[[Tensor, Any], Tensor]
+    prepare_low_rank: Callable[..., Any]
+    put_low_rank: Callable[..., None]
+    add_low_rank: Callable[..., None]
     prepare_quantized_linear: Callable[..., Any]
     quantized_linear: Callable[[Tensor, Any], Tensor]
     route: Callable[..., tuple[Tensor, Tensor]]
@@ -71,6 +75,7 @@ class Ops:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     qk_norm_rope_store: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
+    ragged_attention: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
     mask_logits: Callable[..., None]

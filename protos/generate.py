@@ -1,6 +1,7 @@
-"""Generates shared/pb from protos/quire: `python -m protos.generate` (make protos).
+"""Generates shared/pb from protos/quire and protos/dialects: `python -m protos.generate` (make protos).
 
-The Python modules lie at shared/pb/<area>/v1/, not under a package named `quire`, which is the project's public face.
+Writes the reference as well (reference.py). The Python modules lie at shared/pb/<area>/v1/, not under a package named
+`quire`, which is the project's public face, and at shared/pb/dialects/.
 Imports in the generated code are rewritten to match; names on the wire and in descriptors are untouched.
 """
 
@@ -15,14 +16,17 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
+from protos import reference
+
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 OUT = ROOT / "shared" / "pb"
-OWN_IMPORT = re.compile(r"^(from|import) quire\.", re.MULTILINE)
+DIALECTS = "dialects"  # protocols of others: names and numbers are theirs
+OWN_IMPORT = re.compile(rf"^(from|import) (?:quire\.|(?={DIALECTS} ))", re.MULTILINE)
 
 
 def generate(out: Path) -> None:
-    sources = sorted(str(p.relative_to(PROTOS)) for p in (PROTOS / "quire").rglob("*.proto"))
+    sources = sorted(str(p.relative_to(PROTOS)) for p in PROTOS.rglob("*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
     args = ["protoc", f"-I{PROTOS}", f"-I{well_known}"]
     args += [f"--{kind}={out}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
@@ -31,8 +35,8 @@ def generate(out: Path) -> None:
 
 
 def publish(generated: Path, out: Path) -> None:
-    """Moves quire/<area>/v1 to out/<area>/v1 with imports that fit, replacing what was there."""
-    for area in sorted(p for p in (generated / "quire").iterdir() if p.is_dir()):
+    """Moves quire/<area>/v1 to out/<area>/v1, and dialects to out, with imports that fit, replacing what was there."""
+    for area in [*sorted(p for p in (generated / "quire").iterdir() if p.is_dir()), generated / DIALECTS]:
         target = out / area.name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(area, target)
@@ -46,6 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         publish(Path(scratch), OUT)
+    reference.main()
 
 
 if __name__ == "__main__":

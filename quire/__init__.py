@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "quire.llm",
     "AsyncLLM": "quire.llm",
+    "LLMEngine": "quire.engine",
     "Client": "quire.client",
     "AsyncClient": "quire.client",
     "BeamSearch": "quire.params",
@@ -38,6 +39,7 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "Delta",
+    "LLMEngine",
     "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",

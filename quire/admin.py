@@ -16,6 +16,9 @@ from shared.settings.base import LOOPBACK
 from shared.settings.tls import NO_TLS, Tls
 
 RESET_TIMEOUT_S = 60.0
+PAUSE_TIMEOUT_S = 65.0  # a frontend waits a minute for its schedulers
+LOAD_TIMEOUT_S = 70.0  # the same, and until its own requests go by it
+PAUSE_MODES = {"keep": pb.PAUSE_MODE_KEEP, "abort": pb.PAUSE_MODE_ABORT, "wait": pb.PAUSE_MODE_WAIT}
 ANSWER_TIMEOUT_S = 2.0
 
 
@@ -39,6 +42,36 @@ class AdminClient:
         with translated_errors():
             answer = self._stub.ResetPrefixCache(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
             return int(answer.num_blocks)
+
+    def pause_generation(self, mode: str) -> int:
+        if mode not in PAUSE_MODES:
+            raise InvalidArgument(f"mode: one of {', '.join(PAUSE_MODES)}, not {mode!r}", field="mode")
+        request = pb.PauseGenerationRequest(mode=PAUSE_MODES[mode])
+        with translated_errors():
+            answer = self._stub.PauseGeneration(request, timeout=PAUSE_TIMEOUT_S, metadata=self._metadata)
+            return int(answer.num_aborted if request.mode == pb.PAUSE_MODE_ABORT else answer.num_kept)
+
+    def resume_generation(self) -> None:
+        request = pb.ResumeGenerationRequest()
+        with translated_errors():
+            self._stub.ResumeGeneration(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
+
+    def load_adapter(self, name: str, path: str, *, replace: bool) -> int:
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
+        with translated_errors():
+            answer = self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S, metadata=self._metadata)
+            return int(answer.num_workers)
+
+    def unload_adapter(self, name: str) -> int:
+        request = pb.UnloadAdapterRequest(name=name)
+        with translated_errors():
+            answer = self._stub.UnloadAdapter(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
+            return int(answer.num_sequences)
+
+    def adapters(self) -> list[pb.Adapter]:
+        with translated_errors():
+            request = pb.ListAdaptersRequest()
+            return list(self._stub.ListAdapters(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata).adapters)
 
     def close(self) -> None:
         self._channel.close()

@@ -1,6 +1,7 @@
-"""The model that Quire ships."""
+"""The model that Quire ships, and its adapters."""
 
 from pathlib import Path
 
 NAME = "quire-tiny"
 FOLDER = Path(__file__).resolve().parent / "tiny" / "model"
+ADAPTERS = FOLDER.parent / "adapters"

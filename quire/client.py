@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
@@ -12,19 +12,33 @@ import grpc
 
 from quire.admin import AdminClient, admin_of
 from quire.api_key import showing_key
-from quire.outputs import Classification, Delta, Message, RequestOutput, classifications, collect, delta, vectors
+from quire.outputs import (
+    Classification,
+    Delta,
+    Message,
+    RequestOutput,
+    classifications,
+    collect,
+    delta,
+    token_vectors,
+    vectors,
+)
 from quire.params import SamplingParams
 from quire.requests import (
     ChatExtras,
     ChatMessages,
     EmbedExtras,
     Options,
+    Params,
     Prompt,
     chat_request,
     classify_request,
     embed_request,
+    for_each,
     from_rpc,
     generate_request,
+    is_one,
+    plain,
     score_request,
     translated_errors,
 )
@@ -35,6 +49,7 @@ from shared.rpc.channel import connect, connect_blocking
 from shared.settings.tls import NO_TLS, Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+OnDone = Callable[[RequestOutput], object] | None
 
 
 class Client:
@@ -60,35 +75,37 @@ class Client:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         options: Options | None = None,
         timeout_s: float | None = None,
+        *,
+        on_done: OnDone = None,
     ) -> list[RequestOutput]:
-        """Continues each prompt, text or token ids, all at a time; results in the order of the prompts."""
-        batch = [prompts] if _is_one(prompts) else list(prompts)
+        """Continues each prompt, text, token ids or a dict, all at a time; results in the order of the prompts.
+        `on_done`: called for each, in that order."""
+        batch = [prompts] if is_one(prompts) else list(prompts)
         final = _final(options)
         calls = [
-            self._inference.Generate(generate_request(prompt, params, final), timeout=timeout_s)  # type: ignore[arg-type]
-            for prompt in batch
+            self._inference.Generate(generate_request(prompt, own, final), timeout=timeout_s)  # type: ignore[arg-type]
+            for prompt, own in zip(batch, for_each(params, len(batch)), strict=True)
         ]
-        with translated_errors():
-            return [collect(call, prompt) for call, prompt in zip(calls, batch, strict=True)]
+        return _collected(calls, [plain(prompt) for prompt in batch], on_done)  # type: ignore[arg-type]
 
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
-        params: SamplingParams | None = None,
+        params: Params = None,
         options: Options | None = None,
         timeout_s: float | None = None,
+        on_done: OnDone = None,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
         """Answers one conversation or several at a time."""
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
         final = _final(options)
-        requests = [chat_request(turns, params, final, extras) for turns in batch]
-        calls = [self._inference.Chat(request, timeout=timeout_s) for request in requests]
-        with translated_errors():
-            return [collect(call, turns) for call, turns in zip(calls, batch, strict=True)]
+        each = zip(batch, for_each(params, len(batch)), strict=True)
+        requests = [chat_request(turns, own, final, extras) for turns, own in each]
+        return _collected([self._inference.Chat(request, timeout=timeout_s) for request in requests], batch, on_done)
 
     def embed(
         self,
@@ -98,16 +115,29 @@ class Client:
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
         """A vector for each input, text or token ids, in their order; `extras`: pooler, normalize, dimensions."""
-        batch = [inputs] if _is_one(inputs) else list(inputs)
+        batch = [inputs] if is_one(inputs) else list(inputs)
         request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
         with translated_errors():
             return vectors(self._inference.Embed(request, timeout=timeout_s))
+
+    def encode(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        options: Options | None = None,
+        timeout_s: float | None = None,
+        **extras: Unpack[EmbedExtras],
+    ) -> list[list[list[float]]]:
+        """All vectors of each input: with pooler all of its tokens, with step of those that are step_tag_id."""
+        batch = [inputs] if is_one(inputs) else list(inputs)
+        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
+        with translated_errors():
+            return token_vectors(self._inference.Embed(request, timeout=timeout_s))
 
     def classify(
         self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, timeout_s: float | None = None
     ) -> list[Classification]:
         """The class of each input, text or token ids, in their order."""
-        batch = [inputs] if _is_one(inputs) else list(inputs)
+        batch = [inputs] if is_one(inputs) else list(inputs)
         request = classify_request(batch, options or Options())  # type: ignore[arg-type]
         with translated_errors():
             return classifications(self._inference.Classify(request, timeout=timeout_s))
@@ -163,6 +193,34 @@ class Client:
         with closing(self._admin()) as admin:
             return admin.reset_prefix_cache(preempt_running=preempt_running)
 
+    def pause_generation(self, mode: str = "keep") -> int:
+        """Stops all workers between two steps. Sequences that are there go on at resume_generation() with "keep", and
+        end with "abort"; with "wait" they come to their ends first: Unavailable if that takes a scheduler more than a
+        minute, which then goes on. New ones wait. Returns how many wait or, with "abort", have ended."""
+        with closing(self._admin()) as admin:
+            return admin.pause_generation(mode)
+
+    def resume_generation(self) -> None:
+        with closing(self._admin()) as admin:
+            admin.resume_generation()
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int:
+        """Has every worker load the adapter (LoRA) in that folder, which is one of theirs: absolute, or relative to
+        their lora_folders. From then on `name` is a model. `replace`: puts it in the place of one of that name. Returns
+        how many workers have it."""
+        with closing(self._admin()) as admin:
+            return admin.load_adapter(name, path, replace=replace)
+
+    def unload_adapter(self, name: str) -> int:
+        """`name` is no model any more. Returns how many sequences still go through it, to their ends."""
+        with closing(self._admin()) as admin:
+            return admin.unload_adapter(name)
+
+    def adapters(self) -> list[admin_pb2.Adapter]:
+        """Those that there are, with where they are in use."""
+        with closing(self._admin()) as admin:
+            return admin.adapters()
+
     def _admin(self) -> AdminClient:
         """Looked up for each call: a frontend that was started anew has another port and key."""
         return AdminClient(admin_of(self.address, *self._admin_at), self._tls)
@@ -197,7 +255,7 @@ class AsyncClient:
         self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
     ) -> RequestOutput:
         call = self._inference.Generate(generate_request(prompt, params, _final(options)))
-        return await _gather(call, prompt)
+        return await _gather(call, plain(prompt))
 
     async def chat(
         self,
@@ -212,14 +270,24 @@ class AsyncClient:
     async def embed(
         self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
     ) -> list[list[float]]:
-        batch = [inputs] if _is_one(inputs) else list(inputs)
+        batch = [inputs] if is_one(inputs) else list(inputs)
         try:
             return vectors(await self._inference.Embed(embed_request(batch, options or Options(), extras)))  # type: ignore[arg-type]
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
+    async def encode(
+        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
+    ) -> list[list[list[float]]]:
+        batch = [inputs] if is_one(inputs) else list(inputs)
+        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
+        try:
+            return token_vectors(await self._inference.Embed(request))
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+
     async def classify(self, inputs: Prompt | Sequence[Prompt], options: Options | None = None) -> list[Classification]:
-        batch = [inputs] if _is_one(inputs) else list(inputs)
+        batch = [inputs] if is_one(inputs) else list(inputs)
         request = classify_request(batch, options or Options())  # type: ignore[arg-type]
         try:
             return classifications(await self._inference.Classify(request))
@@ -268,6 +336,16 @@ class AsyncClient:
         await self._channel.close()
 
 
+def _collected(calls: Sequence[Iterator[Message]], prompts: Sequence[object], on_done: OnDone) -> list[RequestOutput]:
+    found = []
+    with translated_errors():
+        for call, prompt in zip(calls, prompts, strict=True):
+            found.append(collect(call, prompt))
+            if on_done is not None:
+                on_done(found[-1])
+    return found
+
+
 async def _gather(call: AsyncIterator[Message], prompt: object) -> RequestOutput:
     try:
         return collect([message async for message in call], prompt)
@@ -287,7 +365,3 @@ async def _deltas(call: AsyncIterator[Message]) -> AsyncIterator[Delta]:
 
 def _final(options: Options | None) -> Options:
     return replace(options or Options(), final_only=True)
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))

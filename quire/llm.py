@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import IO, Any, Unpack
 
 from quire.client import AsyncClient, Client
 from quire.cluster import Cluster, ClusterOptions
+from quire.generating import Generating
 from quire.metrics import Metric, parse
 from quire.outputs import Classification, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt
+from quire.progress import bar
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Options, Params, Prompt, is_one
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import SERVICES
 
@@ -34,7 +37,7 @@ class _Embedded:
             settings.pop("api_key", None)
         if not address:
             options = ClusterOptions(
-                model=model, workers=workers, http_port=0, grpc_port=0, settings=_by_service(settings)
+                model=model, workers=workers, http_port=0, grpc_port=0, settings=by_service(settings)
             )
             if log is None:
                 log = self._sink = open(os.devnull, "w")  # noqa: SIM115 (closed in _stop())
@@ -59,6 +62,16 @@ class _Embedded:
             raise FailedPrecondition(f"the cluster at {self.address} is not this program's: read its /metrics")
         return parse(self._cluster.metrics.text())
 
+    def get_tokenizer(self) -> Any:
+        """The model's, as transformers has it. Raises FailedPrecondition for a cluster that was joined, whose model
+        may lie elsewhere: its frontend tokenizes (client.tokenize)."""
+        if self._cluster is None:
+            where = f"the model of the cluster at {self.address} is not here"
+            raise FailedPrecondition(f"{where}: client.tokenize() asks its frontend")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(self._cluster.options.model_folder))
+
     def _stop(self) -> None:
         if self._cluster is not None:
             self._cluster.stop()
@@ -74,22 +87,41 @@ class LLM(_Embedded):
         super().__init__(model, **options)
         self.client = Client(self.address, api_key=self._api_key)
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:
-        """Continues each prompt, text or token ids; results in the order of the prompts."""
-        return self.client.generate(prompts, params)
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Continues each prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}; results in their
+        order. `params`: for all, or a list with each one's own; `sampling_params` is vLLM's name of it."""
+        count = 1 if is_one(prompts) else len(prompts)
+        with bar(count, shown=use_tqdm) as advance:
+            return self.client.generate(prompts, _either(params, sampling_params), on_done=advance)
 
     def chat(
         self,
         messages: ChatMessages | Sequence[ChatMessages],
-        params: SamplingParams | None = None,
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
         """Answers one conversation or several; `extras`: tools, tool_choice, reasoning_effort, ..."""
-        return self.client.chat(messages, params, **extras)
+        count = 1 if isinstance(messages[0], dict) else len(messages)
+        with bar(count, shown=use_tqdm) as advance:
+            return self.client.chat(messages, _either(params, sampling_params), on_done=advance, **extras)
 
     def embed(self, inputs: Prompt | Sequence[Prompt], **extras: Unpack[EmbedExtras]) -> list[list[float]]:
         """A vector for each input, text or token ids; `extras`: pooler (last, mean, cls), normalize, dimensions."""
         return self.client.embed(inputs, **extras)
+
+    def encode(self, inputs: Prompt | Sequence[Prompt], **extras: Unpack[EmbedExtras]) -> list[list[list[float]]]:
+        """All vectors of each input: with pooler all one of each token, with step of those that are step_tag_id."""
+        return self.client.encode(inputs, **extras)
 
     def classify(self, inputs: Prompt | Sequence[Prompt]) -> list[Classification]:
         """The class of each input, text or token ids, by a model with a classifier."""
@@ -112,18 +144,36 @@ class LLM(_Embedded):
 
 
 class AsyncLLM(_Embedded):
-    """async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")"""
+    """async with AsyncLLM() as llm: result = await llm.generate("Once upon a time")
+
+    `async for output in llm.generate(...)` gives what there is so far, again and again.
+    """
 
     def __init__(self, model: str = "", **options: Any) -> None:
         super().__init__(model, **options)
         self.client = AsyncClient(self.address, api_key=self._api_key)
-        self.generate = self.client.generate
         self.chat = self.client.chat
         self.embed = self.client.embed
+        self.encode = self.client.encode
         self.classify = self.client.classify
         self.score = self.client.score
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        sampling_params: SamplingParams | None = None,
+        options: Options | None = None,
+    ) -> Generating:
+        """Continues a prompt; to be awaited or iterated, once."""
+        options = options or Options()
+        if request_id:
+            options = replace(options, request_id=request_id)
+        return Generating(self.client, prompt, params or sampling_params, options)
 
     async def close(self) -> None:
         await self.client.close()
@@ -136,7 +186,8 @@ class AsyncLLM(_Embedded):
         await self.close()
 
 
-def _by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by their own names, or in a dict under a service's. Raises InvalidArgument for unknown ones."""
     sections: dict[str, dict[str, Any]] = {service: dict(settings.pop(service, {})) for service in SERVICES}
     for name, value in settings.items():
         owners = [service for service, model in SERVICES.items() if name in model.model_fields]
@@ -145,3 +196,9 @@ def _by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
         owner = "worker" if "worker" in owners else owners[0]
         sections[owner].setdefault(name, value)
     return sections
+
+
+def _either(params: Params, sampling_params: Params) -> Params:
+    if params is not None and sampling_params is not None:
+        raise InvalidArgument("params and sampling_params are one thing: give one of them", field="params")
+    return sampling_params if params is None else params

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
+from shared.errors import InvalidArgument, QuireError
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -94,6 +95,8 @@ class RequestOutput:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_logprobs: Sequence[Logprob] | None = None  # from prompt_logprob_start on, which is at least 1
+    error: QuireError | None = None  # of an engine in this process: why it ended early; clients raise it
+    weight_version: str = ""  # of an engine in this process: of the weights that computed the last token
 
     @property
     def text(self) -> str:
@@ -102,7 +105,8 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        return bool(self.outputs) and all(output.finish_reason for output in self.outputs)
+        ended = bool(self.outputs) and all(output.finish_reason for output in self.outputs)
+        return ended or self.error is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +143,24 @@ def finish_reason(message: Message) -> str | None:
 
 def collect(messages: Iterable[Message], prompt: object) -> RequestOutput:
     """A finished request from its stream."""
-    result = RequestOutput(prompt=prompt)
-    samples: dict[int, CompletionOutput] = {}
+    gathered = Gathered(prompt)
     for message in messages:
-        _add(result, samples.setdefault(message.index, CompletionOutput(message.index)), message)
-    result.outputs = [samples[index] for index in sorted(samples)]
-    return result
+        gathered.add(message)
+    return gathered.result
+
+
+class Gathered:
+    """A request as far as it has come."""
+
+    def __init__(self, prompt: object) -> None:
+        self.result = RequestOutput(prompt=prompt)
+        self._samples: dict[int, CompletionOutput] = {}
+
+    def add(self, message: Message) -> None:
+        if message.index not in self._samples:
+            self._samples[message.index] = CompletionOutput(message.index)
+            self.result.outputs = [self._samples[index] for index in sorted(self._samples)]
+        _add(self.result, self._samples[message.index], message)
 
 
 def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> None:
@@ -204,8 +220,25 @@ def classifications(response: pb.ClassifyResponse) -> list[Classification]:
     return [Classification(found.label, [*found.probabilities]) for found in response.classifications]
 
 
+def token_vectors(response: pb.EmbedResponse) -> list[list[list[float]]]:
+    """Several for each input, or one."""
+    counts = array("I")
+    counts.frombytes(response.num_rows)
+    found = []
+    for column, count in zip(_columns(response), counts or [1] * len(response.vectors), strict=True):
+        size = len(column) // count
+        found.append([column[start : start + size] for start in range(0, len(column), size)])
+    return found
+
+
 def vectors(response: pb.EmbedResponse) -> list[list[float]]:
     """One for each input."""
+    if response.num_rows:
+        raise InvalidArgument("pooler: all and step give several vectors; ask encode() for them", field="pooler")
+    return _columns(response)
+
+
+def _columns(response: pb.EmbedResponse) -> list[list[float]]:
     found = []
     for column in response.vectors:
         values = array("f")

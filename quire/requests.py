@@ -16,7 +16,20 @@ from shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, fro
 from shared.pb.common.v1 import finish_pb2, pooling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 
-Prompt = str | Sequence[int]
+Plain = str | Sequence[int]
+
+
+class DictPrompt(TypedDict, total=False):
+    """A prompt as vLLM's users write it: exactly one of the first two."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+    cache_salt: str  # prefixes are shared with prompts of the same salt alone
+
+
+Prompt = Plain | DictPrompt
+Params = SamplingParams | Sequence[SamplingParams | None] | None
+"""For all prompts, or for each its own."""
 ChatMessages = Sequence[Mapping[str, Any]]
 """In OpenAI's form: role, content, and where there are any name, tool_calls, tool_call_id, reasoning."""
 
@@ -26,7 +39,7 @@ _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.item
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Identity, order and sharing of a request."""
+    """Model, identity, order and sharing of a request."""
 
     request_id: str = ""
     priority: int = 0
@@ -36,6 +49,7 @@ class Options:
     truncate_prompt_tokens: int | None = None
     truncation_side: str = ""
     stream_interval: int = 0
+    model: str = ""  # its name or an adapter's; empty: the model
 
     def to_proto(self) -> pb.RequestOptions:
         return pb.RequestOptions(
@@ -50,43 +64,82 @@ class Options:
         )
 
 
+def plain(prompt: Prompt) -> Plain:
+    """Text or token ids. Raises InvalidArgument."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for name in prompt:
+        if name not in DictPrompt.__annotations__:
+            known = ", ".join(DictPrompt.__annotations__)
+            raise InvalidArgument(f"a prompt may have {known}; {name!r} is not offered", field=str(name))
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if ids is not None:  # which vLLM takes, too, where both are there
+        return ids
+    if text is None:
+        raise InvalidArgument("a prompt needs prompt or prompt_token_ids", field="prompt")
+    return text
+
+
+def is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """As opposed to several."""
+    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def for_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
+    """Raises InvalidArgument where there are more or fewer than prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidArgument(f"params: {len(params)} for {count} prompts", field="params")
+    return params
+
+
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: Options) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(options=options.to_proto())
+    request = pb.GenerateRequest(model=options.model, options=options.to_proto())
     if params is not None:
         request.sampling.CopyFrom(params.to_proto())
-    if isinstance(prompt, str):
-        request.text = prompt
+    content = plain(prompt)
+    if isinstance(content, str):
+        request.text = content
     else:
-        request.token_ids.ids.extend(prompt)
+        request.token_ids.ids.extend(content)
+    if isinstance(prompt, Mapping) and (salt := prompt.get("cache_salt")):
+        request.options.cache_salt = salt
     return request
 
 
 class EmbedExtras(TypedDict, total=False):
     """How a vector is made: fields of PoolingParams in pooling.proto."""
 
-    pooler: str  # last, mean or cls; left out: the model's own
-    normalize: bool  # to length 1; left out: true
+    pooler: str  # last, mean, cls, all or step; left out: the model's own
+    step_tag_id: int  # with step: the token that has a vector
+    normalize: bool  # to length 1; left out: what the model does
     dimensions: int  # only the first so many elements
+    prompt_name: str  # of what the model's folder puts before texts
 
 
 def embed_request(inputs: Sequence[Prompt], options: Options, extras: EmbedExtras) -> pb.EmbedRequest:
     unknown = set(extras) - set(EmbedExtras.__annotations__)
     if unknown:
         raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
-    request = pb.EmbedRequest(options=options.to_proto())
+    request = pb.EmbedRequest(
+        model=options.model, options=options.to_proto(), prompt_name=extras.get("prompt_name", "")
+    )
     pooler = extras.get("pooler", "")
     if pooler:
         known = {name.removeprefix("POOLER_").lower(): name for name, number in pooling_pb2.Pooler.items() if number}
         if pooler not in known:
             raise InvalidArgument(f"pooler must be one of {', '.join(known)}, got {pooler!r}.", field="pooler")
         request.pooling.MergeFrom(pooling_pb2.PoolingParams(pooler=known[pooler]))
+    if "step_tag_id" in extras:
+        request.pooling.step_tag_id = extras["step_tag_id"]
     if "normalize" in extras:
         request.pooling.normalize = extras["normalize"]
     if (dimensions := extras.get("dimensions")) is not None:
         if not 0 < dimensions < 2**32:
             raise InvalidArgument(f"dimensions must be at least 1, got {dimensions}.", field="dimensions")
         request.pooling.dimensions = dimensions
-    for one in inputs:
+    for one in map(plain, inputs):
         if isinstance(one, str):
             request.inputs.add(text=one)
         else:
@@ -95,13 +148,16 @@ def embed_request(inputs: Sequence[Prompt], options: Options, extras: EmbedExtra
 
 
 def classify_request(inputs: Sequence[Prompt], options: Options) -> pb.ClassifyRequest:
-    return pb.ClassifyRequest(inputs=embed_request(inputs, Options(), {}).inputs, options=options.to_proto())
+    return pb.ClassifyRequest(
+        inputs=embed_request(inputs, Options(), {}).inputs, model=options.model, options=options.to_proto()
+    )
 
 
 def score_request(queries: str | Sequence[str], documents: str | Sequence[str], options: Options) -> pb.ScoreRequest:
     return pb.ScoreRequest(
         queries=[queries] if isinstance(queries, str) else queries,
         documents=[documents] if isinstance(documents, str) else documents,
+        model=options.model,
         options=options.to_proto(),
     )
 
@@ -124,6 +180,7 @@ def chat_request(
     if unknown:
         raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
     request = pb.ChatRequest(
+        model=options.model,
         options=options.to_proto(),
         messages=[_chat_message(message) for message in messages],
         tools=[_tool(tool) for tool in extras.get("tools", ())],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.kv_specs import KVSpec, Window
+from shared.kv_specs import KVSpec, Nothing, Window
 
 Found = Callable[[int], bool]  # whether the page of a block position is cached
 
@@ -75,7 +75,26 @@ class KeepsWindow:
         return min(num_blocks, -(-self.length // self.block_size) + chunk + 2)
 
 
+@dataclass(frozen=True, slots=True)
+class KeepsNothing:
+    """Encoders: what is not computed in one step cannot be computed."""
+
+    def match(self, found: Found, num_blocks: int) -> int:
+        return 0
+
+    def first_needed(self, num_blocks: int) -> int:
+        return 0
+
+    def first_kept(self, num_computed: int) -> int:
+        return 0
+
+    def cost(self, num_blocks: int, chunk: int) -> int:
+        return 0
+
+
 def retention_of(spec: KVSpec, block_size: int) -> Retention:
+    if isinstance(spec, Nothing):
+        return KeepsNothing()
     return KeepsWindow(spec.length, block_size) if isinstance(spec, Window) else KeepsAll()
 
 

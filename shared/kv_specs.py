@@ -49,8 +49,16 @@ class State:
         return f"state({self.num_bytes})"
 
 
-KVSpec = Full | Window | Latent | State
-FULL = Full()
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No token is read by a later step: a sequence is computed whole, in one step, and has no blocks."""
+
+    def __str__(self) -> str:
+        return "nothing"
+
+
+KVSpec = Full | Window | Latent | State | Nothing
+FULL, NOTHING = Full(), Nothing()
 ONE_FULL: tuple[KVSpec, ...] = (FULL,)  # specs of the groups of most models
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.errors import FailedPrecondition
-from shared.kv_specs import FULL, ONE_FULL, Full, KVGroup, KVSpec, Latent, State, Window
+from shared.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 MOST_GROUPS = 64
@@ -30,6 +30,8 @@ def _group_to_proto(group: KVGroup) -> pb.KVGroup:
             wire.latent.rank, wire.latent.rope = rank, rope
         case State(num_bytes):
             wire.state.num_bytes = num_bytes
+        case Nothing():
+            wire.nothing.SetInParent()
     return wire
 
 
@@ -37,13 +39,19 @@ def from_proto(wire: Sequence[pb.KVGroup], who: str) -> tuple[KVSpec, ...]:
     """The specs of the groups. Raises FailedPrecondition for what no scheduler of this version can plan."""
     if len(wire) > MOST_GROUPS:
         raise FailedPrecondition(f"kv_groups: {who} has {len(wire)}, the limit is {MOST_GROUPS}", field="kv_groups")
-    return tuple(_spec_from_proto(group, f"kv_groups[{i}]", who) for i, group in enumerate(wire)) or ONE_FULL
+    specs = tuple(_spec_from_proto(group, f"kv_groups[{i}]", who) for i, group in enumerate(wire)) or ONE_FULL
+    if NOTHING in specs and len(specs) > 1:
+        text = f"kv_groups: {who} has layers that keep nothing beside others, which cannot be planned"
+        raise FailedPrecondition(text, field="kv_groups")
+    return specs
 
 
 def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
     kind = group.WhichOneof("spec")
     if kind == "full":
         return FULL
+    if kind == "nothing":
+        return NOTHING
     if kind == "latent":
         return Latent(group.latent.rank, group.latent.rope)
     if kind == "window":

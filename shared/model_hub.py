@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InvalidArgument, QuireError, Unavailable
+from shared.gguf import folder as gguf
 from shared.logs import logger
 
 log = logger("model_hub")
@@ -25,9 +26,11 @@ PART = re.compile(r"-\d+-of-\d+\.")
 
 
 def find(model: str, revision: str = "", *, weights: bool) -> Path:
-    """The folder of a model that is called by its folder or by its name on a hub; with or without `weights`. Raises
-    QuireError where there is none."""
+    """The folder of a model that is called by its folder, by a GGUF file or by its name on a hub; with or without
+    `weights`. Raises QuireError where there is none."""
     folder = Path(model).expanduser()
+    if gguf.is_file(folder):
+        return gguf.as_folder(folder)
     if folder.exists() or NAME.fullmatch(model) is None:
         return folder
     return _snapshot(model, revision, weights)
@@ -36,6 +39,8 @@ def find(model: str, revision: str = "", *, weights: bool) -> Path:
 def downloaded(model: str, revision: str = "") -> Path | None:
     """The folder of `model` as far as it is on this machine, whole or not; nothing is downloaded."""
     folder = Path(model).expanduser()
+    if gguf.is_file(folder):
+        return gguf.as_folder(folder)
     if folder.exists() or NAME.fullmatch(model) is None:
         return folder
     try:
@@ -44,6 +49,12 @@ def downloaded(model: str, revision: str = "") -> Path | None:
         return None
     known = hub.try_to_load_from_cache(model, "config.json", revision=revision or None)
     return Path(known).parent if isinstance(known, str) else None
+
+
+def served_name(model: str, folder: Path) -> str:
+    """What a model is called by default that was found in `folder`; empty: as the folder is."""
+    given = Path(model).expanduser()
+    return "" if given == folder or gguf.is_file(given) else model
 
 
 def _snapshot(name: str, revision: str, weights: bool) -> Path:
@@ -79,7 +90,9 @@ def is_whole(folder: Path, *, weights: bool) -> bool:
         if index.exists():
             return all((folder / name).exists() for name in set(json.loads(index.read_text())["weight_map"].values()))
     held = [file.name for file in folder.iterdir() if file.suffix == WEIGHTS or _is_older_weights(file.name)]
-    return bool(held) and not any(PART.search(name) for name in held)  # parts without their index are not all
+    if not held:
+        return any(file.suffix == gguf.SUFFIX for file in folder.iterdir())
+    return not any(PART.search(name) for name in held)  # parts without their index are not all
 
 
 def _is_older_weights(file: str) -> bool:

@@ -1,7 +1,8 @@
 """Sweeps over many parameters, thinned: of a product of parameters, enough cases that each value of each occurs.
 
-`make test` runs these; `make test-all` runs every case. A test with one parameter keeps all its cases, and so does
-whatever lies outside SWEEPS.
+The others get a mark: `sweep`, which only `make test-all` runs, or `slow`, which CI runs, too. A test with one
+parameter keeps all its cases, and so does whatever the table does not name, but for a few where each case takes
+seconds: of these the first ones stay.
 """
 
 from __future__ import annotations
@@ -12,34 +13,60 @@ from typing import Any
 
 import pytest
 
-# Where products are large and each case is slow: kernels in Triton's interpreter, models against transformers, and
-# every method of drafting with every parameter.
-SWEEPS = (
-    "tests/kernels/triton/",
-    "tests/kernels/cpu/test_build.py",
-    "tests/kernels/test_reference_attention.py",
-    "tests/batch_invariance/",
-    "tests/services/worker/runner/test_batch_invariance.py",
-    "tests/services/worker/models/test_logits.py",
-    "tests/services/worker/sampling/test_sampler_distribution.py",
-    "tests/services/worker/models/test_recorded_kernels.py",
-    "tests/spec_decode/test_same_text.py",
-)
+# `sweep`: where products are large and each case is slow: kernels in Triton's interpreter, models against transformers,
+# and every method of drafting with every parameter. `slow`: what each change has to pass in full.
+SWEEPS = {
+    "sweep": (
+        "tests/kernels/triton/",
+        "tests/kernels/cpu/test_build.py",
+        "tests/kernels/test_reference_attention.py",
+        "tests/batch_invariance/",
+        "tests/services/worker/runner/test_batch_invariance.py",
+        "tests/services/worker/models/test_logits.py",
+        "tests/services/worker/sampling/test_sampler_distribution.py",
+        "tests/services/worker/models/test_recorded_kernels.py",
+        "tests/spec_decode/test_same_text.py",
+    ),
+    "slow": ("tests/services/scheduler/core/test_random_operations.py",),
+}
+
+# How many cases of a test stay; the others are `slow`.
+FIRST_CASES = {
+    "tests/batch_invariance/test_interpreted.py::test_logits_are_the_same_bits_in_steps_of_all_kinds": 1,
+    "tests/chaos/test_keys.py::test_files_that_are_torn_or_gone_leave_the_old_ones_in_force": 1,
+    "tests/chaos/test_network.py::test_a_cut_connection_costs_a_pause": 1,
+    "tests/chaos/test_schedulers.py::test_a_second_shard_takes_over": 1,
+    "tests/chaos/test_schedulers.py::test_the_scheduler_is_killed": 1,
+    "tests/e2e/test_prefix_parts.py::test_many_at_once_in_few_blocks_say_what_they_say_alone": 1,
+    "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_behind": 2,
+    "tests/services/worker/models/test_recorded_kernels.py::test_no_kernel_of_a_graph_is_forgotten": 1,
+    "tests/services/worker/ranks/test_sharding.py::test_ranks_that_have_experts_of_their_own_say_what_one_does": 3,
+    "tests/services/worker/ranks/test_sharding.py::test_two_ranks_say_what_one_does": 8,
+    "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_say_the_same": 2,
+    "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_hardly_anything_computed_again": 2,
+}
 
 Case = tuple[tuple[str, str], ...]  # (parameter, value) of a test
 
 
 def mark_the_rest(items: Sequence[pytest.Item]) -> None:
-    """Those that nothing new occurs in get the mark `sweep`."""
-    by_test: dict[str, list[pytest.Item]] = defaultdict(list)
+    """Those that nothing new occurs in get the mark."""
+    for mark, places in SWEEPS.items():
+        by_test: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if item.nodeid.startswith(places):
+                by_test[item.nodeid.partition("[")[0]].append(item)
+        for same in by_test.values():
+            kept = covering([case_of(item) for item in same])
+            for number, item in enumerate(same):
+                if number not in kept:
+                    item.add_marker(mark)
+    seen: dict[str, int] = defaultdict(int)
     for item in items:
-        if item.nodeid.startswith(SWEEPS):
-            by_test[item.nodeid.partition("[")[0]].append(item)
-    for same in by_test.values():
-        kept = covering([case_of(item) for item in same])
-        for number, item in enumerate(same):
-            if number not in kept:
-                item.add_marker(pytest.mark.sweep)
+        test = item.nodeid.partition("[")[0]
+        seen[test] += 1
+        if seen[test] > FIRST_CASES.get(test, len(items)):
+            item.add_marker("slow")
 
 
 def case_of(item: Any) -> Case:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
-from tests.sweeps import covering
+from tests.sweeps import FIRST_CASES, covering
 
 
 def test_every_value_occurs_in_few_cases() -> None:
@@ -26,3 +27,9 @@ def test_every_value_occurs_in_few_cases() -> None:
 def test_a_test_of_one_parameter_or_none_is_whole() -> None:
     assert covering([(("p", str(i)),) for i in range(5)]) == set(range(5))
     assert covering([()]) == {0}
+
+
+def test_what_is_cut_short_exists() -> None:
+    for name in FIRST_CASES:
+        path, _, test = name.partition("::")
+        assert f"def {test}(" in Path(__file__).parents[1].joinpath(path).read_text(), name

@@ -1,4 +1,4 @@
-"""`python -m kernels.bench.cpu [linear experts attention sampling quantized rows step ...] [--threads N] [--json FILE]`
+"""`python -m kernels.bench.cpu [SECTION ...] [--threads N] [--json FILE]`: sections are linear, experts, attention, ...
 
 Medians of kernels.cpu beside torch (oneDNN) and the reference. Compare ratios: absolute times drift with the machine.
 """
@@ -14,7 +14,16 @@ from pathlib import Path
 import torch
 
 from kernels import cpu
-from kernels.bench import cpu_attention, cpu_experts, cpu_linear, cpu_quantized, cpu_rows, cpu_sampling, cpu_step
+from kernels.bench import (
+    cpu_adapters,
+    cpu_attention,
+    cpu_experts,
+    cpu_linear,
+    cpu_quantized,
+    cpu_rows,
+    cpu_sampling,
+    cpu_step,
+)
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -25,6 +34,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "quantized": cpu_quantized.bench,
     "rows": cpu_rows.bench,
     "step": cpu_step.bench,
+    "adapters": cpu_adapters.bench,
 }
 
 

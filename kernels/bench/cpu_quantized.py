@@ -20,13 +20,14 @@ def four_bits(out_features: int, in_features: int, group: int) -> QuantizedWeigh
     return QuantizedWeight(codes, scales, torch.full_like(scales, 8), group, 4)
 
 
-def eight_bits(out_features: int, in_features: int) -> QuantizedWeight:
+def eight_bits(out_features: int, in_features: int, group: int) -> QuantizedWeight:
     codes = torch.randint(-127, 128, (out_features, in_features)).to(torch.int8)
-    return QuantizedWeight(codes, torch.rand(out_features, 1), None, in_features, 8)
+    return QuantizedWeight(codes, torch.rand(out_features, in_features // group), None, group, 8)
 
 
 SCHEMES: dict[str, Callable[[int, int], QuantizedWeight]] = {
-    "int8": eight_bits,
+    "int8": lambda rows, columns: eight_bits(rows, columns, columns),
+    "int8 32": lambda rows, columns: eight_bits(rows, columns, 32),
     "int4 128": lambda rows, columns: four_bits(rows, columns, 128),
     "int4 32": lambda rows, columns: four_bits(rows, columns, 32),
 }

@@ -25,7 +25,11 @@ SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "experts": gpu_experts.bench,
     "quantized": gpu_quantized.bench,
 }
-ON_REQUEST = {"shapes": gpu_linear.shapes, "expert_tiles": gpu_experts.tiles}
+ON_REQUEST = {
+    "shapes": gpu_linear.shapes,
+    "eight_bit_shapes": gpu_quantized.shapes,
+    "expert_tiles": gpu_experts.tiles,
+}
 
 
 def main() -> None:

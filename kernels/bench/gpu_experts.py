@@ -16,7 +16,7 @@ from kernels.bench.timing import Row
 from kernels.routing import Routing
 from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
 from kernels.triton.grouped_linear import Tile, tile_for
-from kernels.triton.row_experts import ROW, Shape, row_experts
+from kernels.triton.row_experts import ROW, RowExpertsTile, row_experts
 from kernels.triton.row_linear import Norm
 
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
@@ -90,7 +90,7 @@ class Case:
         else:
             experts_in_tiles(self.x, ids, weights, weight, None, None, None, tile=tile)
 
-    def row_works(self, shape: Shape) -> list[Work]:
+    def row_works(self, shape: RowExpertsTile) -> list[Work]:
         norm, residual = Norm(torch.ones_like(self.x[0]), 1e-6), self.x.clone()
         run = lambda w: row_experts(residual, norm, self.logits, self.routing, w, pdl=True, shape=shape)  # noqa: E731
         return [lambda w=w: run(w) for w in self.weights]
@@ -126,7 +126,7 @@ def tiles() -> Iterator[Row]:
         best = dict(sorted(times.items(), key=lambda item: item[1])[:5])
         yield row_of("expert_tiles", f"{num_tokens} tokens", case, {**best, f"used {used}": times[str(used)]})
     case = Case.make(layer, 1)
-    shapes = [Shape(up, down) for up in (2, 4, 8) for down in (1, 2, 4)]
+    shapes = [RowExpertsTile(up, down) for up in (2, 4, 8) for down in (1, 2, 4)]
     times = {str(shape): graph_us(case.row_works(shape)) for shape in shapes}
     yield row_of("expert_tiles", "one row", case, dict(sorted(times.items(), key=lambda item: item[1])[:5]))
 

@@ -1,4 +1,4 @@
-"""A weight times one row: kernels.triton.row_linear in a chain of dependent launches, beside cuBLAS.
+"""A weight of 16 bits or 8 times one row: kernels.triton.row_linear in a chain of dependent launches, beside cuBLAS.
 
 `shapes` tries other ways to cut the work up than those in use.
 """
@@ -12,8 +12,11 @@ from torch.nn import functional
 
 from kernels.bench.gpu_timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
+from kernels.reference.fp8_weight import quantize_to_fp8
 from kernels.reference.linear import LinearWeight
-from kernels.triton.row_linear import Norm, Shape, row_linear, shape_for
+from kernels.triton import eight_bit_linear
+from kernels.triton.eight_bit_linear import EightBitWeight
+from kernels.triton.row_linear import Norm, RowTile, row_linear, shape_for
 
 # in, out, gated, normed before, added to the residual
 PRODUCTS = {
@@ -28,33 +31,56 @@ PRODUCTS = {
     "8b down": (14_336, 4096, False, False, True),
     "8b head": (4096, 128_256, False, True, False),
 }
+IN_8_BITS = [name for name in PRODUCTS if name.startswith("8b") and name != "8b head"]
 TRIED = [
-    Shape(rows, chunk, ahead, warps)
-    for rows, chunk, warps in [(2, 1024, 2), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8), (4, 2048, 4), (4, 2048, 8)]
+    RowTile(rows, chunk, ahead, warps)
+    for rows, chunk, warps in [
+        (2, 1024, 2),
+        (4, 1024, 4),
+        (8, 1024, 4),
+        (8, 1024, 8),
+        (4, 2048, 4),
+        (4, 2048, 8),
+        (8, 2048, 8),
+        (4, 4096, 8),
+    ]
     for ahead in (1, 2, 3)
 ]
 
 
 def bench() -> Iterator[Row]:
-    for name, product in PRODUCTS.items():
-        yield measure(name, product, {"triton": shape_for(product[0], product[2])})
+    for name, size in _cases():
+        yield measure(name, size, {"triton": shape_for(PRODUCTS[name][0], PRODUCTS[name][2], element_size=size)})
 
 
 def shapes() -> Iterator[Row]:
-    for name, product in PRODUCTS.items():
+    for name, size in _cases():
+        product = PRODUCTS[name]
         fitting = [s for s in TRIED if product[0] % s.chunk == 0 and s.ahead * s.chunk <= product[0]]
         named = {f"{s.rows}x{s.chunk} ahead {s.ahead} warps {s.warps}": s for s in fitting}
-        row = measure(name, product, named)
+        row = measure(name, size, named)
         best = sorted(row.microseconds.items(), key=lambda item: item[1])[:5]
-        yield Row("shapes", name, dict(best), row.rate, row.unit)
+        yield Row("shapes", row.name, dict(best), row.rate, row.unit)
 
 
-def measure(name: str, product: tuple[int, int, bool, bool, bool], ways: dict[str, Shape]) -> Row:
-    in_features, out_features, gated, normed, added = product
+def _cases() -> Iterator[tuple[str, int]]:
+    """Names of products, bytes of a weight's element."""
+    yield from ((name, 2) for name in PRODUCTS)
+    yield from ((name, 1) for name in IN_8_BITS)
+
+
+def measure(name: str, element_size: int, ways: dict[str, RowTile]) -> Row:
+    in_features, out_features, gated, normed, added = PRODUCTS[name]
     size = (out_features * (2 if gated else 1), in_features)
-    num_bytes = size[0] * size[1] * 2
+    num_bytes = size[0] * size[1] * element_size
     make = lambda *shape: torch.randn(*shape, dtype=torch.bfloat16, device="cuda")  # noqa: E731
-    weights = [LinearWeight(make(*size), None) for _ in range(copies_beyond_cache(num_bytes, most=32))]
+    weights: list[LinearWeight | EightBitWeight] = []
+    for _ in range(copies_beyond_cache(num_bytes, most=32)):
+        wide = make(*size)
+        in_8_bits = element_size == 1
+        weights.append(
+            eight_bit_linear.pack(quantize_to_fp8(wide, None, blocks=False)) if in_8_bits else LinearWeight(wide, None)
+        )
     x, norm, residual = make(1, in_features), Norm(make(in_features), 1e-6), make(1, out_features)
     options = {"norm": norm if normed else None, "gated": gated, "residual": residual if added else None, "pdl": True}
     times = {
@@ -62,6 +88,8 @@ def measure(name: str, product: tuple[int, int, bool, bool, bool], ways: dict[st
         for way, s in ways.items()
     }
     rate, floor = num_bytes / min(times.values()) / 1e3, num_bytes / READ_BYTES_PER_US
-    if len(ways) == 1:
+    if len(ways) == 1 and element_size == 2:
         times["cuBLAS"] = graph_us([lambda w=w: functional.linear(x, w.weight) for w in weights], 2)
-    return Row("linear", name, {**times, "bytes at 4.55 TB/s": floor}, rate, "GB/s")
+    return Row(
+        "linear", name if element_size == 2 else f"{name}, fp8", {**times, "bytes at 4.55 TB/s": floor}, rate, "GB/s"
+    )

@@ -1,5 +1,7 @@
 """Products with quantized weights beside cuBLAS in bfloat16: microseconds, the rate at which the weight's own bytes are
 read, and how long those bytes would take.
+
+`eight_bit_shapes` tries other ways to cut products of 8 bits up than those in use, and the libraries of torch.
 """
 
 from __future__ import annotations
@@ -12,10 +14,17 @@ from torch.nn import functional
 from kernels.bench.gpu_timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.triton.eight_bit_linear import EightBitWeight, quantize
+from kernels.triton import eight_bit_linear as eight_bit
+from kernels.triton.eight_bit_activations import quantize
+from kernels.triton.eight_bit_linear import EightBitTile, EightBitWeight
 from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
 
-PRODUCTS = {"8b qkv": (4096, 6144), "8b gate and up": (4096, 28_672), "8b down": (14_336, 4096)}  # in, out
+PRODUCTS = {  # in, out
+    "8b qkv": (4096, 6144),
+    "8b output": (4096, 4096),
+    "8b gate and up": (4096, 28_672),
+    "8b down": (14_336, 4096),
+}
 TOKENS = (1, 16, 64, 256, 2048)
 BYTE = torch.float8_e4m3fn
 
@@ -61,8 +70,6 @@ def measure(name: str, weight: QuantizedWeight) -> Iterator[Row]:
         times["cuBLAS bf16"] = graph_us([lambda w=w, x=x: functional.linear(x, w) for w in wide], 4)
         if isinstance(packed, EightBitWeight):
             times["of which quantizing"] = graph_us([lambda x=x: quantize(x, packed.activations)], 8)
-        if isinstance(packed, EightBitWeight) and packed.codes.dtype is BYTE and not packed.is_grouped:
-            times["torch scaled_mm"] = graph_us([lambda x=x, w=w: _scaled(x, w) for w in copies], 2)
         times["bytes at 4.55 TB/s"] = num_bytes / READ_BYTES_PER_US
         yield Row("quantized", f"{name}, {tokens} rows", times, num_bytes / times["ours"] / 1e3, "GB/s")
 
@@ -72,9 +79,31 @@ def _copy(packed: object) -> object:
     return type(packed)(**{**vars(packed), **tensors})
 
 
-def _scaled(x: torch.Tensor, weight: EightBitWeight) -> torch.Tensor:
-    """Without the quantizing, by what torch was built with."""
-    codes = x.to(BYTE)
-    ones = torch.ones(x.size(0), 1, device=x.device)
-    scales = weight.scales.view(1, -1)
-    return torch._scaled_mm(codes, weight.codes.t(), scale_a=ones, scale_b=scales, out_dtype=torch.bfloat16)
+def shapes() -> Iterator[Row]:
+    """By product and number of tokens the five best, what is in use, and what torch was built with."""
+    for scheme, group in (("fp8", 0), ("fp8 blocks", 128)):
+        for product, (in_features, out_features) in PRODUCTS.items():
+            packed = eight_bit.pack(bytes_of(out_features, in_features, BYTE, group))
+            copies = [packed, *(_copy(packed) for _ in range(copies_beyond_cache(packed.codes.nbytes, most=8) - 1))]
+            for tokens in (16, 64, 128, 256):
+                times = dict(_shapes_of(packed, copies, tokens))
+                best = sorted(times.items(), key=lambda item: item[1])[:5]
+                name = f"{product}, {scheme}, {tokens} rows"
+                rate = packed.codes.nbytes / best[0][1] / 1e3
+                yield Row("eight_bit_shapes", name, {**dict(best), "in use": times["in use"]}, rate, "GB/s")
+
+
+def _shapes_of(packed: EightBitWeight, copies: list[EightBitWeight], tokens: int) -> Iterator[tuple[str, float]]:
+    x = torch.randn(tokens, packed.codes.size(1), dtype=torch.bfloat16, device="cuda")
+    yield "in use", graph_us([lambda w=w: eight_bit.eight_bit_linear(x, w) for w in copies], 2)
+    codes, scales = quantize(x, packed.activations)
+    if tokens >= 64 and not packed.is_grouped:
+        yield "library", graph_us([lambda w=w: eight_bit.by_library(codes, scales, w) for w in copies], 2)
+    rows = [16] if tokens <= 16 else [64] if tokens <= 64 else [64, 128]
+    widths = ((128, 4), (128, 6)) if packed.is_grouped or tokens > 64 else ((128, 5), (256, 3))
+    for row, columns in ((row, columns) for row in rows for columns in (64, 128)):
+        for width, stages in widths:
+            for splits in (1, 2, 4):
+                shape = EightBitTile(row, columns, splits, width, stages, 8 if row * columns > 128 * 64 else 4)
+                name = f"{row}x{columns}x{width} /{splits} stages {stages}"
+                yield name, graph_us([lambda w=w, s=shape: eight_bit.eight_bit_linear(x, w, s) for w in copies], 2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+OF_ADAPTERS = ("add_low_rank", "prepare_low_rank", "put_low_rank")
 OF_EXPERTS = ("experts", "prepare_experts", "route")
 OF_QUANTIZED = ("prepare_quantized_linear", "quantized_linear")
-OF_NATIVE = ("ends_of_matches", "num_threads", "prefer_huge_pages", "set_num_threads", "unavailable")
+OF_NATIVE = ("ends_of_matches", "num_threads", "populate", "prefer_huge_pages", "set_num_threads", "unavailable")
 
 __all__ = [
+    "add_low_rank",
     "add_rms_norm",
     "embed",
     "ends_of_matches",
@@ -18,10 +20,13 @@ __all__ = [
     "mask_logits",
     "num_threads",
     "paged_attention",
+    "populate",
     "prefer_huge_pages",
     "prepare_experts",
     "prepare_linear",
+    "prepare_low_rank",
     "prepare_quantized_linear",
+    "put_low_rank",
     "qk_norm_rope_store",
     "quantized_linear",
     "rms_norm",
@@ -37,6 +42,11 @@ def __getattr__(name: str) -> Any:
     """Imported on first use: what builds and finds the library (build.py, first_start.py) has no torch yet."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    rooms = {"native": OF_NATIVE, "expert_layers": OF_EXPERTS, "quantized_layers": OF_QUANTIZED}
+    rooms = {
+        "native": OF_NATIVE,
+        "expert_layers": OF_EXPERTS,
+        "low_rank": OF_ADAPTERS,
+        "quantized_layers": OF_QUANTIZED,
+    }
     room = next((room for room, names in rooms.items() if name in names), "functions")
     return getattr(importlib.import_module(f"kernels.cpu.{room}"), name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels import reference
-from kernels.cpu.functions import ALIGNMENT, dense
+from kernels.cpu.functions import aligned, dense
 from kernels.cpu.native import DTYPES, LIBRARY, calls
 from kernels.reference.experts import ExpertsWeight
 from kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
@@ -88,8 +88,8 @@ def _packed(code: int, weights: Tensor) -> tuple[int, Tensor]:
     """Where the tiles of the first expert begin, and the memory that they are in."""
     num_experts, out_features, in_features = weights.shape
     each = LIBRARY.quire_packed_bytes(code, out_features, in_features)
-    memory = torch.empty(num_experts * each + ALIGNMENT, dtype=torch.uint8)
-    start = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+    memory = aligned(num_experts * each)
+    start = memory.data_ptr()
     LIBRARY.quire_prefer_huge_pages(start, num_experts * each)
     for expert, weight in enumerate(weights.detach()):
         LIBRARY.quire_pack_weight(

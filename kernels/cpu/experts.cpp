@@ -55,11 +55,12 @@ struct Order {
   RowGroup groups[MOST_EXPERTS];
 };
 
-// place[pair]: the row that it has among the gathered ones.
-void order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, int32_t* place, Order& order,
-                 int64_t* load) {
+// place[pair]: the row that it has among the gathered ones; -1 without an expert. Returns the number of rows.
+int64_t order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, int32_t* place, Order& order,
+                    int64_t* load) {
   int64_t next[MOST_EXPERTS] = {};
-  for (int64_t pair = 0; pair < pairs; pair++) next[ids[pair]]++;
+  for (int64_t pair = 0; pair < pairs; pair++)
+    if (ids[pair] >= 0) next[ids[pair]]++;
   int64_t row = 0;
   for (int64_t expert = 0; expert < call.num_experts; expert++) {
     const int64_t count = next[expert];
@@ -68,7 +69,9 @@ void order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, int
     next[expert] = row;
     row += count;
   }
-  for (int64_t pair = 0; pair < pairs; pair++) place[pair] = static_cast<int32_t>(next[ids[pair]]++);
+  for (int64_t pair = 0; pair < pairs; pair++)
+    place[pair] = ids[pair] < 0 ? -1 : static_cast<int32_t>(next[ids[pair]]++);
+  return row;
 }
 
 template <class T>
@@ -85,7 +88,7 @@ void gather(const ExpertsCall& call, int64_t rows, const T* x, const int32_t* pl
   const double nanoseconds = COPY_NS * rows * call.top_k * size;
   parallel_for(rows, grain_for(rows, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin * call.top_k; pair < end * call.top_k; pair++)
-      std::memcpy(gathered + place[pair] * size, x + pair / call.top_k * size, size * sizeof(T));
+      if (place[pair] >= 0) std::memcpy(gathered + place[pair] * size, x + pair / call.top_k * size, size * sizeof(T));
   });
 }
 
@@ -100,6 +103,7 @@ void add_up(const ExpertsCall& call, int64_t rows, const Rows<T>& at, const int3
         const int n = static_cast<int>(std::min<int64_t>(W, size - i));
         vf sum{};
         for (int64_t k = 0; k < top_k; k++) {
+          if (place[row * top_k + k] < 0) continue;
           const T* from = made + place[row * top_k + k] * size + i;
           sum = fma(splat(at.weights[row * top_k + k]), load_part(from, n), sum);
         }
@@ -122,12 +126,14 @@ void experts_of(const ExpertsCall& call, int64_t rows, const int32_t* ids, const
   T *gate_up = gathered + pairs * hidden, *gated = gate_up + pairs * 2 * size;
   int32_t* place = reinterpret_cast<int32_t*>(gated + pairs * size + (pairs * size & 1));
   Order order;
-  order_pairs(call, pairs, ids, place, order, load);
-  gather(call, rows, at.x, place, gathered);
-  grouped_linear<T>({pairs, hidden, 2 * size, gathered, call.gate_up, call.gate_up_bias, gate_up, order.groups,
-                     order.num_groups});
-  gate_rows(call, pairs, gate_up, gated);
-  grouped_linear<T>({pairs, size, hidden, gated, call.down, call.down_bias, gathered, order.groups, order.num_groups});
+  const int64_t here = order_pairs(call, pairs, ids, place, order, load);
+  if (here) {
+    gather(call, rows, at.x, place, gathered);
+    grouped_linear<T>({here, hidden, 2 * size, gathered, call.gate_up, call.gate_up_bias, gate_up, order.groups,
+                       order.num_groups});
+    gate_rows(call, here, gate_up, gated);
+    grouped_linear<T>({here, size, hidden, gated, call.down, call.down_bias, gathered, order.groups, order.num_groups});
+  }
   add_up(call, rows, at, place, gathered);
 }
 

@@ -37,6 +37,12 @@ class PackedWeight:
     owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
 
 
+def aligned(num_bytes: int) -> Tensor:
+    """Memory that begins where tiles may; the tensor is as long as they are, so that copying it copies them."""
+    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
+
+
 def prepare_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight | LinearWeight:
     code = DTYPES.get(weight.dtype)
     if code is None or (bias is not None and bias.dtype is not weight.dtype):
@@ -44,8 +50,8 @@ def prepare_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight | Linear
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach().contiguous()
     out_features, in_features = weight.shape
-    memory = torch.empty(LIBRARY.quire_packed_bytes(code, out_features, in_features) + ALIGNMENT, dtype=torch.uint8)
-    pointer = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
+    memory = aligned(LIBRARY.quire_packed_bytes(code, out_features, in_features))
+    pointer = memory.data_ptr()
     LIBRARY.quire_pack_weight(code, out_features, in_features, weight.data_ptr(), pointer)
     bias_pointer = None if bias is None else bias.data_ptr()
     return PackedWeight(weight.dtype, code, in_features, out_features, pointer, bias_pointer, (memory, bias))

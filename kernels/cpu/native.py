@@ -17,13 +17,14 @@ Rows = npt.NDArray[np.int64]
 # Arguments by letter, in the order of the entry points: n: rows, which differ from replay to replay of a tape;
 # i: another integer; f: a float; p: a pointer or None.
 SIGNATURES = {
+    "add_low_rank": "iiipppppp",
     "embed": "nippp",
     "experts": "iniiiiffppppppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
     "paged_attention": "iniiiiiiffpppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
-    "quantized_linear": "iniiipppppppp",
+    "quantized_linear": "iniiifpppppppp",
     "rms_norm": "inifpppp",
     "route": "iniiiifiiipppp",
     "sample": "nipppppppp",
@@ -54,8 +55,10 @@ def bind(library: ctypes.CDLL) -> ctypes.CDLL:
     declare(library, "packed_bytes", integer, integer, integer, integer)
     declare(library, "has_codes", integer)
     declare(library, "pack_weight", None, integer, integer, integer, pointer, pointer)
+    declare(library, "low_rank_spans", None, *[integer] * 3, pointer, pointer)
     declare(library, "ends_of_matches", None, *[integer] * 3, pointer, integer, *[pointer] * 3)
     declare(library, "prefer_huge_pages", None, pointer, integer)
+    declare(library, "populate", None, pointer, integer)
     declare(library, "set_num_threads", None, integer)
     declare(library, "num_threads", integer)
     declare(library, "tape_new", pointer)
@@ -114,3 +117,10 @@ def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
     if LIBRARY is not None:
         LIBRARY.quire_prefer_huge_pages(memory.data_ptr(), memory.nbytes)
     return memory
+
+
+def populate(memory: torch.Tensor, begin: int, end: int) -> None:
+    """Asks the system for the pages of these bytes of it, which the first write would otherwise wait for. Contents
+    stay; other threads may use the memory meanwhile."""
+    if LIBRARY is not None and begin < end:
+        LIBRARY.quire_populate(memory.data_ptr() + begin, end - begin)

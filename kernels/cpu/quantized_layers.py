@@ -29,6 +29,7 @@ class PackedCodes:
     in_features: int
     out_features: int
     group_size: int
+    zero: float  # of all groups, where they have none of their own
     pointers: tuple[int | None, ...]  # codes, scales, zeros, table, bias
     order: int | None
     owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
@@ -47,7 +48,7 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
     group_size = in_features if weight.scales.size(1) == 1 else weight.group_size
     if in_features % group_size:
         return prepare_linear(weight.widened().to(dtype), weight.bias)
-    codes, zeros, table = _by_table(weight)
+    codes, zeros, zero, table = _by_table(weight)
     padded = torch.nn.functional.pad(codes, (0, 0, 0, -out_features % lanes))
     pack = _nibbles if weight.bits == 4 else _bytes
     scales, zeros = _by_block(weight.scales.float(), lanes), None if zeros is None else _by_block(zeros, lanes)
@@ -56,27 +57,28 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
     tensors = (_aligned(pack(padded, lanes)), scales, zeros, table, bias)
     pointers = tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
     place = None if order is None else order.data_ptr()
-    return PackedCodes(weight.bits, in_features, out_features, group_size, pointers, place, (*tensors, order))
+    return PackedCodes(weight.bits, in_features, out_features, group_size, zero, pointers, place, (*tensors, order))
 
 
-def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, Tensor]:
-    """uint8 codes, float32 zeros (what is subtracted), and the bfloat16 values that codes are looked up in."""
+def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, float, Tensor]:
+    """uint8 codes; what is subtracted, float32 zeros of groups or else one of all; the bfloat16 values that codes are
+    looked up in."""
     codes, zeros = weight.codes, None if weight.zeros is None else weight.zeros.float()
+    if weight.bits == 4 and weight.table is not None:
+        return codes, zeros, 0.0, weight.table.bfloat16()
     if weight.bits == 4:
-        if weight.table is not None:
-            return codes, zeros, weight.table.bfloat16()
-        middle = 8.0
-        moved = torch.full_like(weight.scales, -middle) if zeros is None else zeros - middle
-        return codes, moved if moved.any() else None, torch.arange(-8.0, 8.0).bfloat16()
-    if codes.dtype is FP8:
-        return codes.view(torch.uint8), zeros, torch.arange(128, dtype=torch.uint8).view(FP8).bfloat16()
-    if codes.dtype is torch.uint8:  # what is above 127 is negative where there is a sign
-        signed, middle = (codes ^ 0x80).view(torch.int8), 128.0
+        moved, table = -8.0, torch.arange(-8.0, 8.0)
+    elif codes.dtype is FP8:
+        return codes.view(torch.uint8), zeros, 0.0, torch.arange(128, dtype=torch.uint8).view(FP8).bfloat16()
     else:
-        signed, middle = codes, 0.0
-    magnitudes = torch.where(signed < 0, signed ^ 0x7F, signed).view(torch.uint8)
-    moved = torch.full_like(weight.scales, HALF - middle) if zeros is None else zeros - middle + HALF
-    return magnitudes, moved, (torch.arange(128) + HALF).bfloat16()
+        moved, table = HALF, torch.arange(128) + HALF
+        if codes.dtype is torch.uint8:  # what is above 127 is negative where there is a sign
+            codes, moved = (codes ^ 0x80).view(torch.int8), HALF - 128
+        codes = torch.where(codes < 0, codes ^ 0x7F, codes).view(torch.uint8)
+    if zeros is None:
+        return codes, None, moved, table.bfloat16()
+    zeros = zeros + moved
+    return codes, zeros if zeros.any() else None, 0.0, table.bfloat16()
 
 
 def _nibbles(codes: Tensor, lanes: int) -> Tensor:
@@ -119,6 +121,7 @@ def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
         in_features,
         weight.out_features,
         weight.group_size,
+        weight.zero,
         x.data_ptr(),
         weight.order,
         *weight.pointers,

@@ -4,12 +4,13 @@ from kernels.reference.activation import silu_mul
 from kernels.reference.attention_inputs import qk_norm_rope_store
 from kernels.reference.embedding import embed
 from kernels.reference.experts import experts, prepare_experts, route
-from kernels.reference.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.log_softmax import log_softmax
+from kernels.reference.low_rank import add_low_rank, prepare_low_rank, put_low_rank
 from kernels.reference.noise import gumbel_noise
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.quantized_linear import prepare_quantized_linear, quantized_linear
+from kernels.reference.ragged_attention import ragged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling import sample
 from kernels.reference.token_mask import mask_logits
@@ -20,21 +21,23 @@ def unavailable() -> str | None:
 
 
 __all__ = [
+    "add_low_rank",
     "add_rms_norm",
     "embed",
     "experts",
-    "fp8_linear",
     "gumbel_noise",
     "linear",
     "log_softmax",
     "mask_logits",
     "paged_attention",
     "prepare_experts",
-    "prepare_fp8_linear",
     "prepare_linear",
+    "prepare_low_rank",
     "prepare_quantized_linear",
+    "put_low_rank",
     "qk_norm_rope_store",
     "quantized_linear",
+    "ragged_attention",
     "rms_norm",
     "route",
     "sample",

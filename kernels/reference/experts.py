@@ -75,12 +75,13 @@ def experts(
 ) -> torch.Tensor:
     """[num_tokens, hidden_size] -> the same shape: by token, the weighted sum of what its experts make of it.
 
-    `ids`, `weights`: from `route`. `shared` [num_tokens, hidden_size] is added, times sigmoid(`shared_gate`
-    [num_tokens, 1]) if that is there. To `load` int64 [num_experts] goes how many tokens each expert had. An expert
-    that no token chose is not read. Results are rounded to x's dtype after either product and at the end.
+    `ids`, `weights`: from `route`; a pair whose id is -1 is left out: somebody else has its expert. `shared`
+    [num_tokens, hidden_size] is added, times sigmoid(`shared_gate` [num_tokens, 1]) if that is there. To `load` int64
+    [num_experts] goes how many tokens each expert had. An expert that no token chose is not read. Results are rounded
+    to x's dtype after either product and at the end.
     """
     made = x.new_zeros((*ids.shape, x.size(1)))
-    counts = torch.bincount(ids.flatten(), minlength=len(packed.gate_up))
+    counts = torch.bincount(ids[ids >= 0], minlength=len(packed.gate_up))
     for expert in counts.nonzero().flatten().tolist():
         token, place = (ids == expert).nonzero(as_tuple=True)
         made[token, place] = _expert(x[token], packed, expert)

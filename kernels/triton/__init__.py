@@ -7,9 +7,9 @@ import torch
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention_inputs import qk_norm_rope_store
 from kernels.triton.expert_layers import experts, prepare_experts
-from kernels.triton.fp8_linear import fp8_linear, prepare_fp8_linear
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
+from kernels.triton.ragged_attention import ragged_attention
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.routing import route
 from kernels.triton.sampling import sample
@@ -30,14 +30,13 @@ def unavailable() -> str | None:
 __all__ = [
     "add_rms_norm",
     "experts",
-    "fp8_linear",
     "mask_logits",
     "paged_attention",
     "prepare_experts",
-    "prepare_fp8_linear",
     "prepare_quantized_linear",
     "qk_norm_rope_store",
     "quantized_linear",
+    "ragged_attention",
     "rms_norm",
     "route",
     "sample",

@@ -45,7 +45,8 @@ def _list_pairs(ids_ptr, counts_ptr, table_ptr, num_pairs, table_width, PAIRS: t
     """Every pair takes the next place in its expert's list."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < num_pairs
-    expert = tl.load(ids_ptr + pair, mask=inside, other=0)
+    expert = tl.load(ids_ptr + pair, mask=inside, other=-1)
+    inside = expert >= 0
     place = tl.atomic_add(counts_ptr + expert, 1, mask=inside, sem="relaxed")
     tl.store(table_ptr + expert.to(tl.int64) * table_width + place, pair, mask=inside)
 
@@ -108,6 +109,7 @@ def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: 
 @triton.jit
 def _add_up(
     made_ptr,
+    ids_ptr,
     weights_ptr,
     shared_ptr,
     shared_gate_ptr,
@@ -121,7 +123,8 @@ def _add_up(
     inside = at < SIZE
     out = tl.zeros([COLUMNS], tl.float32)
     for k in tl.static_range(TOP_K):
-        made = tl.load(made_ptr + (token * TOP_K + k) * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+        size = tl.where(tl.load(ids_ptr + token * TOP_K + k) >= 0, SIZE, 0)
+        made = tl.load(made_ptr + (token * TOP_K + k) * SIZE + at, mask=at < size, other=0.0).to(tl.float32)
         out += made * tl.load(weights_ptr + token * TOP_K + k)
     if shared_ptr is not None:
         shared = tl.load(shared_ptr + token * SIZE + at, mask=inside, other=0.0).to(tl.float32)
@@ -170,6 +173,16 @@ def experts_in_tiles(
     made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, **options)
     columns = min(triton.next_power_of_2(size), MOST_COLUMNS)
     _add_up[(num_tokens, triton.cdiv(size, columns))](
-        made, weights, shared, shared_gate, out, SIZE=size, TOP_K=ids.size(1), COLUMNS=columns, num_warps=4, **options
+        made,
+        ids,
+        weights,
+        shared,
+        shared_gate,
+        out,
+        SIZE=size,
+        TOP_K=ids.size(1),
+        COLUMNS=columns,
+        num_warps=4,
+        **options,
     )
     return out

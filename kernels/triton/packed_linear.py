@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.triton.split_sums import add_splits
 
 SPANS = (
     128,
@@ -171,18 +172,6 @@ def _packed_linear(
     tl.store(place, sums.to(out_ptr.dtype.element_ty), mask=inside & (row < tokens)[None, :])
 
 
-@triton.jit(do_not_specialize=["count"])
-def _add_splits(parts_ptr, bias_ptr, out_ptr, count, OUT: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    total = tl.load(parts_ptr + at, mask=inside, other=0.0)
-    for split in range(1, SPLITS):
-        total += tl.load(parts_ptr + split * count + at, mask=inside, other=0.0)
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + at % OUT, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
-
-
 @triton.jit
 def _widen(
     codes_ptr,
@@ -217,7 +206,7 @@ def _widen(
 
 
 @dataclass(frozen=True)
-class Shape:
+class PackedTile:
     """How a product is cut up."""
 
     rows: int  # tokens of a tile
@@ -227,17 +216,19 @@ class Shape:
     warps: int
 
 
-def shape_for(tokens: int, in_features: int, out_features: int) -> Shape:
+def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
     if tokens > 64:
-        return Shape(rows=128, columns=128, splits=1, stages=3, warps=8)
+        return PackedTile(rows=128, columns=128, splits=1, stages=3, warps=8)
     programs = triton.cdiv(out_features, 64)
     splits = 1
     while splits < MOST_SPLITS and programs * splits < ENOUGH_PROGRAMS and in_features >= 512 * splits:
         splits *= 2
-    return Shape(rows=16 if tokens <= 16 else 32 if tokens <= 32 else 64, columns=64, splits=splits, stages=4, warps=4)
+    return PackedTile(
+        rows=16 if tokens <= 16 else 32 if tokens <= 32 else 64, columns=64, splits=splits, stages=4, warps=4
+    )
 
 
-def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: Shape | None = None) -> torch.Tensor:
+def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | None = None) -> torch.Tensor:
     x = x.contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
@@ -273,10 +264,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: Shape | None = N
         num_warps=shape.warps,
     )
     if not whole:
-        count = tokens * out_features
-        _add_splits[(triton.cdiv(count, 1024),)](
-            to, weight.bias, out, count, OUT=out_features, SPLITS=shape.splits, BLOCK=1024
-        )
+        add_splits(to, out, bias=weight.bias)
     return out
 
 

@@ -58,6 +58,7 @@ class ModelShape:
     experts: ExpertsShape | None = None
     attention_sinks: bool = False
     softcap: float = 0.0  # of attention's scores
+    is_whole: bool = True  # no other rank has a part of it
 
 
 @dataclass(frozen=True)

@@ -181,9 +181,9 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     yield lambda: choose(8, False)
     if shape.single_row:
         yield lambda: multiply_row(hidden, qkv_size)
-        yield lambda: multiply_row(q_size, hidden, added=True)
+        yield lambda: multiply_row(q_size, hidden, added=shape.is_whole)
         yield lambda: multiply_row(hidden, shape.intermediate_size, gated=True)
-        yield lambda: multiply_row(shape.intermediate_size, hidden, added=True)
+        yield lambda: multiply_row(shape.intermediate_size, hidden, added=shape.is_whole)
         yield lambda: multiply_row(hidden, shape.vocab_size)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from kernels.reference.linear import LinearWeight, linear
 from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.triton import eight_bit_linear as eight_bit
 from kernels.triton.eight_bit_linear import EightBitWeight, eight_bit_linear, eight_bit_takes
 from kernels.triton.packed_linear import PackedWeight, pack, packed_linear, packed_takes
 
@@ -18,10 +19,7 @@ Packed = LinearWeight | EightBitWeight | PackedWeight
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
     if eight_bit_takes(weight, dtype):
-        assert weight.activations is not None
-        return EightBitWeight(
-            weight.codes.contiguous(), weight.scales.float().t().contiguous(), weight.activations, weight.bias
-        )
+        return eight_bit.pack(weight)
     if packed_takes(weight, dtype):
         return pack(weight)
     return LinearWeight(weight.widened().to(dtype), weight.bias)

@@ -23,14 +23,16 @@ CHUNK = 1024  # elements of a weight's row at a time
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowExpertsTile:
     """Rows of a weight that a program takes: of gates and of ups each; of every expert's second weight."""
 
     up: int
     down: int
 
 
-ROW = Shape(up=4, down=2)  # by reasoning for an H200: `python -m kernels.bench.gpu expert_tiles` says which is best
+ROW = RowExpertsTile(
+    up=4, down=2
+)  # by reasoning for an H200: `python -m kernels.bench.gpu expert_tiles` says which is best
 
 
 @triton.jit
@@ -184,7 +186,7 @@ def row_experts(
     load: torch.Tensor | None = None,
     *,
     pdl: bool = False,
-    shape: Shape | None = None,
+    shape: RowExpertsTile | None = None,
 ) -> None:
     """What the experts that `logits` [1, num_experts] choose make of rms_norm(residual) is added to `residual` [1,
     hidden_size], in place."""

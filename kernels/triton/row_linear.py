@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.fp8_linear import GROUP, Fp8Weight
 from kernels.reference.linear import LinearWeight
+from kernels.triton.eight_bit_linear import GROUP, EightBitWeight
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 LONG_CHUNK = 2048  # elements of a weight's row that a program holds at a time, of rows that are long
@@ -36,23 +36,21 @@ def _products(
     weight_row,
     start,
     at,
-    IN: tl.constexpr,
+    OUT: tl.constexpr,
     ROWS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """Squares of x and products with it, of a chunk. A weight's scales stand for GROUP of its rows and columns (0: it
-    has none, or one): a program's rows share them, or each half of them if they are gated."""
+    has none, or one for each row): a program's rows share them, or each half of them if they are gated."""
     x, scaled = _chunk_of(x_ptr, norm_ptr, start + at, NORM)
     scaled = scaled[None, :]
     if GROUP:
-        groups: tl.constexpr = (IN + GROUP - 1) // GROUP
-        first = tl.min(weight_row, 0) // GROUP * groups
-        scales = tl.load(scales_ptr + first + (start + at) // GROUP)[None, :]
+        of_group = scales_ptr + (start + at) // GROUP * (2 * OUT if GATED else OUT)
+        scales = tl.load(of_group + tl.min(weight_row, 0))[None, :]
         if GATED:
-            second = tl.max(weight_row, 0) // GROUP * groups
-            others = tl.load(scales_ptr + second + (start + at) // GROUP)[None, :]
+            others = tl.load(of_group + tl.max(weight_row, 0) // GROUP * GROUP)[None, :]
             scales = tl.where((row < ROWS)[:, None], scales, others)
         scaled = scaled * scales
     return x * x, weights.to(tl.float32) * scaled
@@ -95,24 +93,24 @@ def _row_linear(
     if PDL:
         wait_for_inputs()
 
-    squares, sums = _products(x_ptr, norm_ptr, first, scales_ptr, row, weight_row, 0, at, IN, ROWS, NORM, GATED, GROUP)
+    squares, sums = _products(x_ptr, norm_ptr, first, scales_ptr, row, weight_row, 0, at, OUT, ROWS, NORM, GATED, GROUP)
     if AHEAD > 1:
-        more = _products(x_ptr, norm_ptr, second, scales_ptr, row, weight_row, CHUNK, at, IN, ROWS, NORM, GATED, GROUP)
+        more = _products(x_ptr, norm_ptr, second, scales_ptr, row, weight_row, CHUNK, at, OUT, ROWS, NORM, GATED, GROUP)
         squares, sums = squares + more[0], sums + more[1]
     if AHEAD > 2:
         more = _products(
-            x_ptr, norm_ptr, third, scales_ptr, row, weight_row, 2 * CHUNK, at, IN, ROWS, NORM, GATED, GROUP
+            x_ptr, norm_ptr, third, scales_ptr, row, weight_row, 2 * CHUNK, at, OUT, ROWS, NORM, GATED, GROUP
         )
         squares, sums = squares + more[0], sums + more[1]
     for start in range(AHEAD * CHUNK, IN, CHUNK):
-        weights = tl.load(source + start, mask=inside, other=0.0)
-        more = _products(x_ptr, norm_ptr, weights, scales_ptr, row, weight_row, start, at, IN, ROWS, NORM, GATED, GROUP)
+        weight = tl.load(source + start, mask=inside, other=0.0)
+        more = _products(x_ptr, norm_ptr, weight, scales_ptr, row, weight_row, start, at, OUT, ROWS, NORM, GATED, GROUP)
         squares, sums = squares + more[0], sums + more[1]
 
     y = tl.sum(sums, 1)
     if scales_ptr is not None:  # noqa: SIM102 - one is known by the type of an argument, the other by its value
         if GROUP == 0:
-            y *= tl.load(scales_ptr)
+            y *= tl.load(scales_ptr + weight_row, mask=output < OUT, other=0.0)
     if NORM:
         y *= tl.rsqrt(tl.sum(squares, 0) / IN + eps)
     if bias_ptr is not None:
@@ -136,7 +134,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowTile:
     """How a product is cut up."""
 
     rows: int  # of the weight, a program (of each half, if gated)
@@ -147,32 +145,35 @@ class Shape:
 
 def row_linear(
     x: torch.Tensor,
-    weight: LinearWeight | Fp8Weight,
+    weight: LinearWeight | EightBitWeight,
     *,
     norm: Norm | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
     pdl: bool = False,
-    shape: Shape | None = None,
+    shape: RowTile | None = None,
 ) -> torch.Tensor:
     """linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of that.
 
     With `residual` [1, out_features] the product is added to it in place, and it is what is returned. An 8-bit weight
     meets x as it is: only products of many rows need both in 8 bits.
     """
-    scales = weight.scales if isinstance(weight, Fp8Weight) else None
-    blocked = isinstance(weight, Fp8Weight) and weight.is_blocked
-    assert not (blocked and gated) or weight.weight.size(0) % (2 * GROUP) == 0
-    in_features = weight.weight.size(1)
-    out_features = weight.weight.size(0) // (2 if gated else 1)
-    shape = shape or shape_for(in_features, gated)
+    codes, scales, grouped = (
+        (weight.codes, weight.scales, weight.is_grouped)
+        if isinstance(weight, EightBitWeight)
+        else (weight.weight, None, False)
+    )
+    assert not (grouped and gated) or codes.size(0) % (2 * GROUP) == 0
+    in_features = codes.size(1)
+    out_features = codes.size(0) // (2 if gated else 1)
+    shape = shape or shape_for(in_features, gated, element_size=codes.element_size())
     out = residual
     if out is None:
         out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
     launch = {"launch_pdl": True} if pdl else {}
     _row_linear[(triton.cdiv(out_features, shape.rows),)](
         x,
-        weight.weight,
+        codes,
         scales,
         weight.bias,
         None if norm is None else norm.weight,
@@ -187,7 +188,7 @@ def row_linear(
         GATED=gated,
         ADD=residual is not None,
         PDL=pdl,
-        GROUP=GROUP if blocked else 0,
+        GROUP=GROUP if grouped else 0,
         num_warps=shape.warps,
         **launch,
     )
@@ -199,14 +200,18 @@ def row_linear_takes(in_features: int) -> bool:
     return in_features % 256 == 0
 
 
-def shape_for(in_features: int, gated: bool) -> Shape:
+def shape_for(in_features: int, gated: bool, *, element_size: int = 2) -> RowTile:
     """By measurement on an H200. 4,096 wide: chunks of 2,048, two ahead, take 55 us for 28,672 rows (52 are the bytes),
     where chunks of 1,024, three ahead, take 72: too many registers. 1,024 wide: 8 rows a program if they are gated (3.9
-    us for 4.5), else 4."""
-    if in_features >= 2 * LONG_CHUNK and in_features % LONG_CHUNK == 0:
-        return Shape(rows=4, chunk=LONG_CHUNK, ahead=2, warps=8)
+    us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us for 28,672 rows (26 are the bytes), 17
+    for 14,336 x 4,096 (13), where the others take 45 and 21."""
+    is_long = in_features >= 2 * LONG_CHUNK
+    if is_long and element_size == 2 and in_features % LONG_CHUNK == 0:
+        return RowTile(rows=4, chunk=LONG_CHUNK, ahead=2, warps=8)
     chunk = LONG_CHUNK // 2
     while in_features % chunk:
         chunk //= 2
     rows = 8 if gated and in_features == chunk else 4
-    return Shape(rows=rows, chunk=chunk, ahead=min(in_features // chunk, 3), warps=4)
+    if is_long and element_size == 1:
+        return RowTile(rows=8, chunk=chunk, ahead=2, warps=4)
+    return RowTile(rows=rows, chunk=chunk, ahead=min(in_features // chunk, 3), warps=4)

@@ -96,6 +96,29 @@ CONFIGS["llama3-70b"] = {
     "num_attention_heads": 64,
 }
 
+CONFIGS["bert-base"] = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "vocab_size": 30522,
+    "type_vocab_size": 2,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "torch_dtype": "bfloat16",
+    **SPECIAL_TOKENS,
+}
+CONFIGS["bert-large"] = {
+    **CONFIGS["bert-base"],
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+
 DRAFTER_FIELDS = (  # that an EAGLE head shares with its model
     "hidden_size",
     "vocab_size",
@@ -104,7 +127,10 @@ DRAFTER_FIELDS = (  # that an EAGLE head shares with its model
     "head_dim",
     "intermediate_size",
     "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
 )
+EAGLE_NORMS = {"add_para_norm": True, "skip_prenorm": False, "skip_output_norm": False}  # as the bundled head's
 EPILOG = f"MODEL may also be {TINY} (the bundled one), or {', '.join(CONFIGS)} (random weights); several: A,B,..."
 
 
@@ -142,8 +168,8 @@ def drafters(shape: Shape, scratch: Path) -> Path:
     small = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4}
     made_up = {
         "draft": {**config, **small, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
-        "eagle": {**of_model, "model_type": "quire_eagle", "qk_norm": True},
-        "medusa": {"model_type": "quire_medusa", "hidden_size": config["hidden_size"], "num_heads": 4},
+        "eagle": {**of_model, "architectures": ["EagleQwen3ForCausalLM"], "num_hidden_layers": 1, **EAGLE_NORMS},
+        "medusa": {"architectures": ["MedusaModel"], "medusa_num_heads": 4},
     }
     for kind, values in made_up.items():
         folder = scratch / f"{shape.name}-drafters" / kind

@@ -2,7 +2,8 @@
 
 Streams that are read to their end, several samples, constrained answers, cancelled calls, connections that break off,
 requests that are refused; now and then a worker is killed. A row for each process that lived long enough: memory,
-descriptors and threads at its settled beginning and at the end, and their slope between.
+descriptors and threads at its settled beginning and at the end, and their slope between; and the KV blocks that no
+sequence owned, while all this went on and at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,11 @@ MIB = 2**20
 SETTLED = 0.3  # of the time: caches fill, pools grow to their size; growth is measured behind that
 LOOKS = 60  # at the processes, in all; at most one a second
 FEWEST_LOOKS = 5  # for a slope
+LOOKS_AGAIN = 3  # at blocks that seem to be nobody's
 LONGEST_PATIENCE_S = 0.2  # of a client that cancels
+UNOWNED = "quire_scheduler_blocks_unowned"
+BUSY = ("vllm:num_requests_running", "quire_frontend_inflight_requests")
+COUNTED = (UNOWNED, *BUSY)
 WORDS = ("lighthouse", "keeper", "storm", "boat", "harbour", "lamp", "night", "letter", "island", "bell")
 REGEX = r"[a-z]{3,12} [0-9]{1,4}"
 
@@ -69,6 +74,7 @@ class Record:
     done: Counter[str] = field(default_factory=Counter)  # calls by kind
     errors: Counter[str] = field(default_factory=Counter)  # that nobody provoked
     kills: int = 0
+    unowned: list[tuple[float, int]] = field(default_factory=list)  # KV blocks, at the seconds of the looks
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(workers=2)
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="how long the load lasts")
     parser.add_argument("--clients", type=human_int, default=16, help="calls at a time")
+    parser.add_argument("--pause-s", type=float, default=0.0, metavar="S", help="of a client between two calls")
     parser.add_argument("--kill-every-s", type=float, default=60.0, metavar="S", help="a worker is killed; 0: none")
 
 
@@ -96,6 +103,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
         "errors": sum(record.errors.values()),
         "kills": record.kills,
         "unowned_blocks": unowned,
+        **unowned_meanwhile([look for look in record.unowned if look[0] >= SETTLED * seconds]),
     }
     for kind, count in sorted(record.done.items()):
         yield {"service": f"calls: {kind}", "calls": count}
@@ -109,18 +117,26 @@ def growth(looks: list[Look]) -> Row:
     return {
         "rss_mib": first.rss / MIB,
         "rss_end_mib": last.rss / MIB,
-        "rss_mib_h": _slope(looks, lambda look: look.rss / MIB),
+        "rss_mib_h": _slope([(look.at_s, look.rss / MIB) for look in looks]),
         "fds": first.descriptors,
         "fds_end": last.descriptors,
-        "fds_h": _slope(looks, lambda look: look.descriptors),
+        "fds_h": _slope([(look.at_s, look.descriptors) for look in looks]),
         "threads": first.threads,
         "threads_end": last.threads,
-        "threads_h": _slope(looks, lambda look: look.threads),
+        "threads_h": _slope([(look.at_s, look.threads) for look in looks]),
     }
 
 
-def _slope(looks: list[Look], read: Callable[[Look], float]) -> float:
-    return 3600 * statistics.linear_regression([look.at_s for look in looks], [read(look) for look in looks]).slope
+def unowned_meanwhile(looks: list[tuple[float, int]]) -> Row:
+    """The most at a look, and the slope; a leak of blocks shows before the load has ended."""
+    if len(looks) < FEWEST_LOOKS:
+        return {}
+    return {"unowned_most": max(blocks for _, blocks in looks), "unowned_h": _slope(looks)}
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """An hour, of points at seconds."""
+    return 3600 * statistics.linear_regression([at for at, _ in points], [value for _, value in points]).slope
 
 
 async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
@@ -128,7 +144,7 @@ async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
     async with contextlib.AsyncExitStack() as stack:
         client = AsyncClient(cluster.grpc_address)
         stack.push_async_callback(client.close)
-        callers = Callers(client, cluster, record)
+        callers = Callers(client, cluster, record, arguments.pause_s)
         end_s = begin_s + seconds
         tasks = [asyncio.create_task(callers.run(random.Random(seed), end_s)) for seed in range(arguments.clients)]
         if arguments.kill_every_s:
@@ -144,6 +160,7 @@ async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: floa
             look = Look.of(process.pid, at_s) if process.pid else None
             if look is not None and process.ready.is_set():
                 record.looks.setdefault((process.spec.id, process.pid or 0), []).append(look)
+        record.unowned.append((at_s, await _unowned_now(cluster)))
         await asyncio.sleep(max(1.0, seconds / LOOKS))
 
 
@@ -157,24 +174,42 @@ async def _kill(cluster: Cluster, record: Record, every_s: float, end_s: float) 
             record.kills += 1
 
 
+async def _unowned_now(cluster: Cluster) -> int:
+    """The least of some looks: a page is made beside the steps, so that a number may be of two moments."""
+    least = (await _gauges(cluster))[UNOWNED]
+    for _ in range(LOOKS_AGAIN):
+        if not least:
+            break
+        await asyncio.sleep(0.1)
+        least = min(least, (await _gauges(cluster))[UNOWNED])
+    return least
+
+
 async def _unowned_when_idle(cluster: Cluster) -> int:
     """Blocks that no live sequence owns, once nothing runs; the sum over the schedulers."""
-    assert cluster.metrics is not None
     for _ in range(50):
-        page = parse(await asyncio.to_thread(cluster.metrics.text))
-        gauges = [metric for metric in page if isinstance(metric, Gauge)]
-        named = {name: sum(g.value for g in gauges if g.name == name) for name in {gauge.name for gauge in gauges}}
-        busy = named.get("vllm:num_requests_running", 0) + named.get("quire_frontend_inflight_requests", 0)
-        if not busy:
-            return int(named.get("quire_scheduler_blocks_unowned", 0))
+        gauges = await _gauges(cluster)
+        if not any(gauges[name] for name in BUSY):
+            return gauges[UNOWNED]
         await asyncio.sleep(0.2)
     raise Internal("sequences still run though every client has left")
+
+
+async def _gauges(cluster: Cluster) -> Counter[str]:
+    """Those of COUNTED, the sum over the services."""
+    assert cluster.metrics is not None
+    sums: Counter[str] = Counter()
+    for metric in parse(await asyncio.to_thread(cluster.metrics.text)):
+        if isinstance(metric, Gauge) and metric.name in COUNTED:
+            sums[metric.name] += int(metric.value)
+    return sums
 
 
 class Callers:
     """What clients do, by name; each is drawn as often as the others."""
 
-    def __init__(self, client: AsyncClient, cluster: Cluster, record: Record) -> None:
+    def __init__(self, client: AsyncClient, cluster: Cluster, record: Record, pause_s: float) -> None:
+        self._pause_s = pause_s
         self._client = client
         self._cluster = cluster
         self._record = record
@@ -195,6 +230,7 @@ class Callers:
                 self._record.done[kind] += 1
             except (QuireError, grpc.RpcError, OSError) as error:
                 self._record.errors[f"{kind}: {type(error).__name__}: {str(error)[:60]}"] += 1
+            await asyncio.sleep(self._pause_s)
 
     async def _stream(self, draw: random.Random) -> None:
         async for _ in self._client.stream(_prompt(draw), _params(draw)):

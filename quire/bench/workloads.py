@@ -99,6 +99,16 @@ def long120k() -> Workload:
     return _equal("long120k", seed=9, count=2, prompt=120_000, num_output=128)
 
 
+def returning() -> Workload:
+    """64 prompts of 4,096 tokens that come again in turn: more than a device keeps with `--num-blocks` for a few."""
+    return _in_turn("returning", seed=10, count=64, prompt=4096, load="8")
+
+
+def cpu_returning() -> Workload:
+    """8 prompts of 768 tokens, alone, that come again in turn."""
+    return replace(_in_turn("cpu_returning", seed=11, count=8, prompt=768, load="1"), temperature=0.0)
+
+
 def cpu_batch() -> Workload:
     """32 requests at once, prompts of 32 to 128 tokens."""
     draw = random.Random(5)
@@ -126,8 +136,8 @@ def cpu_stream8() -> Workload:
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     make.__name__: make
     for make in (
-        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k),
-        *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8),
+        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k, returning),
+        *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8, cpu_returning),
     )
 }
 LONG_SET = ("long32k", "long120k")
@@ -160,6 +170,12 @@ def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[in
 def _equal(name: str, *, seed: int, count: int, prompt: int, num_output: int) -> Workload:
     draw = random.Random(seed)
     return Workload(name, tuple(Item(_ids(draw, prompt), num_output) for _ in range(count)))
+
+
+def _in_turn(name: str, *, seed: int, count: int, prompt: int, load: str) -> Workload:
+    draw = random.Random(seed)
+    items = [Item(_ids(draw, prompt, CPU_LARGEST_ID), 8) for _ in range(count)]
+    return Workload(name, (*items, *items, *items), load=load)
 
 
 def _behind_prefix(

@@ -12,6 +12,7 @@ MODES = {
     "throughput": ("quire.bench.throughput", "all requests at once, answers whole: tokens per second"),
     "serve": ("quire.bench.serve", "streams over gRPC and the OpenAI API: latencies and tokens per second"),
     "latency": ("quire.bench.latency", "one stream: latency by token, and where the time of a step goes"),
+    "embed": ("quire.bench.embed", "vectors of many inputs at once: inputs and tokens per second"),
     "startup": ("quire.bench.startup", "from the command to the ready line and to the first token"),
     "scheduler": ("quire.bench.scheduler", "microseconds of planning a step, without workers"),
     "placement": (

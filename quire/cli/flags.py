@@ -47,6 +47,7 @@ def add_setting(parser: argparse.ArgumentParser, name: str, field: FieldInfo, de
         options["metavar"] = "A,B,..."
     elif is_mapping(annotation):
         options["type"] = mapping
+        options["action"] = _Merge
         options["metavar"] = "NAME=VALUE,..."
     else:
         options["type"] = human_int if annotation is int else annotation
@@ -70,9 +71,27 @@ def _refuse_secret(name: str) -> Callable[[str], str]:
     return refuse
 
 
+class _Merge(argparse.Action):
+    """A mapping's flag may be given several times; each adds its names, none says one again."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        known: dict[str, str] = getattr(namespace, self.dest, None) or {}
+        if twice := known.keys() & values.keys():
+            parser.error(f"argument {option}: {min(twice)} is given twice")
+        setattr(namespace, self.dest, {**known, **values})
+
+
 def mapping(text: str) -> dict[str, str]:
-    """NAME=VALUE,..."""
-    return {name: value for name, _, value in (part.partition("=") for part in _words(text))}
+    """NAME=VALUE,... Raises ArgumentTypeError for a name that is given twice."""
+    values: dict[str, str] = {}
+    for part in _words(text):
+        name, _, value = part.partition("=")
+        if name in values:
+            raise argparse.ArgumentTypeError(f"{name} is given twice")
+        values[name] = value
+    return values
 
 
 def _words(text: str) -> tuple[str, ...]:

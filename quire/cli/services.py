@@ -24,9 +24,9 @@ def _located(settings: Settings) -> Settings:
     if not isinstance(settings, FrontendSettings | WorkerSettings):
         return settings
     weights = isinstance(settings, WorkerSettings) and settings.load_format != "dummy" and settings.engine == "device"
-    folder = str(model_hub.find(settings.model, settings.revision, weights=weights))
-    name = settings.served_model_name or ("" if folder == settings.model else settings.model)
-    return settings.model_copy(update={"model": folder, "served_model_name": name})
+    folder = model_hub.find(settings.model, settings.revision, weights=weights)
+    name = settings.served_model_name or model_hub.served_name(settings.model, folder)
+    return settings.model_copy(update={"model": str(folder), "served_model_name": name})
 
 
 def run(arguments: argparse.Namespace) -> int:

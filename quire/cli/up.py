@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="MODEL",
-        help="Hugging Face folder, or ORG/NAME on a hub (default: quire-tiny)",
+        help="Hugging Face folder, GGUF file, or ORG/NAME on a hub (default: quire-tiny)",
     )
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
     parser.add_argument("--served-model-name", default="", help="name that requests use; default: the model's own")

@@ -12,6 +12,7 @@ INSTEAD = {
     "--disable-log-requests": "",
     "--download-dir": "set HF_HOME",
     "--enable-chunked-prefill": "",
+    "--enable-expert-parallel": "--expert-parallel",
     "--enable-lora": "",
     "--enable-log-requests": "",
     "--enforce-eager": "--no-cuda-graphs",
@@ -35,6 +36,7 @@ INSTEAD = {
 SWITCHES = frozenset({  # that take no value
     "--disable-log-requests",
     "--enable-chunked-prefill",
+    "--enable-expert-parallel",
     "--enable-log-requests",
     "--enable-lora",
     "--enforce-eager",

@@ -43,6 +43,7 @@ class Cluster:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         # A signal that interrupts the main thread must not leave a child behind that is forked and not yet on record.
         self._starter = ThreadPoolExecutor(1, "starter")
+        self._forking = threading.Lock()  # an executor that was interrupted as it made its thread does not wait for it
 
     @property
     def http_address(self) -> str:
@@ -75,8 +76,7 @@ class Cluster:
         """Drains: frontends finish what is in flight, then workers and schedulers leave. Nothing stays behind."""
         if self._stopping.is_set():
             return
-        self._stopping.set()
-        self._starter.shutdown()
+        self._start_no_more()
         atexit.unregister(self.stop)
         if self._watcher.is_alive():
             self._watcher.join()
@@ -100,7 +100,7 @@ class Cluster:
             process.wait(DRAIN_TIMEOUT_S)
             process.close()
         assert self._metrics_ports is not None
-        specs = more_workers(self.specs, len(workers), count, self._metrics_ports)
+        specs = more_workers(self.options, self.specs, range(len(workers), count), self._metrics_ports)
         added = [ServiceProcess(spec, self._report, self._log) for spec in specs]
         for process in added:
             process.start()
@@ -114,8 +114,7 @@ class Cluster:
 
     def kill(self) -> None:
         """Ends everything at once."""
-        self._stopping.set()
-        self._starter.shutdown()
+        self._start_no_more()
         atexit.unregister(self.stop)
         for process in self.processes:
             process.close()
@@ -157,8 +156,16 @@ class Cluster:
 
     def _start_processes(self) -> None:
         for process in self.processes:
-            if not self._stopping.is_set():
-                process.start()
+            with self._forking:
+                if not self._stopping.is_set():
+                    process.start()
+
+    def _start_no_more(self) -> None:
+        """From here on every child is on record."""
+        self._stopping.set()
+        self._starter.shutdown()
+        with self._forking:
+            pass
 
     def _await_ready(self, deadline: float) -> None:
         for process in self.processes:

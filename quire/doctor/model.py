@@ -12,11 +12,11 @@ from quire.doctor.finding import Finding, error, ok, told, warning
 from quire.doctor.machine import available_memory
 from shared import model_hub, model_identity
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
 
 def look(model: str, revision: str, device: str) -> Iterator[Finding]:
-    """`model`: a folder or ORG/NAME; empty: the bundled one."""
+    """`model`: a folder, a GGUF file or ORG/NAME; empty: the bundled one."""
     folder = model_hub.downloaded(model, revision) if model else bundled.FOLDER
     if folder is None:
         advice = "`quire up` downloads it, which needs HF_ENDPOINT to answer and room in HF_HOME"
@@ -30,7 +30,7 @@ def look(model: str, revision: str, device: str) -> Iterator[Finding]:
 
 def _architecture(folder: Path) -> Iterator[Finding]:
     config = model_identity.read_config(folder)
-    importlib.import_module("services.worker.models.registry").read_model_config(config)
+    importlib.import_module("services.worker.models.registry").check_config(config)
     yield ok("model", f"{folder}: {', '.join(config.get('architectures', ['?']))}")
 
 

@@ -66,6 +66,11 @@ class Admission:
             self._check("max_inflight_requests", self._max_samples, present, 1)
             self._check("max_queued_tokens", self._max_tokens, self.num_tokens, 1)
 
+    def is_full(self, num_arriving: int = 0) -> bool:
+        """Whether check_open() would raise."""
+        present = self.num_samples + num_arriving
+        return self._closed or bool(present and (present >= self._max_samples or self.num_tokens >= self._max_tokens))
+
     def check(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
         """Raises if so much does not fit beside what others than `lease` hold."""
         if not lease.num_samples:

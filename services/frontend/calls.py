@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from collections import Counter
 
+from services.frontend import call_measures
 from services.frontend.access.access import Access, Caller
 from services.frontend.admission import Admission
 from services.frontend.generation import Generation
@@ -14,6 +15,7 @@ from services.frontend.traced import trace_end
 from services.frontend.turns import Turns
 from shared.errors import QuireError
 from shared.logs import logger
+from shared.metrics.calls import CallMetrics
 from shared.tracing import NoTraces, Span
 
 log = logger("calls")
@@ -71,6 +73,10 @@ class Call:
         self.lease.take(1, 0)
         await self._calls.turns.next()
 
+    async def turn(self) -> None:
+        """Once more, for a call that something else was waited for."""
+        await self._calls.turns.next()
+
     def __enter__(self) -> Call:
         return self
 
@@ -88,8 +94,11 @@ class Call:
 class Calls:
     """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
 
-    def __init__(self, admission: Admission, access: Access, traces: NoTraces | None = None) -> None:
+    def __init__(
+        self, admission: Admission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
+    ) -> None:
         self._admission = admission
+        self._metrics = metrics
         self.access = access
         self.traces = traces or NoTraces()
         self.turns = Turns()
@@ -113,6 +122,7 @@ class Calls:
         self._live.discard(call)
         if not call.route:
             return
+        call_measures.ended(self._metrics, call)
         if call.generation is not None:
             self._tell(call, call.generation)
         elif call.error is not None or not call.status.startswith(("2", "OK")):

@@ -55,6 +55,12 @@ class Catalogue:
         self._look()
         return [self.entry(), *map(self.entry, sorted(self._adapters - {self.name}))]
 
+    @property
+    def adapters(self) -> frozenset[str]:
+        """By name; as the last worker said."""
+        self._look()
+        return self._adapters
+
     def adapter(self, name: str) -> str:
         """Which adapter a request of that model goes through; empty: none."""
         return "" if name == self.name else name
@@ -62,6 +68,14 @@ class Catalogue:
     def called(self, name: str) -> str:
         """The name that answers to a request of that model carry."""
         return name or self.name
+
+    def max_model_len(self, name: str) -> int:
+        """For a request of that model, 0 until a worker has said so. NotFound, but not before that: until then any name
+        may be that of an adapter, and whoever prepares the request for the first worker knows."""
+        self._look()
+        if self._max_model_len:
+            self.check(name)
+        return self._max_model_len
 
     def check(self, name: str) -> None:
         self._look()
@@ -71,4 +85,4 @@ class Catalogue:
     def _look(self) -> None:
         limits = self._limits()
         if limits is not None:
-            self._max_model_len, self._adapters = limits.max_model_len, limits.adapters
+            self._max_model_len, self._adapters = limits.max_model_len, frozenset(limits.adapters)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import IO
 
 from shared.errors import Internal
+from shared.priority import step_back
 
 LENGTH_BYTES = 4
 LONGEST_WAIT_S = 60.0  # for an answer, and for its imports, on a machine that has much to do
@@ -95,7 +96,9 @@ def read(stream: IO[bytes]) -> bytes | None:
 
 
 def answer_all(begin: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
-    """What such a process does, until its stdin ends. `begin`: from the introduction to what answers messages."""
+    """What such a process does, until its stdin ends; it leaves the processors to its parent. `begin`: from the
+    introduction to what answers messages."""
+    step_back()
     answer = begin(read(sys.stdin.buffer) or b"")
     write(sys.stdout.buffer, b"")
     while (message := read(sys.stdin.buffer)) is not None:

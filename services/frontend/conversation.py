@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,3 +43,13 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
             f"messages: arguments of tool call {call_id!r} are not JSON: {error}", field="messages"
         ) from None
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": parsed}}
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """Of a call that the model made, for clients who read an object. Arguments that were cut off are no JSON; they come
+    as text under the key that Anthropic's documentation uses."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"INVALID_JSON": text}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from services.frontend import measures
 from services.frontend.delta import Delta
@@ -17,7 +17,6 @@ from services.frontend.output_processor.reasoning_tokens import ReasoningTokens
 from services.frontend.output_processor.sample import AT_END, Sample
 from services.frontend.output_processor.sample_text import new_text
 from services.frontend.request import Request, Sampling
-from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.scheduler_client.placement import Held
 from services.frontend.scheduler_client.sequence import End, Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -26,7 +25,13 @@ from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 
+TOKENS_IN_A_TURN = 16_384  # of the event loop: hashed and submitted in 2 ms
+LIKE_TOKENS = 256  # what a sample costs besides its prompt
 CLIENT_CLOCK_S = 0.1  # a client ends its call at its own deadline, which comes as a cancellation a little before ours
+
+
+class Aborted(QuireError):
+    """Somebody with a right to it has ended the request while it ran."""
 
 
 class Usage(NamedTuple):
@@ -56,22 +61,40 @@ class Budget(NamedTuple):
     first_token_s: float | None
     last_token_s: float | None
 
-    def spans(self, arrival_s: float) -> list[tuple[str, float, float]]:
+    @property
+    def hop_s(self) -> float | None:
+        """Of the time between submission and start: what was spent outside of the scheduler's queue."""
+        if self.submitted_s is None or self.started_s is None or self.queue_s is None:
+            return None
+        return max(0.0, self.started_s - self.submitted_s - self.queue_s)
+
+    def spans(self, arrival_s: float, now: float) -> list[tuple[str, float, float]]:
         """(name, begin, end) of the parts that there are, one behind the other: tokenize (checks and waiting for a turn
-        included), schedule (the way to the scheduler and its queue), prefill, decode."""
+        included), schedule (the way to the scheduler and its queue), prefill, decode, write (until `now`)."""
         ends = (
             ("tokenize", self.submitted_s),
             ("schedule", self.started_s),
             ("prefill", self.first_token_s),
             ("decode", self.last_token_s),
+            ("write", None if self.last_token_s is None else now),
         )
         found, begin_s = [], arrival_s
         for name, end_s in ends:
             if end_s is None:
                 break
-            found.append((name, begin_s, end_s))
-            begin_s = end_s
+            begun_s, begin_s = begin_s, max(begin_s, end_s)  # a start may be noted after the first token it came with
+            found.append((name, begun_s, begin_s))
         return found
+
+
+class Submitter(Protocol):
+    """The way to those who compute."""
+
+    def submit(self, sequences: Seq[Sequence], held: Held) -> None:
+        """All samples of one work, in order; `held`: who holds how much of its prompt."""
+
+    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Nothing more comes from these."""
 
 
 class Generation:
@@ -83,7 +106,7 @@ class Generation:
         request: Request,
         *,
         prepared: Seq[PreparedPrompt],
-        client: SchedulerClient,
+        client: Submitter,
         tokenizer: Tokenizer,
         formats: AnswerFormats,
         metrics: FrontendMetrics,
@@ -124,14 +147,18 @@ class Generation:
         prompt, number = divmod(sample.index, self.request.sampling.n)
         return Sequence(self.prepared[prompt].work, number, sample)
 
-    def begin(self, held: Seq[Held]) -> None:
-        """Starts the clock and submits everything; `held`: of each prompt, who holds how much."""
+    async def begin(self, held: Seq[Held]) -> None:
+        """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
-        n = self.request.sampling.n
+        n, num_tokens = self.request.sampling.n, 0
         for prompt, holders in enumerate(held):
             self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
+            num_tokens += self.prepared[prompt].work.num_prompt_tokens + LIKE_TOKENS * n
+            if num_tokens > TOKENS_IN_A_TURN:
+                num_tokens = 0
+                await asyncio.sleep(0)
 
     def __aiter__(self) -> Generation:
         return self
@@ -139,7 +166,18 @@ class Generation:
     async def __anext__(self) -> list[Delta]:
         if not self._num_unread:
             raise StopAsyncIteration
-        deltas = await self._mailbox.take()
+        return self._read(await self._mailbox.take())
+
+    def take_ready(self) -> list[Delta]:
+        """News without waiting for any, instead of being iterated."""
+        return self._read(self._mailbox.take_ready())
+
+    @property
+    def num_unread(self) -> int:
+        """Samples whose end has not been read."""
+        return self._num_unread
+
+    def _read(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
@@ -166,10 +204,20 @@ class Generation:
     @property
     def vectors(self) -> list[bytes]:
         """Of a request with pooling that has ended: an f32 column for each prompt. Raises Internal without one."""
-        found = [sample.vector for sample in self._samples]
-        if not all(found):
+        return [*map(self.vector, range(len(self._samples)))]
+
+    def vector(self, prompt: int) -> bytes:
+        """Of one that has ended."""
+        found = self._samples[prompt].vector
+        if not found:
             raise Internal("a prompt ended without its vector")
         return found
+
+    @property
+    def num_vectors(self) -> list[int] | None:
+        """In each of these columns; None: one, of all tokens."""
+        counts = [prompt.num_vectors for prompt in self.prepared if prompt.num_vectors is not None]
+        return counts or None
 
     @property
     def usage(self) -> Usage:
@@ -200,6 +248,8 @@ class Generation:
 
     @property
     def budget(self) -> Budget:
+        if not self._samples:  # a request for nothing
+            return Budget(self._submitted_s, self._queue_s, None, None, None)
         sample = self._samples[0]
         has_tokens = sample.num_tokens > 0
         return Budget(
@@ -209,6 +259,10 @@ class Generation:
             sample.first_token_s if has_tokens else None,
             sample.last_token_s if has_tokens else None,
         )
+
+    def time_spans(self) -> list[tuple[str, float, float]]:
+        """Of its budget, up to now."""
+        return self.budget.spans(self.request.arrival_s, self._loop.time())
 
     @property
     def finish_reasons(self) -> str:
@@ -244,6 +298,12 @@ class Generation:
         self._num_unfinished[prompt] -= 1
         if not self._num_unfinished[prompt]:
             measures.prompt_ended(self._metrics, self.prepared[prompt], self._samples[prompt * n : prompt * n + n])
+
+    def abort(self) -> None:
+        """Ends what still runs; the reader hears Aborted behind what was ready."""
+        reason = finish_pb2.FINISH_REASON_CANCELLED
+        self._fail(Aborted("aborted"), reason)
+        self._count_unfinished(reason, "cancelled")
 
     def _expire(self) -> None:
         self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE)

@@ -56,19 +56,25 @@ class Generator:
         if traceparent:
             request = replace(request, traceparent=traceparent)
         call.request = request
-        max_model_len = self._catalogue.entry(request.model).max_model_len
+        max_model_len = self._catalogue.max_model_len(request.model)
         request = replace(request, adapter=self._catalogue.adapter(request.model))
-        request = self._checked(request, max_model_len)
+        request = await self._checked(request, max_model_len)
         call.lease.take(request.num_samples, self._processor.estimate_tokens(request, max_model_len))
-        limits = await self._client.ready(request.deadline_s)
+        limits = self._client.limits or await self._first_limits(request, call)
         prepared = await self._prepare(request, limits)
         held = await self._prefixes.held([prompt.work for prompt in prepared])
         num_prompt_tokens = sum(prompt.work.num_prompt_tokens for prompt in prepared)
         call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation
-            generation.begin(held)
+            await generation.begin(held)
             yield generation
+
+    async def _first_limits(self, request: Request, call: Call) -> Limits:
+        """Of the first worker, which all that were held meanwhile have heard of at once: they go on one by one."""
+        limits = await self._client.ready(request.deadline_s)
+        await call.turn()
+        return limits
 
     def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
         return Generation(
@@ -81,15 +87,15 @@ class Generator:
             pace=self._pace,
         )
 
-    def _checked(self, request: Request, max_model_len: int) -> Request:
+    async def _checked(self, request: Request, max_model_len: int) -> Request:
         self._processor.check(request, max_model_len)
         request = replace(request, stream_interval=max(request.stream_interval, self._stream_interval))
         self._formats.check(request)
-        return self._constrained(request)
+        return await self._constrained(request)
 
-    def _constrained(self, request: Request) -> Request:
+    async def _constrained(self, request: Request) -> Request:
         """A constraint that comes of tools has to go with everything else, too."""
-        constrained = self._formats.constrained(request)
+        constrained = await self._formats.constrained(request)
         if constrained is not request:
             try:
                 self._processor.check(constrained)

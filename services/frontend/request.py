@@ -18,6 +18,13 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class LatePrompt(TextPrompt):
+    """Text that a model reads to compare it token by token (shared/late_interaction.py)."""
+
+    is_query: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PairPrompt:
     """Two texts side by side, as a tokenizer joins a question and what may answer it."""
 
@@ -127,10 +134,12 @@ class Sampling:
 class Pooling:
     """One vector of each prompt in place of samples: PoolingParams of pooling.proto."""
 
-    pooler: str = ""  # last, mean or cls; empty: the model's own
-    normalize: bool = True
+    pooler: str = ""  # last, mean, cls, all or step; empty: the model's own
+    normalize: bool | None = None  # None: as the model does
     dimensions: int | None = None  # only the first so many
     classify: bool = False  # what the model's classifier makes of it
+    step_tag_id: int | None = None  # with step: the token that has a vector
+    prompt_name: str = ""  # of what the model's folder puts before texts; empty: its own choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,6 @@ def trace_end(call: Call, span: Span) -> None:
             attributes["gen_ai.latency.time_in_queue"] = times.queue_s
         if times.first_token_s is not None:
             attributes["gen_ai.latency.time_to_first_token"] = times.first_token_s
-        _parts(call, span)
+        for name, begin_s, end_s in call.generation.budget.spans(call.started_s, now):
+            span.part(name, begin_s, end_s)
     span.end(now, attributes, "" if call.error is None else type(call.error).__name__)
-
-
-def _parts(call: Call, span: Span) -> None:
-    assert call.generation is not None
-    for name, begin_s, end_s in call.generation.budget.spans(call.started_s):
-        span.part(name, begin_s, end_s)

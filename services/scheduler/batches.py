@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events, Finished, LogprobColumns, Pooled, PromptPart, Started, TokenColumns
-from shared.columns import NUMBER_BYTES, u32_bytes
+from services.scheduler.core.sequence import Sequence
+from shared.columns import NUMBER_BYTES, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
@@ -38,7 +39,7 @@ class Batches:
         for columns in events.tokens:
             self._add_tokens(columns)
         for finished in events.finished:
-            self._last(finished.sequence.owner).finished.append(_finished(finished))
+            self._with_tokens_of(finished.sequence).finished.append(_finished(finished))
 
     def _add_tokens(self, columns: TokenColumns) -> None:
         owners = columns.owners
@@ -54,6 +55,15 @@ class Batches:
         if not messages:
             messages.append(pb.SessionResponse())
         return messages[-1].tokens
+
+    def _with_tokens_of(self, sequence: Sequence) -> pb.TokenBatch:
+        """The batch that holds the last tokens of `sequence`, which say by its end whether they are text; else the
+        last."""
+        messages = self.by_owner.get(sequence.owner, ())
+        for message in reversed(messages if len(messages) > 1 else ()):
+            if sequence.sequence_id in u32(message.tokens.sequence_ids):
+                return message.tokens
+        return self._last(sequence.owner)
 
     def _free(self, owner: int) -> pb.TokenBatch:
         """A batch of `owner` that holds no tokens yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from services.scheduler.adapters import Adapters
 from services.scheduler.batches import Batches
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
@@ -14,8 +15,9 @@ from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
 from services.scheduler.submission_checks import check_ids, refusal
-from services.scheduler.submissions import SequenceFactory, complete
+from services.scheduler.submissions import SequenceFactory, adapter_of, complete
 from services.scheduler.terms import Terms
+from shared.adapter_contents import AdapterId
 from shared.columns import ColumnError
 from shared.errors import InvalidArgument
 from shared.logs import logger
@@ -41,6 +43,8 @@ class Cluster:
         self.frontends: dict[int, Send] = {}
         self.lobby = Lobby()
         self.draining = False
+        self.paused = False  # generation is: no worker runs steps
+        self.parking = False  # what comes waits in the lobby, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
         self._settings = settings
         self._placement = Placement(settings.placement)
@@ -51,6 +55,9 @@ class Cluster:
         self._places: dict[int, dict[int, Sequence]] = {}  # owner -> sequence id -> sequence
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
         self._counts: dict[str, Counts] = {}
+        self.adapters = Adapters(
+            self.replicas, num_users=self._num_users, used_by=self._adapters_on, moved_in=self._adapter_came
+        )
 
     # Frontends.
 
@@ -69,6 +76,7 @@ class Cluster:
     def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
         """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end. What cannot
         be taken in ends with an error, and nothing is left of it. InvalidArgument for what cannot be answered."""
+        parking = self.parking  # not half of it
         next_id = submission.first_sequence_id
         end_id = next_id + submission.num_sequences
         try:
@@ -78,7 +86,7 @@ class Cluster:
                 for sequence in self._factory.sequences(submission, owner, self._clock()):
                     num_ids = len(sequence.outputs) or 1
                     self.traces.taken_in(sequence, submission.traceparent)
-                    self._take_in(sequence)
+                    self._take_in(sequence, parking=parking)
                     next_id += num_ids
                     yield
                 return
@@ -93,10 +101,13 @@ class Cluster:
             self._fail(owner, [sequence_id], failure)
             yield
 
-    def _take_in(self, sequence: Sequence) -> None:
+    def _take_in(self, sequence: Sequence, *, parking: bool) -> None:
         for output in sequence.outputs or (sequence,):
             self._places[sequence.owner][output.sequence_id] = sequence
-        self._place(sequence)
+        if parking and self.parking:  # the latter may have ended meanwhile
+            self.lobby.add(sequence)
+        else:
+            self._place(sequence)
 
     def _fail(self, owner: int, sequence_ids: Iterable[int], failure: Failure) -> None:
         """They end here, whatever is known of them."""
@@ -140,6 +151,24 @@ class Cluster:
 
     def attach(self, replica: Replica) -> None:
         self.replicas[replica.id] = replica
+        replica.hold(self.paused)
+        self.adapters.attached(replica)
+        if not self.parking:
+            self._empty_lobby()
+
+    def _adapter_came(self) -> None:
+        if not self.parking:
+            self._empty_lobby()
+
+    def _num_users(self, adapter: AdapterId) -> int:
+        return sum(sequence.adapter == adapter for places in self._places.values() for sequence in places.values())
+
+    def _adapters_on(self, replica: Replica) -> set[object]:
+        """That sequences there go through."""
+        sequences = (sequence for places in self._places.values() for sequence in places.values())
+        return {sequence.adapter for sequence in sequences if self._replica_of.get(sequence.key) is replica}
+
+    def _empty_lobby(self) -> None:
         for sequence in self.lobby:
             self.lobby.remove(sequence.key)
             self._place(sequence)
@@ -153,21 +182,45 @@ class Cluster:
             return
         del self.replicas[replica.id]
         replica.pause()
+        replica.adapters.lose()
         replica.flush()
         moved = replica.core.evacuate(lost=lost)
         self._move(moved, replica.last_step_at)
         log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=len(moved), lost=lost)
 
     def let_leave(self, replica: Replica) -> None:
-        """A worker wants to go: what runs moves to another worker; if there is none it ends here."""
+        """A worker wants to go: what runs moves to another worker; if there is none it ends here, or waits for one
+        while generation is paused."""
         replica.leaving = True
-        if any(not other.leaving for other in self.replicas.values()):
+        if self.paused or any(not other.leaving for other in self.replicas.values()):
             replica.pause()
         self._move(replica.core.evacuate_waiting(), replica.last_step_at)
 
     def has_left(self, replica: Replica) -> bool:
         """Whether a leaving worker may go now."""
         return replica.leaving and not replica.busy and (replica.paused or not len(replica.core.running))
+
+    def hold(self, paused: bool) -> None:
+        """Pauses generation or resumes it, on the workers that are there and on those to come."""
+        self.paused = paused
+        for replica in self.replicas.values():
+            replica.hold(paused)
+        self.park(False)
+
+    def park(self, parking: bool) -> None:
+        """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
+        were_parked = self.parking and not parking
+        self.parking = parking
+        if were_parked:
+            self._empty_lobby()
+
+    def abort(self) -> int:
+        """Ends every sequence, with what it has. Returns how many that were."""
+        count = 0
+        for owner, places in self._places.items():
+            count += len(places)
+            self.cancel(owner, list(places), Reason.CANCELLED)
+        return count
 
     # Time.
 
@@ -177,6 +230,12 @@ class Cluster:
             self._end_in_lobby(sequence, Reason.DEADLINE)
         for replica in self.replicas.values():
             replica.wake()
+        self.adapters.settle()
+        if not self.parking:
+            self.adapters.begin_round()
+            for sequence in self.lobby:
+                if isinstance(sequence.adapter, AdapterId):
+                    self._look_again(sequence, sequence.adapter)
 
     # What it knows.
 
@@ -192,6 +251,11 @@ class Cluster:
         return len(self._places.get(owner, {}))
 
     @property
+    def num_placed(self) -> int:
+        """Sequences that workers have."""
+        return len(self._replica_of)
+
+    @property
     def idle(self) -> bool:
         return not self.lobby and not self._replica_of
 
@@ -201,6 +265,7 @@ class Cluster:
         waiting_tokens = sum(sequence.num_tokens for sequence in self.lobby)
         blocks = [r.core.kv.use for r in taking]
         num_blocks = sum(use.total for use in blocks)
+        adapters = self.adapters.offered if taking else {}
         return pb.ClusterView(
             model=self.terms.model if self.terms.layout is not None else None,
             layout=self.terms.layout,
@@ -213,7 +278,8 @@ class Cluster:
             scheduling_policy=self._settings.scheduling_policy,
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
             logits_processors=_common([r.hello for r in taking]),
-            adapters=self.terms.adapters or () if taking else (),
+            adapters=adapters,
+            adapter_digests=b"".join(adapters.values()),
             kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,
         )
 
@@ -221,6 +287,7 @@ class Cluster:
         layout = self.terms.layout
         return ClusterGauges(
             deferred=len(self.lobby) + sum(r.core.grammars.num_blocked for r in self.replicas.values()),
+            paused=self.paused,
             unowned_blocks=sum(replica.core.kv.num_unowned() for replica in self.replicas.values()),
             block_size=layout.block_size if layout is not None else 0,
         )
@@ -255,19 +322,29 @@ class Cluster:
         elif failure is None and self.num_waiting + submission.num_sequences > self._settings.max_waiting:
             text = f"{self.num_waiting} sequences wait; the limit is {self._settings.max_waiting}"
             failure, reason = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000), "max_waiting"
+        elif failure is None and self._lacks(adapter_of(submission)):
+            failure, reason = Failure("NOT_FOUND", f"The model `{submission.adapter}` does not exist."), "adapter"
         if failure is not None:
             self._metrics.refused.labels(reason).inc()
         return failure
 
+    def _lacks(self, adapter: AdapterId | None) -> bool:
+        return adapter is not None and bool(self.replicas) and not self.adapters.knows(adapter)
+
     def _place(self, sequence: Sequence) -> None:
         if self.terms.layout is not None:
             complete(sequence, self.terms.layout.block_size)
-        replica = self._home(sequence) or self._placement.place(sequence, list(self.replicas.values()))
+        able = [replica for replica in self.replicas.values() if replica.adapters.takes(sequence.adapter)]
+        replica = self._home(sequence) or self._placement.place(sequence, able)
         if replica is None:
-            replica = next((r for r in self.replicas.values() if not r.leaving), None)  # it words the refusal
+            replica = next((r for r in able if not r.leaving), None)  # it words the refusal
         if replica is None:
             self.lobby.add(sequence)
+            if isinstance(sequence.adapter, AdapterId) and not able:
+                self.adapters.fetch(sequence.adapter)
             return
+        if isinstance(sequence.adapter, AdapterId):
+            replica.adapters.use(sequence.adapter)
         self._replica_of[sequence.key] = replica
         if sequence.family is not None:
             sequence.family.home = replica
@@ -278,7 +355,9 @@ class Cluster:
         if sequence.family is None:
             return None
         home = next((r for r in self.replicas.values() if r is sequence.family.home and not r.leaving), None)
-        if home is None or home.core.num_sequences >= home.core.limits.max_num_seqs:
+        if home is None or not home.adapters.takes(sequence.adapter):
+            return None
+        if home.core.num_sequences >= home.core.limits.max_num_seqs:
             return None
         return home
 
@@ -295,6 +374,15 @@ class Cluster:
             else:
                 text = f"{sequence.num_losses} workers in a row were lost while this ran on them, the last time alone"
                 self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))))
+
+    def _look_again(self, sequence: Sequence, adapter: AdapterId) -> None:
+        """For a worker that has its adapter, or could."""
+        self.lobby.remove(sequence.key)
+        if self.adapters.can_come(adapter):
+            self._place(sequence)
+            return
+        failure = Failure("NOT_FOUND", f"The model `{adapter.name}` does not exist any more.")
+        self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=failure)))
 
     def _end_in_lobby(self, sequence: Sequence, reason: Reason) -> None:
         self.lobby.remove(sequence.key)

@@ -80,7 +80,7 @@ class Scheduler:
         )
         self.status.address = door.address = settings.reachable(self.server.port)
         self.status.directory = self.directory
-        administration = Administration(self.cluster, self.status)
+        administration = Administration(self.cluster, self.status, self.frontends.publish)
         self.admin = AdminPort(settings, AdminService(administration, shutdown), self.server.port)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.grpc)
         service = scheduler_service.SchedulerService(self.frontends, administration, door)

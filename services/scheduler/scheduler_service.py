@@ -55,11 +55,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.abort(transport(error).grpc_code, error.message)
 
     async def _answer(self, question: pb.AdministerRequest) -> pb.AdministerResponse:
+        answer, asked = pb.AdministerResponse(), self._administration
         match question.WhichOneof("message"):
             case "get_status":
-                return pb.AdministerResponse(status=self._administration.status())
+                answer.status.CopyFrom(asked.status())
             case "reset_prefix_cache":
-                done = await self._administration.reset_prefix_cache(question.reset_prefix_cache)
-                return pb.AdministerResponse(prefix_cache_reset=done)
+                answer.prefix_cache_reset.CopyFrom(await asked.reset_prefix_cache(question.reset_prefix_cache))
+            case "pause_generation":
+                answer.generation_paused.CopyFrom(await asked.pause_generation(question.pause_generation))
+            case "resume_generation":
+                answer.generation_resumed.CopyFrom(await asked.resume_generation(question.resume_generation))
+            case "load_adapter":
+                answer.adapter_loaded.CopyFrom(await asked.load_adapter(question.load_adapter))
+            case "unload_adapter":
+                answer.adapter_unloaded.CopyFrom(await asked.unload_adapter(question.unload_adapter))
+            case "list_adapters":
+                answer.adapters.CopyFrom(await asked.list_adapters())
             case kind:
                 raise self._door.wrong_opening(kind) or FailedPrecondition(f"{kind} is not a question")
+        return answer

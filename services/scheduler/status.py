@@ -11,6 +11,7 @@ from services.scheduler.cluster import Cluster
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.drafts.speculation import Speculation
 from services.scheduler.frontend_service import FrontendService
+from services.scheduler.kv_cache.host_tier import HostTier
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -44,7 +45,7 @@ class Status:
             id=self._settings.name,
             pid=os.getpid(),
             address=self.address,
-            state=pb.STATE_DRAINING if self._cluster.draining else pb.STATE_READY,
+            state=self._state(),
             epoch=self._frontends.epoch,
             running=self._cluster.num_running,
             waiting=self._cluster.num_waiting,
@@ -62,6 +63,11 @@ class Status:
             status.blocks.cached = sum(b.cached for b in blocks)
             status.blocks.used = sum(b.used for b in blocks)
         return status
+
+    def _state(self) -> pb.State:
+        if self._cluster.draining:
+            return pb.STATE_DRAINING
+        return pb.STATE_PAUSED if self._cluster.paused else pb.STATE_READY
 
     @property
     def stalled(self) -> bool:
@@ -111,7 +117,19 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         status.last_step_age_s = time.monotonic() - replica.last_step_at
     if core.speculation.enabled:
         status.drafts.CopyFrom(_drafts(core.speculation))
+    if core.transfers is not None:
+        status.host_memory.CopyFrom(_host_memory(core.transfers.tier, core.counts))
     return status
+
+
+def _host_memory(tier: HostTier, counts: Counts) -> pb.HostMemory:
+    return pb.HostMemory(
+        total=tier.num_places,
+        held=tier.num_held,
+        stored=counts.stored_blocks,
+        fetched=counts.fetched_blocks,
+        failed_transfers=counts.failed_transfers,
+    )
 
 
 def _drafts(speculation: Speculation) -> pb.DraftCounts:
@@ -128,7 +146,9 @@ def _drafts(speculation: Speculation) -> pb.DraftCounts:
 def _state(replica: Replica) -> pb.State:
     if replica.leaving:
         return pb.STATE_DRAINING
-    return pb.STATE_STALLED if replica.overdue_s() > STALLED_AFTER_S else pb.STATE_READY
+    if replica.overdue_s() > STALLED_AFTER_S:
+        return pb.STATE_STALLED
+    return pb.STATE_PAUSED if replica.held else pb.STATE_READY
 
 
 def _work(counts: Counts, tokens_per_s: float) -> pb.WorkCounts:

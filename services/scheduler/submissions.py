@@ -12,6 +12,7 @@ from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family, Sequence
 from shared import block_hash
+from shared.adapter_contents import AdapterId
 from shared.columns import u32
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
@@ -68,6 +69,7 @@ class SequenceFactory:
                 min_output_tokens=submission.min_tokens,
                 grammar_id=grammar_id,
                 grammar_bytes=len(submission.grammar),
+                adapter=adapter_of(submission),
                 family=family,
                 payload=Payload(submission.params, submission.first_sample + i, submission.grammar),
                 request_id=submission.request_id,
@@ -76,6 +78,10 @@ class SequenceFactory:
                 arrival=arrival,
                 deadline=deadline,
             )
+
+
+def adapter_of(submission: pb.Submission) -> AdapterId | None:
+    return AdapterId(submission.adapter, submission.adapter_digest) if submission.adapter else None
 
 
 def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:

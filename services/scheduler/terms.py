@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from shared import block_hash, kv_wire, model_identity, worker_limits
+from shared import adapter_contents, block_hash, kv_wire, model_identity, worker_limits
 from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32
 from shared.errors import FailedPrecondition
@@ -36,7 +36,8 @@ class Terms:
         self.kv_specs: tuple[KVSpec, ...] | None = None
         self.logprobs_mode = ""
         self.batch_invariant: bool | None = None
-        self.adapters: tuple[str, ...] | None = None
+        self.adapters: dict[str, bytes] | None = None  # digests by name, ascending; where workers load no others
+        self.loads_adapters: bool | None = None
         self._set_by = ""
 
     @property
@@ -102,14 +103,27 @@ class Terms:
             )
 
     def agree_on_adapters(self, hello: worker_pb2.WorkerHello) -> None:
-        """A sequence must find its adapter wherever it goes."""
-        adapters = tuple(sorted(hello.adapters))
+        """A sequence must find its adapter wherever it goes: where workers load them, the scheduler sees to that."""
+        loads = hello.max_adapters > 0
+        self.loads_adapters = loads if self.loads_adapters is None else self.loads_adapters
+        if loads != self.loads_adapters:
+            raise FailedPrecondition(
+                f"lora_folders: adapters can be loaded while the cluster runs: {_on(self.loads_adapters)}; into worker "
+                f"{hello.worker_id}: {_on(loads)}",
+                field="lora_folders",
+            )
+        if loads:
+            return
+        digests = _adapters(hello)
+        adapters = {name: digests[name] for name in sorted(digests)}
         if self.adapters is None:
             self.adapters = adapters
         if adapters != self.adapters:
             ours, theirs = (", ".join(names) or "none" for names in (self.adapters, adapters))
+            changed = [name for name in adapters if adapters[name] != self.adapters.get(name, adapters[name])]
+            more = f"; {changed[0]} has another content" if changed else ""
             raise FailedPrecondition(
-                f"adapters: the cluster has {ours}, worker {hello.worker_id} has {theirs}", field="adapters"
+                f"adapters: the cluster has {ours}, worker {hello.worker_id} has {theirs}{more}", field="adapters"
             )
 
 
@@ -124,6 +138,7 @@ def _on(value: bool) -> str:
 MOST_PROCESSORS = 256
 MOST_ADAPTERS = 256
 LONGEST_NAME = 256  # characters of ids, addresses, devices
+LONGEST_PATH = 4096
 
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
@@ -134,6 +149,8 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         "max_num_batched_tokens": (hello.max_num_seqs, MOST_STEP_TOKENS),
         "max_model_len": (2, MOST_MODEL_LEN),
         "num_speculative_tokens": (0, MOST_DRAFTS),
+        "num_host_blocks": (0, MOST_BLOCKS),
+        "max_adapters": (0, MOST_ADAPTERS),
         "max_logprobs": (0, MOST_VOCABULARY),
         "layout.block_size": (1, MOST_BLOCK_SIZE),
     }
@@ -158,6 +175,8 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         raise FailedPrecondition(text, field="adapters")
     for name in hello.adapters:
         check_name("adapters", name)
+    _adapters(hello)
+    _check_paths(hello, who)
     _check_held(hello, who)
 
 
@@ -170,6 +189,21 @@ def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
         raise FailedPrecondition(f"model.vocab_size: {who} has {model.vocab_size}, {limit}", field="model.vocab_size")
 
 
+def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
+    try:
+        return adapter_contents.by_name(hello.adapters, hello.adapter_digests)
+    except ValueError as error:
+        text = f"adapter_digests: worker {hello.worker_id} sent {error}"
+        raise FailedPrecondition(text, field="adapter_digests") from None
+
+
+def _check_paths(hello: worker_pb2.WorkerHello, who: str) -> None:
+    paths = hello.adapter_paths
+    if len(paths) not in (0, len(hello.adapters)) or max(map(len, paths), default=0) > LONGEST_PATH:
+        text = f"adapter_paths: {who} sent {len(paths)} for {len(hello.adapters)} adapters, or one that is no path"
+        raise FailedPrecondition(text, field="adapter_paths")
+
+
 def check_name(field: str, value: str, *, needed: bool = True) -> None:
     """Raises FailedPrecondition for what is not a name."""
     if (needed and not value) or len(value) > LONGEST_NAME:
@@ -178,19 +212,24 @@ def check_name(field: str, value: str, *, needed: bool = True) -> None:
 
 
 def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
-    num_bytes, num_hash_bytes = len(hello.held_block_ids), len(hello.held_block_hashes)
-    num_held = num_bytes // TOKEN_BYTES
-    if num_bytes % TOKEN_BYTES or num_hash_bytes != block_hash.HASH_BYTES * num_held or num_held >= hello.num_blocks:
+    blocks = range(1, hello.num_blocks)
+    _check_ids("held_block_ids", hello.held_block_ids, hello.held_block_hashes, blocks, f"{who}'s blocks")
+    places = range(hello.num_host_blocks)
+    _check_ids("held_place_ids", hello.held_place_ids, hello.held_place_hashes, places, f"{who}'s places")
+
+
+def _check_ids(field: str, ids: bytes, hashes: bytes, there: range, what: str) -> None:
+    num_held = len(ids) // TOKEN_BYTES
+    if len(ids) % TOKEN_BYTES or len(hashes) != block_hash.HASH_BYTES * num_held or num_held > len(there):
         raise FailedPrecondition(
-            f"held_block_ids: {who} sent {num_bytes} bytes of ids and {num_hash_bytes} of hashes for "
-            f"{hello.num_blocks} blocks",
-            field="held_block_ids",
+            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes for {what}, of which there are {len(there)}",
+            field=field,
         )
-    held = u32(hello.held_block_ids)
-    if len(held) and not 0 < int(held.min()) <= int(held.max()) < hello.num_blocks:
+    held = u32(ids)
+    if len(held) and not there.start <= int(held.min()) <= int(held.max()) < there.stop:
         raise FailedPrecondition(
-            f"held_block_ids: {who} has blocks 1 to {hello.num_blocks - 1}, and sent {held.min()} to {held.max()}",
-            field="held_block_ids",
+            f"{field}: {what} are {there.start} to {there.stop - 1}, and {held.min()} to {held.max()} were sent",
+            field=field,
         )
 
 

@@ -206,6 +206,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             prefix_grain=settings.prefix_grain,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
+            num_host_blocks=hello.num_host_blocks,
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:
@@ -216,6 +217,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 replica.take(message.result)
             elif kind == "grammar_prepared":
                 replica.take_prepared(message.grammar_prepared)
+            elif kind == "transferred":
+                replica.take_transferred(message.transferred)
+            elif kind == "adapter_loaded":
+                replica.adapters.take_loaded(message.adapter_loaded)
+                self._on_change()
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
                 self._cluster.let_leave(replica)
@@ -241,7 +247,7 @@ ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop
 
 async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
     """The worker still holds these blocks from an earlier attachment: the whole cache is warm at once."""
-    if not core.limits.enable_prefix_caching:
+    if not core.limits.caches_prefixes:
         return
     ids = u32(hello.held_block_ids).tolist()
     hashes = block_hash.split(hello.held_block_hashes)
@@ -251,3 +257,6 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
         for block, held, group in zip(ids[part], hashes[part], groups[part], strict=True):
             core.kv.pool.adopt(block, block_hash.page_name(held, group))
         await asyncio.sleep(0)
+    if core.transfers is not None:
+        places = u32(hello.held_place_ids).tolist()
+        core.transfers.tier.adopt(zip(places, block_hash.split(hello.held_place_hashes), strict=True))

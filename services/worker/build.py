@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from services.worker import limits
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
+from services.worker.build_encoder import build_encoder
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.graphs.build_graphs import GraphMaker
 from services.worker.heads.features import FeaturesHead
@@ -22,18 +24,22 @@ from services.worker.heads.heads import Heads
 from services.worker.heads.pooling import PoolingHead
 from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.kv import kv_cache, kv_memory
+from services.worker.kv.host_memory import HostMemory, open_host_memory
+from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.lora.adapters import Adapters
+from services.worker.lora.open_adapters import open_adapters
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.encoder import Encoder
 from services.worker.models.loader import Loader
-from services.worker.models.registry import find_model, read_model_config
+from services.worker.models.registry import check_config, find_encoder, find_model, read_model_config
 from services.worker.models.taped import TapedModel
 from services.worker.models.transformers_model import TransformersCausalLM
+from services.worker.models.weights import Weights
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.runner import batch_invariance
@@ -59,10 +65,11 @@ from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
 from services.worker.warmup.build_kernels import Kernels
 from services.worker.warmup.compile_process import CompileProcess
-from shared import model_identity
 from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.model_identity import read_config
+from shared.pb.common.v1 import pooling_pb2
+from shared.sentence_transformers import read_sentence_model
 from shared.settings import WorkerSettings
 
 log = logger("worker.build")
@@ -81,26 +88,27 @@ def build_replica(
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
-    drafting = speculative_config.parse(settings.speculative_config)
     values = read_config(Path(settings.model))
+    encoder = find_encoder(values)
+    if encoder is not None:
+        return _encoder(settings, encoder, values, seat)
+    drafting = speculative_config.parse(settings.speculative_config)
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
-    threads = settings.threads or num_cores(seat)
-    device = open_device(settings.device, threads, seat.rank)
-    place = _place(settings, config, device, seat, wanted.max_num_seqs)
+    device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
+    place = _place(settings, config, device, seat, wanted)
     if settings.batch_invariant:
         batch_invariance.check(settings, place, drafting)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
-    layers = wanted.layout.layers_per_page
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
-    shape = BlockShape(layers, wanted.block_size, spec.num_kv_heads, config.head_dim, kv_dtype)
+    shape = BlockShape(wanted.layout.layers_per_page, wanted.block_size, spec.num_kv_heads, config.head_dim, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)
-    weights = WeightCounts.of(model.destinations(), config)
+    weights = WeightCounts.of(model.destinations(), config, expert_ranks=place.shard.expert_ranks)
     _load(model, settings, loader, place)
     target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader)
     drafter = open_drafter(drafting, target) if drafting else None
@@ -138,10 +146,33 @@ def build_replica(
         speculation=speculation,
         expert_load=load,
         cost_model=CostModel(config, weights, kv_dtype.itemsize),
+        host_memory=_host_memory(settings, fitting, memory, shape, drafter),
+        adapters=place.adapters,
+        weights=Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place),
     )
     if speculation is not None and not device.is_synchronous:
         rehearse(replica, speculation)
     return replica
+
+
+def _host_memory(
+    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], shape: BlockShape, drafter: Drafter | None
+) -> HostMemory | None:
+    size = settings.kv_offloading_size
+    if not size:
+        return None
+    reason = (
+        f"ranks of a group of {settings.tensor_parallel_size} have no memory in common for their parts of a block"
+        if settings.tensor_parallel_size > 1
+        else "layers with windows keep their blocks on the device"
+        if fitting.num_groups > 1 or fitting.layout.windows
+        else "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
+        if drafter is not None and drafter.block_bytes
+        else ""
+    )
+    if reason:
+        raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
+    return open_host_memory(size, memory, shape)
 
 
 def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limits:
@@ -158,14 +189,28 @@ def num_cores(seat: Seat) -> int:
     return max(1, len(os.sched_getaffinity(0)) // seat.size)
 
 
-def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat, num_slots: int) -> Placement:
-    dtype = choose_dtype(settings.dtype, config.dtype, device)
+def _encoder(settings: WorkerSettings, family: type[Encoder], values: dict[str, Any], seat: Seat) -> Replica:
+    device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
+    return build_encoder(settings, family, values, device, _ops(settings, device, seat))
+
+
+def _ops(settings: WorkerSettings, device: Device, seat: Seat) -> kernels.Ops:
     ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
     if device.is_synchronous:
         kernels.set_num_threads(ops, settings.threads or num_cores(seat))
     log.info("kernels", device=device.name, refused=ops.refused or "none", sources=sorted(set(ops.sources.values())))
+    return ops
+
+
+def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat, wanted: Limits) -> Placement:
+    if settings.expert_parallel and (seat.size == 1 or config.experts is None):
+        reason = "one rank has all experts" if seat.size == 1 else "this model has no experts"
+        raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
+    dtype = choose_dtype(settings.dtype, config.dtype, device)
+    ops = _ops(settings, device, seat)
     quantization = choose_quantization(settings.quantization, config.quantization, device)
-    shard = seat.join(device.torch_device)
+    shard = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
+    shard = replace(shard, whole_experts=settings.expert_parallel)
     return Placement(
         ops,
         dtype,
@@ -174,26 +219,8 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat
         settings.batch_invariant,
         config.quantization,
         shard,
-        _adapters(settings, dtype, device, num_slots),
+        open_adapters(settings, ops, dtype, device, wanted),
     )
-
-
-def _adapters(settings: WorkerSettings, dtype: torch.dtype, device: Device, num_slots: int) -> Adapters | None:
-    if not settings.lora:
-        return None
-    served = model_identity.identity(Path(settings.model), settings.served_model_name).name
-    reason = (
-        f"{served!r} is the model's own name"
-        if served in settings.lora
-        else f"adapters have no place beside tensor_parallel_size {settings.tensor_parallel_size}"
-        if settings.tensor_parallel_size > 1
-        else "adapters have no place beside batch_invariant"
-        if settings.batch_invariant
-        else ""
-    )
-    if reason:
-        raise InvalidArgument(f"lora: {reason}", field="lora")
-    return Adapters.read(settings.lora, dtype, device.torch_device, num_slots)
 
 
 def _sampler(
@@ -230,7 +257,21 @@ def _heads(
 ) -> Heads:
     sampler = _sampler(settings, model.config, wanted, place, grammars)
     prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, model.logits)
-    return Heads(sampler, [prompts, PoolingHead(model.config.hidden_size, classifier=model.classifier)], place.adapters)
+    told = () if place.adapters is None else (place.adapters,)
+    return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model)], told)
+
+
+def _pooling_head(folder: Path, model: CausalLM) -> PoolingHead:
+    """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
+    size, sentence = model.config.hidden_size, read_sentence_model(folder)
+    if sentence is None:
+        return PoolingHead(size, classifier=model.classifier)
+    poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
+    if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
+        text = f"model: {folder} pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models "
+        raise InvalidArgument(f"{text}that go on have {', '.join(poolers)} and none", field="model")
+    default = poolers[sentence.modes[0]]
+    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes)
 
 
 def _speculation(
@@ -261,7 +302,7 @@ def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     config = read_config(folder)
     eos = config.get("eos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return LLGuidanceBackend(folder, read_model_config(config, settings.model_impl).vocab_size, eos_ids)
+    return LLGuidanceBackend(folder, check_config(config, settings.model_impl).vocab_size, eos_ids)
 
 
 def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:
@@ -271,13 +312,8 @@ def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Plac
         log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
     started = time.perf_counter()
     loader.load(model, Path(settings.model))
-    log.info(
-        "model loaded",
-        model=settings.model,
-        dtype=str(place.dtype),
-        load_format=settings.load_format,
-        seconds=round(time.perf_counter() - started, 2),
-    )
+    seconds, dtype = round(time.perf_counter() - started, 2), str(place.dtype)
+    log.info("model loaded", model=settings.model, dtype=dtype, load_format=settings.load_format, seconds=seconds)
 
 
 def _graph_maker(

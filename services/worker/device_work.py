@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
+from services.worker.kv.host_memory import Moving
+from services.worker.lora.peft_folder import PeftFolder
 from services.worker.ranks.group import RankGroup
 from services.worker.replica import Replica, StepInFlight
 from services.worker.runner.output import RunnerOutput
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool
+from shared.adapter_contents import AdapterId
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
@@ -26,6 +29,10 @@ class Receiver(Protocol):
         """No result will come any more: the attachment cannot go on."""
 
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
+
+    def transferred(self, done: pb.Transferred) -> None: ...
+
+    def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,24 @@ class ReleaseGrammar:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveBlocks:
+    """After the plans before it."""
+
+    receiver: Receiver
+    order: pb.Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class BegunMove:
+    """Blocks that are on their way."""
+
+    receiver: Receiver
+    transfer_id: int
+    moving: Moving
+    begun_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step on the device, with what its result needs."""
 
@@ -81,7 +106,25 @@ class ShareGrammar:
     order: pb.PrepareGrammar
 
 
-Command = Execute | Rest | ForgetCache | ShareGrammar | ReleaseGrammar | FinishedStep
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """An adapter that has been read."""
+
+    receiver: Receiver
+    order_id: int
+    folder: PeftFolder
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    """After the plans before it, which may name the adapter."""
+
+    adapter: AdapterId
+
+
+Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter
+Command = Deferred | Rest | ForgetCache | ShareGrammar | AddAdapter | FinishedStep
 
 
 class Outlet(Protocol):
@@ -92,6 +135,15 @@ class Outlet(Protocol):
 
     def launched(self, step: LaunchedStep) -> FinishedStep | None:
         """A step is on the device. Returns it if it is finished already; otherwise it comes back as a command."""
+
+    def moving(self, move: BegunMove) -> None:
+        """Blocks are on their way."""
+
+    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
+        """They stay where they are. Raises what a device that is broken raised."""
+
+    def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
+        """`error`: why not. Raises what a device that is broken raised."""
 
     def broke(self, receiver: Receiver, reason: str) -> None:
         """The session cannot go on."""
@@ -109,12 +161,12 @@ class DeviceWork:
         self._replica, self._ranks, self._grammars, self._outlet = replica, ranks, grammars, outlet
         self._num_in_flight = 0
         self._rest: Rest | None = None
-        self._deferred: deque[Execute | ReleaseGrammar] = deque()  # until the steps in flight have been recorded
+        self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
 
     def obey(self, command: Command) -> None:
         """Does what was ordered, and what had to wait for it."""
         match command:
-            case Execute() | ReleaseGrammar():
+            case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter():
                 self._deferred.append(command)
             case FinishedStep():
                 self._record(command)
@@ -122,6 +174,8 @@ class DeviceWork:
                 self._rest = command
             case ShareGrammar():
                 self._ranks.prepare_grammar(command.order)
+            case AddAdapter():
+                self._add_adapter(command)
             case ForgetCache():
                 self._ranks.forget_cache()
                 self._replica.forget_cache()
@@ -139,6 +193,11 @@ class DeviceWork:
             if isinstance(command, ReleaseGrammar):
                 self._grammars.release(command.grammar_id)
                 self._ranks.release_grammar(command.grammar_id)
+            elif isinstance(command, MoveBlocks):
+                self._move(command)
+            elif isinstance(command, RemoveAdapter):
+                if self._replica.adapters is not None:
+                    self._replica.adapters.remove(command.adapter)
             elif self._num_in_flight and self._replica.waits_before(command.plan):
                 return
             else:
@@ -165,6 +224,33 @@ class DeviceWork:
         )
         if finished is not None:
             self._record(finished)
+
+    def _move(self, command: MoveBlocks) -> None:
+        receiver, order = command.receiver, command.order
+        if not self._outlet.takes(receiver):
+            return
+        begun_ns = time.perf_counter_ns()
+        try:
+            moving = self._replica.move(order)
+        except PlanViolation as violation:
+            self._outlet.broke(receiver, f"transfer {order.transfer_id} breaks the session: {violation}")
+            return
+        except Exception as error:
+            self._outlet.not_moved(receiver, order.transfer_id, error)
+            return
+        self._outlet.moving(BegunMove(receiver, order.transfer_id, moving, begun_ns))
+
+    def _add_adapter(self, command: AddAdapter) -> None:
+        """For a scheduler that still asks for it; another one would not know of it."""
+        if not self._outlet.takes(command.receiver):
+            return
+        adapters, error = self._replica.adapters, None
+        assert adapters is not None, "it has room for some otherwise"
+        try:
+            adapters.add(command.folder, command.digest)
+        except Exception as raised:
+            error = raised
+        self._outlet.adapter_added(command, error)
 
     @property
     def num_in_flight(self) -> int:

@@ -20,24 +20,32 @@ from google.protobuf.message import DecodeError
 
 from services.worker.device.device import is_broken
 from services.worker.device_work import (
+    AddAdapter,
+    BegunMove,
     Command,
     DeviceWork,
     Execute,
     FinishedStep,
     ForgetCache,
     LaunchedStep,
+    MoveBlocks,
     Receiver,
     ReleaseGrammar,
+    RemoveAdapter,
     Rest,
     ShareGrammar,
 )
 from services.worker.kv.held_blocks import HeldReport
+from services.worker.lora.folders import AdapterFolders
+from services.worker.lora.peft_folder import PeftFolder
+from services.worker.lora.reader import AdapterReader
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
 from services.worker.runner.expert_load import LoadByLayer
 from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.compile_pool import CompilePool, Prepared
-from shared.errors import Internal, InvalidArgument, to_proto
+from shared.adapter_contents import AdapterId
+from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError, to_proto
 from shared.logs import logger
 from shared.metrics.worker import NO_COST, StepCost
 from shared.pb.common.v1 import sampling_pb2
@@ -69,9 +77,12 @@ class Engine:
         grammars: CompilePool,
         synchronous: bool,
         ranks: RankGroup | None = None,
+        adapters: AdapterReader | None = None,
     ) -> None:
         """`build` makes rank 0's part of the replica, on the device's thread; `synchronous`: its launches return when
-        they are done; `ranks`: None for a replica of one."""
+        they are done; `ranks`: None for a replica of one; `adapters`: None: it takes none while it
+        runs."""
+        self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
         self._build = build
         self._observer = observer
@@ -80,6 +91,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: stop
         self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # None: stop
+        self._moves: queue.SimpleQueue[BegunMove | None] = queue.SimpleQueue()  # None: stop
         self._receiver: Receiver | None = None
         self._broken: Receiver | None = None  # its later plans are skipped
         self._work: DeviceWork | None = None  # once the replica is built
@@ -90,6 +102,7 @@ class Engine:
         self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
         if not synchronous:
             self._threads.append(threading.Thread(target=self._run_waiting, name="waiting", daemon=True))
+            self._threads.append(threading.Thread(target=self._run_moving, name="moving", daemon=True))
         # The replica, for its facts: only the device's thread may call its methods.
         self.started: asyncio.Future[Replica] = self._loop.create_future()
         self.died: asyncio.Future[None] = self._loop.create_future()
@@ -126,6 +139,10 @@ class Engine:
         self._pending_s.append(time.monotonic())
         self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
+    def transfer(self, receiver: Receiver, order: pb.Transfer) -> None:
+        """After the plans that are here."""
+        self._inbox.put(MoveBlocks(receiver, order))
+
     def forget_cache(self) -> None:
         self._inbox.put(ForgetCache())
 
@@ -148,6 +165,30 @@ class Engine:
         """After the plans that are here, which may name it."""
         self._inbox.put(ReleaseGrammar(grammar_id))
 
+    def load_adapter(self, receiver: Receiver, order: pb.LoadAdapter) -> None:
+        """Read beside the steps, then put between two of them."""
+        if not self._max_adapters:
+            error = FailedPrecondition("lora_folders: this worker was started with none: it loads no adapters")
+            receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=to_proto(error)))
+            return
+
+        def done(found: tuple[PeftFolder, bytes] | QuireError) -> None:
+            if isinstance(found, QuireError):
+                self._post(self._deliver_adapter, receiver, _not_loaded(order.order_id, found))
+            else:
+                self._inbox.put(AddAdapter(receiver, order.order_id, *found))
+
+        self._adapters.read(order.name, order.path, order.digest, done)
+
+    @property
+    def _max_adapters(self) -> int:
+        adapters = self.started.result().adapters
+        return adapters.max_adapters if adapters is not None else 0
+
+    def unload_adapter(self, order: pb.UnloadAdapter) -> None:
+        """After the plans that are here, which may name it."""
+        self._inbox.put(RemoveAdapter(AdapterId(order.name, order.digest)))
+
     def check_ranks(self) -> None:
         """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
         try:
@@ -169,6 +210,7 @@ class Engine:
         """Lets the threads finish what they are at; whether they did in time."""
         self._inbox.put(None)
         self._launched.put(None)
+        self._moves.put(None)
         deadline = self._loop.time() + timeout_s
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
@@ -227,7 +269,46 @@ class Engine:
     def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
         self._post(_set_result, reply, report)
 
-    # On the waiting thread (on the device's, if that is synchronous)
+    def moving(self, move: BegunMove) -> None:
+        if self._synchronous:
+            self._finish_move(move)
+        else:
+            self._moves.put(move)
+
+    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
+        if is_broken(error):
+            raise error
+        log.error("blocks could not be moved", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
+        told = to_proto(Internal(f"{type(error).__name__}: {error}"))
+        self._post(self._deliver_move, receiver, pb.Transferred(transfer_id=transfer_id, error=told))
+
+    def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
+        if error is not None and is_broken(error):
+            raise error
+        name = command.folder.name
+        if error is None:
+            log.info("adapter loaded", adapter=name, digest=command.digest.hex()[:16])
+            told = pb.AdapterLoaded(order_id=command.order_id, digest=command.digest)
+        else:
+            log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
+            told = _not_loaded(command.order_id, error)
+        self._post(self._deliver_adapter, command.receiver, told)
+
+    # On the waiting thread and the moving one (on the device's, if that is synchronous)
+
+    def _run_moving(self) -> None:
+        try:
+            while (move := self._moves.get()) is not None:
+                self._finish_move(move)
+        except Exception as error:  # of the device: steps will meet it as well
+            log.exception("the thread that waits for blocks failed")
+            self._post(_set_exception, self.died, error)
+
+    def _finish_move(self, move: BegunMove) -> None:
+        move.moving.wait()
+        took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
+        done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
+        self._post(self._deliver_move, move.receiver, done)
 
     def _run_waiting(self) -> None:
         try:
@@ -274,6 +355,14 @@ class Engine:
             message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
             receiver.grammar_prepared(message)
 
+    def _deliver_move(self, receiver: Receiver, done: pb.Transferred) -> None:
+        if receiver is self._receiver:
+            receiver.transferred(done)
+
+    def _deliver_adapter(self, receiver: Receiver, loaded: pb.AdapterLoaded) -> None:
+        if receiver is self._receiver:
+            receiver.adapter_loaded(loaded)
+
     def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
         if receiver is self._receiver:
@@ -281,6 +370,11 @@ class Engine:
             receiver.deliver(result)
         cost = self.started.result().cost_model
         self._observer.step_done(result, inputs.num_tokens, cost.of(inputs) if cost else NO_COST)
+
+
+def _not_loaded(order_id: int, error: Exception) -> pb.AdapterLoaded:
+    known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
+    return pb.AdapterLoaded(order_id=order_id, error=to_proto(known))
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:

@@ -49,7 +49,7 @@ class Limits:
 
     @property
     def max_blocks_per_seq(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+        return 0 if self.layout.keeps_nothing else -(-self.max_model_len // self.block_size)
 
     @property
     def max_concurrency(self) -> float:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from kernels.cpu import first_start
-from services.worker.models.registry import read_model_config
+from services.worker.models.registry import check_config
 from services.worker.warmup import ahead, compile_process
 from shared import lifecycle, logs
 from shared.model_identity import read_config
@@ -20,7 +20,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     """Runs a worker until `shutdown`, then lets its scheduler move the work elsewhere."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     if settings.engine == "device":  # what is not supported is said before torch is imported
-        read_model_config(read_config(Path(settings.model)), settings.model_impl)
+        check_config(read_config(Path(settings.model)), settings.model_impl)
     compiler = compile_process.begin(settings)
     if settings.device == "cuda":
         ahead.begin()

@@ -6,13 +6,15 @@ up to two or three may be between launch and record, and they are recorded in or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
+from services.worker.kv.host_memory import BlockMove, HostMemory, Moving
 from services.worker.limits import Limits
+from services.worker.lora.adapters import Adapters
 from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
 from services.worker.runner.output import RunnerOutput
 from services.worker.runner.step_cost import CostModel
@@ -26,8 +28,11 @@ from services.worker.step.steady import Steady
 from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
 from shared.columns import I32
-from shared.errors import Internal, QuireError, to_proto
+from shared.errors import FailedPrecondition, Internal, QuireError, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
+
+if TYPE_CHECKING:  # this module is also read where there is no torch
+    from services.worker.models.weights import NewWeights, Weights
 
 
 class Launch(Protocol):
@@ -126,17 +131,24 @@ class Replica:
         speculation: Speculation | None = None,
         expert_load: ExpertLoad | None = None,
         cost_model: CostModel | None = None,
+        host_memory: HostMemory | None = None,
+        adapters: Adapters | None = None,
+        weights: Weights | None = None,
     ) -> None:
-        """`speculation` has the same table; `expert_load`: of a mixture of experts."""
+        """`speculation` has the same table; `expert_load`: of a mixture of experts; `host_memory`: for blocks that the
+        device has no room for; `weights`: where they can be changed."""
+        self._weights = weights
         self.limits = limits
         self._speculation = speculation
         self._expert_load = expert_load
         self.cost_model = cost_model
         self.device_name = device_name
+        self.adapters = adapters
         self.vocab_size = vocab_size
         self._runner = runner
         self._table = table
         self._steady = Steady(table)
+        self._host_memory = host_memory
         self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
@@ -223,18 +235,52 @@ class Replica:
         if self._speculation is not None:
             self._speculation.record(inputs, output, flight.num_begun)
 
+    @property
+    def num_host_blocks(self) -> int:
+        """That it can keep in host memory."""
+        return self._host_memory.num_places if self._host_memory else 0
+
+    def move(self, order: pb.Transfer) -> Moving:
+        """Begins to move blocks, behind the steps that have been launched. Raises PlanViolation, or what the device
+        raises: then nothing is known of what was to be written."""
+        move = BlockMove.of(order, self.limits.num_blocks, self.num_host_blocks)
+        assert self._host_memory is not None, "it has no places otherwise"
+        if move.to_host:
+            return self._host_memory.begin(move)
+        self._held.lose(move.blocks)
+        moving = self._host_memory.begin(move)
+        self._held.fill(move.blocks, move.hashes)
+        return moving
+
     def rest(self) -> HeldReport:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
         for slot in np.flatnonzero(self._table.live).tolist():
             self._release(slot)
         self._table.clear()
         self._steady.forget()
-        return self._held.report()
+        report = self._held.report()
+        if self.adapters is not None:
+            report = replace(report, adapters=[(held.id, held.path) for held in self.adapters.held()])
+        return replace(report, in_host_memory=self._host_memory.held()) if self._host_memory else report
 
     def forget_cache(self) -> None:
         self._held.forget()
+        if self._host_memory is not None:
+            self._host_memory.forget()
         if self._speculation is not None:
             self._speculation.forget()
+
+    @property
+    def weight_version(self) -> str:
+        """Of the weights that the next step is computed with; empty where they cannot be changed."""
+        return self._weights.version if self._weights else ""
+
+    def update_weights(self, new: NewWeights) -> None:
+        """Between two steps; no block holds anything afterwards. Raises QuireError, and then nothing has changed."""
+        if self._weights is None:
+            raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
+        self._weights.update(new)
+        self.forget_cache()
 
     def occupancy(self) -> Occupancy:
         owned = self._table.owned_blocks()

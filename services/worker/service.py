@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,9 @@ from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
 from services.worker.engine import Engine
+from services.worker.lora import peft_folder
+from services.worker.lora.folders import AdapterFolders
+from services.worker.lora.reader import AdapterReader
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.seat import ALONE
 from services.worker.ranks.start import start_ranks
@@ -99,6 +103,7 @@ class Worker:
         """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
         settings = self._settings
         grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
+        grammars.look_ahead()
         ranks = start_ranks(settings)
         seat = ranks.seats[0] if ranks else ALONE
         engine = Engine(
@@ -107,6 +112,7 @@ class Worker:
             grammars=grammars,
             synchronous=settings.device == "cpu",
             ranks=ranks,
+            adapters=_adapter_reader(settings),
         )
         watch = restarted("the watch over ranks", lambda: _watch_ranks(engine))
         try:
@@ -166,6 +172,12 @@ class Worker:
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
 
 
+def _adapter_reader(settings: WorkerSettings) -> AdapterReader:
+    most_bytes = peft_folder.most_bytes(Path(settings.model)) if settings.lora_folders else 0
+    folders = AdapterFolders(settings.lora_folders, settings.max_lora_rank, most_bytes)
+    return AdapterReader(folders, settings.max_cpu_loras or settings.max_loras)
+
+
 def _leave_at_once(status: int, reason: str = "") -> NoReturn:
     """The other ranks have ended. A step that waits for one of them never does, and torch would wait for it, and for
     CUDA graphs with collectives in them."""
@@ -193,7 +205,8 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             fixed_draft_length=replica.fixed_draft_length,
             drafts_constrained_only=replica.drafts_constrained_only,
             logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
-            adapters=sorted(settings.lora),
+            max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
+            num_host_blocks=replica.num_host_blocks,
             kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
         )
     )

@@ -27,6 +27,7 @@ from shared.metrics.base import (
     add_process_collectors,
     token_buckets,
 )
+from shared.metrics.calls import CallMetrics
 
 ENGINE = "0"  # a frontend belongs to no worker
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -75,10 +76,13 @@ class FrontendMetrics:
         self._add_outcomes()
         self._add_own()
         self._add_redis()
+        self.of_tenants = CollectorRegistry()
+        self.calls = CallMetrics(self.registry, self.of_tenants)
         add_process_collectors(self.registry)
 
-    def page(self) -> bytes:
-        return generate_latest(self.registry)
+    def page(self, *, tenants: bool) -> bytes:
+        """`tenants`: with what is counted by tenant, which is for operators where tenants have keys."""
+        return generate_latest(self.registry) + (generate_latest(self.of_tenants) if tenants else b"")
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(name, documentation, labels, registry=self.registry)
@@ -172,6 +176,16 @@ class FrontendMetrics:
         self.inflight_requests = self._gauge("inflight_requests", "Samples being worked on, n and prompt lists counted")
         self.queued_tokens = self._gauge("queued_tokens", "Prompt and output tokens promised to requests in flight")
         self.waiting_for_scheduler = self._gauge("waiting_for_scheduler", "Submissions that no session can take now")
+        self.held_requests = self._gauge("held_requests", "Requests that wait because there is no worker")
+        self.worker_start = self._gauge(
+            "worker_start_seconds", "For how long requests wait for a first worker; 0: workers are always there"
+        )
+        self.held = Histogram(
+            "quire_frontend_held_seconds",
+            "What requests that came while there was no worker waited for one",
+            buckets=LATENCY_BUCKETS,
+            registry=self.registry,
+        )
         self.sessions_open = self._gauge("sessions_open", "Schedulers this frontend has a session with")
         self.resubmitted = self._counter(
             "quire_frontend_resubmitted_sequences", "Sequences that went on elsewhere with their tokens so far"

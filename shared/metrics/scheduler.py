@@ -51,6 +51,12 @@ class SchedulerMetrics:
             buckets=ITERATION_BUCKETS,
             registry=registry,
         )
+        self.transfer = Histogram(
+            "quire_scheduler_transfer_seconds",
+            "Moving KV blocks between a device and host memory, as the worker told",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
         self.cancel_to_free = Histogram(
             "quire_scheduler_cancel_to_free_seconds",
             "From a cancellation to its KV blocks being free",
@@ -118,6 +124,7 @@ class ClusterCollector(Collector):
         yield GaugeMetricFamily(
             "quire_scheduler_blocks_unowned", "KV blocks used that no live sequence owns", cluster.unowned_blocks
         )
+        yield GaugeMetricFamily("quire_scheduler_paused", "1 while generation is paused, else 0", int(cluster.paused))
         yield _gauge("vllm:kv_cache_usage_perc", "KV blocks owned, 0 to 1", rows, _usage)
         yield _gauge("quire_scheduler_blocks_free", "KV blocks that hold nothing of use", rows, lambda w: w.blocks.free)
         yield _gauge("quire_scheduler_blocks_cached", "Free KV blocks that can be hit", rows, lambda w: w.blocks.cached)
@@ -128,6 +135,7 @@ class ClusterCollector(Collector):
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found cached", rows, lambda w: w.work.cached_tokens)
         yield _counter("vllm:num_preemptions", "Preemptions", rows, lambda w: w.work.preemptions)
         yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
+        yield from _host_memory([(labels, worker) for labels, worker in rows if worker.HasField("host_memory")])
         yield from _speculation([(labels, worker) for labels, worker in rows if worker.HasField("drafts")])
 
 
@@ -138,6 +146,7 @@ class ClusterGauges:
     deferred: int  # waiting for a worker, or for their grammar
     unowned_blocks: int
     block_size: int
+    paused: bool = False  # generation is
 
 
 Row = tuple[tuple[str, str], pb.ServiceStatus]
@@ -162,6 +171,19 @@ def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
     for labels, worker in rows:
         family.add_metric((*labels, str(cluster.block_size), str(worker.blocks.total)), 1)
     return family
+
+
+def _host_memory(rows: list[Row]) -> Iterable[Metric]:
+    """Of the workers that keep blocks there."""
+    if not rows:
+        return
+    name = "quire_scheduler_host_blocks"
+    yield _gauge(f"{name}_total", "KV blocks that host memory has room for", rows, lambda w: w.host_memory.total)
+    yield _gauge(f"{name}_held", "KV blocks in host memory", rows, lambda w: w.host_memory.held)
+    yield _counter(f"{name}_stored", "KV blocks copied to host memory", rows, lambda w: w.host_memory.stored)
+    yield _counter(f"{name}_fetched", "KV blocks brought back", rows, lambda w: w.host_memory.fetched)
+    failed = "quire_scheduler_transfers_failed"
+    yield _counter(failed, "Transfers that were not possible", rows, lambda w: w.host_memory.failed_transfers)
 
 
 def _speculation(rows: list[Row]) -> Iterable[Metric]:

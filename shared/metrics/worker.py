@@ -47,6 +47,14 @@ class StepCost(NamedTuple):
     kv_read_bytes: float
     kv_written_bytes: float
 
+    def plus(self, other: StepCost) -> StepCost:
+        return StepCost(
+            self.flops + other.flops,
+            self.weight_bytes + other.weight_bytes,
+            self.kv_read_bytes + other.kv_read_bytes,
+            self.kv_written_bytes + other.kv_written_bytes,
+        )
+
 
 NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
 
@@ -167,7 +175,7 @@ class WorkerMetrics:
         for counter, num_bytes in zip(self._moved, cost[1:], strict=True):
             counter.inc(num_bytes)
         self.busy.inc(seconds)
-        self._recent = StepCost(*(a + b for a, b in zip(self._recent, cost, strict=True)))
+        self._recent = self._recent.plus(cost)
         self._recent_s += seconds
         if self._recent_s < UTILISATION_OVER_S:
             return

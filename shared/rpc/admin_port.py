@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unauthenticated
@@ -62,6 +63,14 @@ class AdminPort:
         if self._pass is not None:
             self._pass.unlink(missing_ok=True)
         await self._server.stop(grace_s=0.2)
+
+    def check_operator(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Of an HTTP call, names in lower case. Raises Unauthenticated without the key; a key that was never chosen is
+        for commands of this user alone."""
+        shown = [value for name, value in headers if name == b"authorization"]
+        error = self._check({"authorization": shown[0] if len(shown) == 1 else b""})
+        if error is not None:
+            raise error
 
     def _check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
         shown = bearer(metadata)

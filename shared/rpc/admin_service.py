@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
@@ -10,6 +11,9 @@ from shared.errors import QuireError, transport
 from shared.lifecycle import Shutdown
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 class Administration(Protocol):
@@ -20,9 +24,24 @@ class Administration(Protocol):
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
         """Raises QuireError."""
 
+    async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
+        """Raises QuireError."""
+
+    async def resume_generation(self, request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
+        """Raises QuireError."""
+
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
+        """Raises QuireError."""
+
+    async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
+        """Raises QuireError."""
+
+    async def list_adapters(self) -> pb.ListAdaptersResponse:
+        """Raises QuireError."""
+
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Status, drain, cache reset."""
+    """Status, drain, cache reset, pause and resume, adapters."""
 
     def __init__(self, administration: Administration, shutdown: Shutdown) -> None:
         self._administration = administration
@@ -46,8 +65,47 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         request: pb.ResetPrefixCacheRequest,
         context: grpc.aio.ServicerContext[pb.ResetPrefixCacheRequest, pb.ResetPrefixCacheResponse],
     ) -> pb.ResetPrefixCacheResponse:
-        try:
-            return await self._administration.reset_prefix_cache(request)
-        except QuireError as error:
-            await context.abort(transport(error).grpc_code, error.message)
-            raise AssertionError("abort does not return") from None
+        return await _answer(self._administration.reset_prefix_cache(request), context)
+
+    async def PauseGeneration(
+        self,
+        request: pb.PauseGenerationRequest,
+        context: grpc.aio.ServicerContext[pb.PauseGenerationRequest, pb.PauseGenerationResponse],
+    ) -> pb.PauseGenerationResponse:
+        return await _answer(self._administration.pause_generation(request), context)
+
+    async def ResumeGeneration(
+        self,
+        request: pb.ResumeGenerationRequest,
+        context: grpc.aio.ServicerContext[pb.ResumeGenerationRequest, pb.ResumeGenerationResponse],
+    ) -> pb.ResumeGenerationResponse:
+        return await _answer(self._administration.resume_generation(request), context)
+
+    async def LoadAdapter(
+        self,
+        request: pb.LoadAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.LoadAdapterRequest, pb.LoadAdapterResponse],
+    ) -> pb.LoadAdapterResponse:
+        return await _answer(self._administration.load_adapter(request), context)
+
+    async def UnloadAdapter(
+        self,
+        request: pb.UnloadAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.UnloadAdapterRequest, pb.UnloadAdapterResponse],
+    ) -> pb.UnloadAdapterResponse:
+        return await _answer(self._administration.unload_adapter(request), context)
+
+    async def ListAdapters(
+        self,
+        _request: pb.ListAdaptersRequest,
+        context: grpc.aio.ServicerContext[pb.ListAdaptersRequest, pb.ListAdaptersResponse],
+    ) -> pb.ListAdaptersResponse:
+        return await _answer(self._administration.list_adapters(), context)
+
+
+async def _answer(answer: Awaitable[Response], context: grpc.aio.ServicerContext[Request, Response]) -> Response:
+    try:
+        return await answer
+    except QuireError as error:
+        await context.abort(transport(error).grpc_code, error.message)
+        raise AssertionError("abort does not return") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from shared import ports
 from shared.errors import FailedPrecondition
@@ -26,6 +26,19 @@ SERVER_OPTIONS = [
 
 
 LIVENESS = "liveness"  # health name that says SERVING while the process itself works, whatever its peers do
+
+
+# Its messages are those of v1alpha, which alone grpcio-reflection has.
+REFLECTION = "grpc.reflection.v1.ServerReflection"
+
+
+def _newer_reflection(names: Iterable[str]) -> grpc.GenericRpcHandler:
+    answers = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(REFLECTION, {"ServerReflectionInfo": answers})
 
 
 class Server:
@@ -59,8 +72,9 @@ class Server:
         self._services = ("", *services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION)
         reflection.enable_server_reflection(names, self.grpc)
+        self.grpc.add_generic_rpc_handlers((_newer_reflection(names),))
         try:
             self.port = self._listen(f"{host}:{port}", tls, tls_setting)
         except RuntimeError as error:

@@ -15,7 +15,7 @@ from shared.settings.tls import NO_TLS, Tls
 class FrontendSettings(Settings):
     """Text in, text out."""
 
-    model: str = Field(..., description="Hugging Face folder with config.json and tokenizer.json, or ORG/NAME on a hub")
+    model: str = Field(..., description="Hugging Face folder with tokenizer.json, GGUF file, or ORG/NAME on a hub")
     revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     grpc_port: int = Field(50051, ge=0, le=65535, description="port of the gRPC services; 0: any free one")
@@ -65,11 +65,25 @@ class FrontendSettings(Settings):
         description="how long a request waits for a worker when there is none, seconds; "
         "up to five times as long while a scheduler comes back again and again",
     )
+    worker_start_s: float = Field(
+        0.0,
+        ge=0,
+        description="the same while a scheduler is there and has no worker, where that is longer: where workers are "
+        "scaled to none, more than the first one takes to start",
+    )
     response_store_mb: int = Field(
         64,
         ge=0,
         description="what /v1/responses remembers for later calls, MiB; 0: nothing, and nothing can be asked for",
     )
+    batch_folder: str = Field(
+        "",
+        description="folder for /v1/files and /v1/batches, which all frontends of a cluster share; empty: they are "
+        "not offered",
+    )
+    batch_concurrency: int = Field(32, ge=1, description="calls of batches that a frontend has under way at once")
+    batch_file_mb: int = Field(200, ge=1, description="largest file of /v1/files, MiB")
+    batch_store_mb: int = Field(4096, ge=1, description="all files of /v1/files together, MiB")
     api_key: str = Field(
         "", description="key that clients show, for everybody; empty: none", json_schema_extra={"secret": True}
     )

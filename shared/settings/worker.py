@@ -10,12 +10,14 @@ from shared.settings.base import Settings
 
 MOST_RANKS = 64
 LONGEST_ADAPTER_NAME = 256  # characters
+MOST_ADAPTERS = 256
+MOST_LORA_RANK = 256
 
 
 class WorkerSettings(Settings):
     """Owns a device, executes."""
 
-    model: str = Field(..., description="Hugging Face folder with config.json and *.safetensors, or ORG/NAME on a hub")
+    model: str = Field(..., description="Hugging Face folder with *.safetensors, GGUF file, or ORG/NAME on a hub")
     revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
@@ -35,8 +37,30 @@ class WorkerSettings(Settings):
     lora: dict[str, str] = Field(
         {}, description="adapters in PEFT's folders that requests choose as their model: NAME=FOLDER,NAME=FOLDER"
     )
+    lora_folders: tuple[str, ...] = Field(
+        (), description="folders from which adapters may be loaded while the worker runs; empty: none may"
+    )
+    max_loras: int = Field(
+        16,
+        ge=1,
+        le=MOST_ADAPTERS,
+        description="adapters on the device at a time, with lora_folders; others take their turns",
+    )
+    max_cpu_loras: int = Field(
+        0, ge=0, description="adapters kept in host memory, the last used ones; others are read again; 0: as max_loras"
+    )
+    max_lora_rank: int = Field(
+        MOST_LORA_RANK, ge=1, le=MOST_LORA_RANK, description="largest rank of an adapter that is taken"
+    )
     tensor_parallel_size: int = Field(
         1, ge=1, le=MOST_RANKS, description="ranks that a model is cut into, a process and a GPU each"
+    )
+    expert_parallel: bool = Field(
+        False, description="a mixture's experts are shared out among its ranks whole, instead of each one being cut"
+    )
+    custom_all_reduce: bool = Field(
+        False,
+        description="ranks on GPUs add up few rows with a kernel of our own over peer memory; otherwise with NCCL",
     )
     engine: Literal["device", "simulated"] = Field(
         "device", description="simulated: no model, made-up tokens after the time that a device would take"
@@ -52,7 +76,7 @@ class WorkerSettings(Settings):
     model_impl: Literal["auto", "quire", "transformers"] = Field(
         "auto", description="whose code runs the model; auto: Quire's own, else that of the installed transformers"
     )
-    load_format: Literal["auto", "dummy"] = Field("auto", description="auto: safetensors; dummy: random weights")
+    load_format: Literal["auto", "dummy"] = Field("auto", description="auto: the model's own; dummy: random weights")
     max_model_len: int = Field(0, ge=0, description="longest sequence, tokens; 0: what the model and the memory allow")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time; 0: by device")
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: by device")
@@ -60,6 +84,9 @@ class WorkerSettings(Settings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory used in all")
     cpu_kv_cache_gib: float = Field(
         0.0, ge=0, description="KV memory on the CPU, GiB; 0: a tenth of what is free, at most 4"
+    )
+    kv_offloading_size: float = Field(
+        0.0, ge=0, description="host memory for KV blocks that the device has no room for, GiB; 0: none"
     )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")

@@ -10,9 +10,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("services", "shared")
 OWNERS = {"shared/supervision.py", "shared/lifecycle.py"}
+GROUPS = {
+    "services/frontend/kserve_edge/service.py",
+    "services/frontend/offline/runner.py",
+}  # tasks of an asyncio.TaskGroup, which sees their ends
 THREADS = {  # each with what sees its end
     "services/worker/engine.py": "its `died`",
     "services/worker/ranks/follower.py": "rank 0, which hears no sign of life; the other one ends the process",
+    "services/worker/kv/pages_ahead.py": "no one: what it has not touched, the step that writes it does",
     "services/worker/warmup/ahead.py": "no one: it fills a cache that the first step fills otherwise",
     "services/worker/structured/background.py": "the future of each job",
     "services/worker/structured/mask_maker.py": "a watch that reads one attribute and sets another",
@@ -37,7 +42,14 @@ def calls() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["create_task", "ensure_future", "run_coroutine_threadsafe"])
 def test_tasks_are_started_by_those_who_look_at_their_end(name: str) -> None:
     starters = {file for file, called in calls() if called == name}
-    assert starters <= OWNERS, f"use shared.supervision.Tasks instead of {name}"
+    assert starters <= OWNERS | GROUPS, f"use shared.supervision.Tasks instead of {name}"
+
+
+def test_tasks_of_a_group_are_all_that_is_started_there() -> None:
+    for file in GROUPS:
+        text = (ROOT / file).read_text()
+        assert text.count("create_task(") == text.count("group.create_task(") > 0
+        assert "asyncio.TaskGroup() as group" in text
 
 
 def test_threads_have_an_owner() -> None:

@@ -28,6 +28,7 @@ class Post:
     body: bytes
     chunked: bool = False
     leaves_after_s: float | None = None
+    content_type: str = "application/json"
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +59,7 @@ class Post:
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         length = b"transfer-encoding: chunked" if self.chunked else b"content-length: %d" % len(self.body)
-        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: {self.content_type}\r\nconnection: close\r\n"
         writer.write(head.encode() + length + b"\r\n\r\n")
         for start in range(0, len(self.body), 1 << 16):
             piece = self.body[start : start + (1 << 16)]
@@ -75,6 +76,7 @@ class Rpc:
     method: str
     message: bytes
     streams: bool = True
+    service: str = "quire.inference.v1.InferenceService"
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +84,7 @@ class Rpc:
 
     async def send(self, target: Target) -> str:
         """Its status."""
-        path = f"/quire.inference.v1.InferenceService/{self.method}"
+        path = f"/{self.service}/{self.method}"
         async with grpc.aio.insecure_channel(target.grpc, options=UNBOUNDED) as channel:
             try:
                 if self.streams:

@@ -30,6 +30,11 @@ class Outcome:
     attacked: Noticed
     growth: Growth
 
+    @property
+    def later(self) -> float:
+        """Seconds by which the slowest first token beside it is later than the one in the middle without."""
+        return self.attacked.at(1) - self.calm.at(0.5)
+
     def row(self) -> str:
         statuses = ", ".join(s if count == 1 else f"{count} x {s}" for s, count in sorted(self.statuses.items()))
         first = " / ".join(f"{self.attacked.at(share) * 1e3:.0f}" for share in (0.5, 0.99, 1))

@@ -10,10 +10,9 @@ from typing import Any
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.attacks.calls import Call, Post, Rpc
+from tests.attacks.dialects import DIALECTS
+from tests.attacks.sizes import MB, MIB, words
 
-MB = 1_000_000
-MIB = 1 << 20
-WORDS = "the quick brown fox jumps over the lazy dog, "
 MESSAGE = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -41,10 +40,6 @@ def sampled(**fields: Any) -> list[Call]:
 
 def raw(path: str, body: bytes, copies: int = 1, **how: Any) -> list[Call]:
     return [Post(path, body, **how)] * copies
-
-
-def words(characters: int) -> str:
-    return (WORDS * (characters // len(WORDS) + 1))[:characters]
 
 
 def regexes() -> list[Call]:
@@ -125,6 +120,19 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "detokenize: 260,000 ids, 4 at once": lambda: post("/detokenize", 4, tokens=[300] * 260_000),
     "count_tokens: 80,000 messages": lambda: post("/v1/messages/count_tokens", messages=[MESSAGE] * 80_000),
     "responses: 80,000 items": lambda: post("/v1/responses", input=[MESSAGE] * 80_000),
+    "embeddings: 1,024 texts, 4 at once": lambda: post("/v1/embeddings", 4, input=[words(4000)] * 1024),
+    "embeddings: 260,000 token ids, 4 at once": lambda: post("/v1/embeddings", 4, input=[7] * 260_000),
+    "classify: 1,024 texts, 4 at once": lambda: post("/classify", 4, input=[words(4000)] * 1024),
+    "score: 1,024 pairs, 4 at once": lambda: post("/score", 4, queries=words(1000), documents=[words(3000)] * 1024),
+    "rerank: 200,000 documents": lambda: post("/rerank", query="x", documents=["y"] * 200_000),
+    "rerank: 1,024 documents, 4 at once": lambda: post("/rerank", 4, query="x", documents=[words(4000)] * 1024),
+    "pooling: a text of 15 MB": lambda: post("/pooling", input=words(15 * MB)),
+    "api/chat: 80,000 messages": lambda: post("/api/chat", messages=[MESSAGE] * 80_000),
+    "api/embed: 200,000 texts": lambda: post("/api/embed", input=["x"] * 200_000),
+    "generate: 260,000 token ids, 4 at once": lambda: post("/generate", 4, input_ids=[7] * 260_000),
+    "batches of conversations: 4,096 of one message": lambda: post(
+        "/v1/chat/completions/batch", messages=[[MESSAGE]] * 4096
+    ),
     "gRPC: a message of 100 MB": lambda: generate(text="a" * (100 * MB)),
     "gRPC: three of 250 MB": lambda: generate(3, text="a" * (250 * MB)),
     "gRPC: 16 MiB of empty messages": lambda: [Rpc("Chat", b"\x0a\x00" * (8 * MIB - 8))],
@@ -137,4 +145,5 @@ ATTACKS: dict[str, Callable[[], list[Call]]] = {
     "gRPC: tokenize 15 MB, 4 at once": lambda: (
         [Rpc("Tokenize", pb.TokenizeRequest(text=words(15 * MB)).SerializeToString(), streams=False)] * 4
     ),
+    **DIALECTS,
 }

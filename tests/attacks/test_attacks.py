@@ -39,6 +39,10 @@ NAMES = [
     "gRPC: 16 MiB of empty messages",
     "gRPC: 15,000,000 token ids",
     "gRPC: 1,000,000 stop strings",
+    "v2: 1,000,000 elements",
+    "KServe's gRPC: 5,000,000 elements",
+    "vllm.grpc.engine: 4,000,000 token ids, 4 at once",
+    "Connect: 15 MiB of [ as JSON",
 ]
 
 

@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from evals import held_back_items
 from quire.client import AsyncClient
 from quire.params import SamplingParams, StructuredOutput
 from training.chat import prompt
 
+# What streams are asked for (`survives`): one kind shows what breaks, the others what breaks for them alone.
+KINDS = ["everything", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("greedy", "constrained"))]
 NUM_STREAMS = 32
 MAX_TOKENS = 400
 
@@ -72,7 +76,7 @@ class Crowd:
             ):
                 await asyncio.sleep(0.005)
 
-    async def finished(self, timeout_s: float = 90) -> None:
+    async def finished(self, timeout_s: float = 150) -> None:
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*self._tasks)
         await self._client.close()

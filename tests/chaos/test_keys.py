@@ -100,6 +100,7 @@ async def status_with(kept: Kept, key: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["scheduler-0", "worker-0"])
+@pytest.mark.slow
 async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
     kept: Kept, undisturbed: dict[str, Said], name: str
 ) -> None:
@@ -116,6 +117,7 @@ async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
     await kept.survives(undisturbed, expire_and_renew)
 
 
+@pytest.mark.slow
 async def test_certificates_of_another_authority_take_over(kept: Kept, undisturbed: dict[str, Said]) -> None:
     """All are renewed one by one, between two restarts; those between whom trust is missing meanwhile try again."""
 
@@ -128,6 +130,7 @@ async def test_certificates_of_another_authority_take_over(kept: Kept, undisturb
     await kept.survives(undisturbed, renew)
 
 
+@pytest.mark.slow
 async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
     kept: Kept, undisturbed: dict[str, Said]
 ) -> None:

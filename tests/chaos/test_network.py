@@ -14,7 +14,7 @@ from tests.chaos.conftest import SCHEDULER, WORKER, Said
 from tests.chaos.proxy import Proxy
 from tests.chaos.test_workers import survives
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Relayed:
@@ -59,6 +59,7 @@ async def test_a_cut_connection_costs_a_pause(relayed: Relayed, undisturbed: dic
 
 
 @pytest.mark.parametrize("side", ["worker", "frontend"])
+@pytest.mark.slow
 async def test_a_silent_connection_is_noticed_and_replaced(
     relayed: Relayed, undisturbed: dict[str, Said], side: str
 ) -> None:
@@ -71,6 +72,7 @@ async def test_a_silent_connection_is_noticed_and_replaced(
     await survives(relayed.cluster, undisturbed, swallow)
 
 
+@pytest.mark.slow
 async def test_slow_connections_lose_nothing(relayed: Relayed, undisturbed: dict[str, Said]) -> None:
     for proxy in relayed.proxies.values():
         proxy.delay_s = 0.02

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from quire.cluster import Cluster
-from tests.chaos.conftest import SCHEDULER, WORKER, Said, services
-from tests.chaos.streams import Crowd, everything, greedy
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen, services
+from tests.chaos.streams import everything, greedy
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 RANKS = {**WORKER, "tensor_parallel_size": 2}
 
 
@@ -24,28 +24,19 @@ RANKS = {**WORKER, "tensor_parallel_size": 2}
 def undisturbed() -> dict[str, Said]:
     """Sums over ranks round otherwise than one rank's: this is what two of them say."""
 
-    async def listen(cluster: Cluster) -> dict[str, Said]:
-        said = {}
-        for name, params in (("greedy", greedy), ("everything", everything)):
-            crowd = Crowd(cluster.grpc_address, params)
-            await crowd.finished()
-            assert not crowd.errors
-            said[name] = [stream.said for stream in crowd.streams]
-        return said
-
-    with running_cluster(worker=RANKS, scheduler=SCHEDULER) as cluster:
-        return asyncio.run(listen(cluster))
+    with running_cluster(worker=RANKS, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+        return asyncio.run(listen(cluster, greedy, everything))
 
 
 @pytest.fixture
 def alone() -> Iterator[Cluster]:
-    with running_cluster(workers=1, worker=RANKS, scheduler=SCHEDULER) as cluster:
+    with running_cluster(workers=1, worker=RANKS, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def two() -> Iterator[Cluster]:
-    with running_cluster(workers=2, worker=RANKS, scheduler=SCHEDULER) as cluster:
+    with running_cluster(workers=2, worker=RANKS, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         yield cluster
 
 
@@ -73,11 +64,12 @@ def is_there(number: int) -> bool:
 
 
 async def gone(number: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while is_there(number):
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed: dict[str, Said]) -> None:
     await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
 
@@ -93,6 +85,7 @@ async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
     await survives(alone, undisturbed, kill)
 
 
+@pytest.mark.slow
 async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
     """It is killed by its worker, which starts again: nobody else could tell it to go."""
 
@@ -104,6 +97,7 @@ async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
     await survives(two, undisturbed, hang)
 
 
+@pytest.mark.slow
 async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_starts(
     alone: Cluster, undisturbed: dict[str, Said]
 ) -> None:
@@ -125,6 +119,7 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
     assert services(alone.grpc_address)["worker-0"].epoch > epoch
 
 
+@pytest.mark.slow
 async def test_a_group_that_is_stopped_as_a_whole_goes_on(alone: Cluster, undisturbed: dict[str, Said]) -> None:
     """As on a machine that is suspended: nobody is taken for dead."""
     pids = [pid(alone, "worker-0"), rank_of(alone, "worker-0")]

@@ -14,34 +14,35 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from tests.chaos.conftest import SCHEDULER, WORKER, Said, leaves_nothing_behind, services
-from tests.chaos.streams import Crowd, greedy, same
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind, services
+from tests.chaos.streams import KINDS, Crowd, greedy, same
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 DOCUMENT = "The lighthouse keeper counts the boats that come home. " * 40
 
 
 @pytest.fixture
 def two_schedulers() -> Iterator[Cluster]:
-    with running_cluster(workers=2, schedulers=2, worker=WORKER, scheduler=SCHEDULER) as cluster:
+    with running_cluster(workers=2, schedulers=2, worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         yield cluster
 
 
-@pytest.mark.parametrize("kind", ["greedy", "everything", "constrained"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_scheduler_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
     await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "scheduler-0"), signal.SIGKILL), kind)
 
 
+@pytest.mark.slow
 async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     """Each time as soon as it serves again: it comes back before anybody's patience ends."""
 
     async def kill_again_and_again() -> None:
         scheduler = one_worker.process("scheduler-0")
         for killed in range(10):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while scheduler.restarts < killed or not scheduler.ready.is_set():
                     await asyncio.sleep(0.01)
             os.kill(pid(one_worker, "scheduler-0"), signal.SIGKILL)
@@ -72,6 +73,7 @@ async def test_a_second_shard_takes_over(
     await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "scheduler-0"), fault))
 
 
+@pytest.mark.slow
 async def test_a_second_shard_takes_over_from_one_that_hangs_and_comes_back(
     two_schedulers: Cluster, undisturbed: dict[str, Said]
 ) -> None:
@@ -93,6 +95,7 @@ async def test_a_second_shard_takes_over_from_one_that_hangs_and_comes_back(
         ("scheduler-0", signal.SIGTERM),
     ],
 )
+@pytest.mark.slow
 async def test_redis_is_away_while_another_part_goes(
     two_schedulers: Cluster, undisturbed: dict[str, Said], part: str, fault: signal.Signals
 ) -> None:
@@ -112,9 +115,10 @@ async def test_redis_is_away_while_another_part_goes(
 
 async def test_redis_dies_and_nobody_notices(two_schedulers: Cluster, undisturbed: dict[str, Said]) -> None:
     crowd = await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "redis-0"), signal.SIGKILL))
-    assert crowd.longest_gap_s < 1
+    assert crowd.longest_gap_s < 5, "longer than this machine may stand still: somebody waited for it"
 
 
+@pytest.mark.slow
 async def test_a_killed_frontend_frees_its_blocks_and_disturbs_no_other(
     one_worker: Cluster, undisturbed: dict[str, Said]
 ) -> None:

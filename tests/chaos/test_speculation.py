@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire import bundled
 from quire.cluster import Cluster
-from tests.chaos.conftest import SCHEDULER, WORKER, Said
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said
+from tests.chaos.streams import KINDS
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 DRAFT = Path(bundled.FOLDER).parent / "drafters" / "draft"
 CONFIG = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 4, "adaptive_length": False}
@@ -27,7 +28,7 @@ CONFIG = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens"
 @pytest.fixture
 def drafting() -> Iterator[Cluster]:
     worker = WORKER | {"speculative_config": json.dumps(CONFIG)}
-    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER) as cluster:
+    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         yield cluster
 
 
@@ -38,11 +39,12 @@ def accepted_tokens(cluster: Cluster) -> float:
     return sum(s.value for s in samples if s.name == "vllm:spec_decode_num_accepted_tokens_total")
 
 
-@pytest.mark.parametrize("kind", ["greedy", "everything", "constrained"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_one_of_two_is_killed(drafting: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
     await survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-0"), signal.SIGKILL), kind)
     assert accepted_tokens(drafting) > 100
 
 
+@pytest.mark.slow
 async def test_a_drafting_worker_leaves(drafting: Cluster, undisturbed: dict[str, Said]) -> None:
     await survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-1"), signal.SIGTERM), "everything")

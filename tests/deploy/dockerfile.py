@@ -67,7 +67,8 @@ def read(path: Path) -> list[Stage]:
         elif stages:
             stages[-1].instructions.append((keyword, arguments.strip()))
         elif keyword == "ARG":
-            defaults.update([arguments.split("=", 1)])
+            argument, value = arguments.split("=", 1)
+            defaults[argument] = _expand(value, defaults)
     return stages
 
 

@@ -37,10 +37,13 @@ class Unsupported(Exception):
     """A field or form that this builder does not know."""
 
 
-def build(folder: Path) -> list[Resource]:
-    """The resources of a kustomization, names of generated ConfigMaps hashed and references to them adjusted."""
+def build(folder: Path, *components: Path, hashed: bool = True) -> list[Resource]:
+    """The resources of a kustomization, and of components besides its own; names of generated ConfigMaps hashed, where
+    that is wanted, and references to them adjusted."""
     resources = _accumulate(folder, [])
-    _hash_names(resources)
+    for component in components:
+        _accumulate(component, resources)
+    _hash_names(resources, hashed=hashed)
     return resources
 
 
@@ -126,9 +129,14 @@ def _operate(resource: Resource, operation: dict[str, Any]) -> None:
     place: Any = resource
     for part in parents:
         place = place[int(part) if isinstance(place, list) else part]
-    key = int(last) if isinstance(place, list) else last
+    key = int(last) if isinstance(place, list) and last != "-" else last
     if operation["op"] == "remove":
         del place[key]
+    elif operation["op"] == "add":
+        if isinstance(place, list):
+            place.insert(len(place) if last == "-" else key, operation["value"])
+        else:
+            place[key] = operation["value"]
     elif operation["op"] == "replace":
         if isinstance(place, dict) and key not in place:
             raise Unsupported(f"replace of nothing at {operation['path']}")
@@ -195,13 +203,14 @@ def containers(resources: list[Resource]) -> Iterator[dict[str, Any]]:
         yield from spec["containers"]
 
 
-def _hash_names(resources: list[Resource]) -> None:
+def _hash_names(resources: list[Resource], *, hashed: bool) -> None:
     names = {}
     for resource in resources:
         annotations = resource["metadata"].get("annotations", {})
         if annotations.pop(GENERATED, None):
             name = resource["metadata"]["name"]
-            names[name] = resource["metadata"]["name"] = f"{name}-{_suffix(resource['data'])}"
+            suffix = f"-{_suffix(resource['data'])}" if hashed else ""
+            names[name] = resource["metadata"]["name"] = f"{name}{suffix}"
             if not annotations:
                 del resource["metadata"]["annotations"]
     for spec in pod_specs(resources):

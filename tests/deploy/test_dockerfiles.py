@@ -34,6 +34,17 @@ def test_hadolint_has_nothing_to_say(role: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("role", DOCKERFILES)
+def test_every_image_that_is_built_on_can_be_named_by_its_digest(role: str) -> None:
+    """By one argument for the whole name; its default has a tag."""
+    lines = DOCKERFILES[role].read_text().splitlines()
+    bases = {line.split()[1] for line in lines if line.startswith("FROM ")}
+    arguments = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if re.match(r"ARG \w+=", line))
+    for base in bases:
+        assert re.fullmatch(r"\$\{\w+\}", base), f"{base} is made of parts"
+        assert re.search(r":[^/]+$", arguments[base[2:-1]])
+
+
 @images
 def test_starts_a_service_whose_settings_are_accepted(role: str, target: str, tmp_path: Path) -> None:
     stage = dockerfile.target(DOCKERFILES[role], target)

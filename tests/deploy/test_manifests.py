@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -13,12 +16,11 @@ import yaml
 from shared.rpc.server import LIVENESS
 from shared.settings import FrontendSettings, Settings, WorkerSettings
 from shared.version import VERSION
-from tests.deploy import dockerfile, kustomize, service
+from tests.deploy import dockerfile, kustomize, schemas, service
 from tests.deploy.paths import DOCKERFILES, K8S, KUSTOMIZATIONS, PROMETHEUS
+from tests.metrics.catalogue import families
 
 KUBERNETES = "1.33"
-# No schema at hand for these kinds of other projects.
-FOREIGN = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
 WORKLOADS = [(folder, role) for folder in KUSTOMIZATIONS for role in ("frontend", "scheduler", "worker")]
 workloads = pytest.mark.parametrize(("folder", "role"), WORKLOADS)
 every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
@@ -78,8 +80,41 @@ def settings_of(folder: str, role: str, scratch: Path) -> Settings:
 @every
 def test_fits_the_schemas_of_kubernetes(folder: str) -> None:
     for resource in BUILDS[folder]:
-        if resource["apiVersion"] not in FOREIGN:
+        if schemas.knows(resource):
+            schemas.check(resource)
+        else:
             kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("kind", sorted(kind for _, kind in schemas.SPECS))
+def test_a_misspelled_field_of_another_projects_kind_is_an_error(kind: str) -> None:
+    found = next(resource for folder in KUSTOMIZATIONS for resource in of_kind(folder, kind))
+    for name, value in found["spec"].items():
+        wrong = {**found, "spec": {**found["spec"], f"{name}s": value}}
+        with pytest.raises(jsonschema.ValidationError):
+            schemas.check(wrong)
+    with pytest.raises(jsonschema.ValidationError):
+        schemas.check({**found, "spec": {}})
+
+
+def test_the_pool_of_a_gateway_is_the_frontends() -> None:
+    """By their labels, on the port of their HTTP edge; the route leads to it."""
+    folder = "overlays/gateway"
+    (pool,), (route,) = of_kind(folder, "InferencePool"), of_kind(folder, "HTTPRoute")
+    (frontend,) = selected(folder, pool["spec"]["selector"]["matchLabels"])
+    assert frontend["metadata"]["name"] == "frontend"
+    (port,) = pool["spec"]["targetPorts"]
+    assert {"name": "http", "containerPort": port["number"]} in container(folder, "frontend")["ports"]
+    ((backend,),) = [rule["backendRefs"] for rule in route["spec"]["rules"]]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
+    assert pool["apiVersion"].startswith(f"{backend['group']}/")
+
+
+def test_the_endpoint_picker_is_told_metrics_that_frontends_report() -> None:
+    text = (K8S / "components" / "inference-gateway" / "kustomization.yaml").read_text()
+    told = re.findall(r"--[\w-]+-metric=(\S+)", text)
+    assert len(told) == 4
+    assert set(told) <= {family.name for family in families() if family.service == "frontend"}
 
 
 @workloads
@@ -232,39 +267,37 @@ def test_what_pods_mount_exists(folder: str) -> None:
                 named(folder, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
 
 
-@every
-def test_the_network_lets_through_what_is_needed(folder: str, tmp_path: Path) -> None:
-    """frontend -> scheduler <- worker, scheduler -> redis; the rest of the policies is names, clients and metrics."""
-    needed = [("frontend", "scheduler"), ("worker", "scheduler"), ("scheduler", "redis")]
-    for source, target in needed:
-        (port,) = named(folder, "Service", target)["spec"]["ports"]
-        assert allows(named(folder, "NetworkPolicy", source)["spec"]["egress"], "to", target, port["port"])
-        assert allows(named(folder, "NetworkPolicy", target)["spec"]["ingress"], "from", source, port["name"])
-    for component in ("worker", "redis"):
-        assert not allows(named(folder, "NetworkPolicy", component)["spec"]["ingress"], "from", "frontend", "grpc")
-    guarded = named(folder, "NetworkPolicy", "nothing-else")["spec"]["podSelector"]["matchLabels"]
-    assert {entry["metadata"]["name"] for entry in selected(folder, guarded)} == {
-        "frontend", "scheduler", "worker", "redis",
-    }  # fmt: skip
-
-
-def allows(rules: list[dict[str, Any]], side: str, component: str, port: int | str) -> bool:
-    for rule in rules:
-        if port in [entry["port"] for entry in rule["ports"]]:
-            for peer in rule.get(side, []):
-                selector = peer["podSelector"]
-                values = [value for e in selector.get("matchExpressions", []) for value in e["values"]]
-                if component in [*values, *selector.get("matchLabels", {}).values()]:
-                    return True
-    return False
-
-
 def test_workers_are_scaled_alone_and_by_nobody_else() -> None:
     (scaled,) = of_kind("overlays/gpu", "ScaledObject")
     target = scaled["spec"]["scaleTargetRef"]
     worker = named("overlays/gpu", target["kind"], target["name"])
     assert worker["metadata"]["name"] == "worker"
     assert "replicas" not in worker["spec"], "the next apply would undo what the autoscaler did"
+
+
+def test_a_cluster_without_workers_is_woken_by_what_frontends_hold(tmp_path: Path) -> None:
+    """Only what is reported without a worker can wake it; frontends hold work for as long as a worker may take."""
+    folder = "overlays/gpu-to-zero"
+    (scaled,) = of_kind(folder, "ScaledObject")
+    assert scaled["spec"]["minReplicaCount"] == 0
+    queries = [trigger["metadata"] for trigger in scaled["spec"]["triggers"]]
+    (waking,) = [query for query in queries if "quire_frontend_held_requests" in query["query"]]
+    assert waking["activationThreshold"] == "0"
+    assert len({query["serverAddress"] for query in queries}) == 1
+    frontend = settings_of(folder, "frontend", tmp_path)
+    assert isinstance(frontend, FrontendSettings)
+    assert frontend.worker_start_s > frontend.unavailable_after_s
+    probe = container(folder, "worker")["startupProbe"]
+    assert frontend.worker_start_s <= probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_what_the_autoscaler_asks_has_a_name_in_every_namespace() -> None:
+    (own,) = yaml.safe_load_all((K8S / "components" / "autoscaling" / "worker.yaml").read_text())
+    for scaled in (own, *of_kind("overlays/gpu", "ScaledObject")):
+        for trigger in scaled["spec"]["triggers"]:
+            host = urlsplit(trigger["metadata"]["serverAddress"]).hostname
+            assert host is not None
+            assert "." in host, f"KEDA asks from its own namespace, where {host} is not known"
 
 
 def test_the_operator_gets_the_rules_of_prometheus() -> None:

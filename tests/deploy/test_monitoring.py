@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import runpy
@@ -12,17 +13,23 @@ from typing import Any
 import pytest
 import yaml
 
+from services.frontend.access.key import Key
+from shared.settings import SERVICES
+from shared.settings.connection_limits import ConnectionLimits
 from tests.deploy import kustomize
 from tests.deploy.paths import COMPOSE, GRAFANA, K8S, PROMETHEUS
+from tests.metrics.catalogue import families
 
-DASHBOARD = GRAFANA / "dashboards" / "quire.json"
+DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
+HOME = GRAFANA / "dashboards" / "quire.json"
+RUNBOOKS = K8S / "observability" / "RUNBOOKS.md"
 PROMTOOL = shutil.which("promtool")
 COLUMNS = 24
 
 
-@pytest.fixture(scope="module")
-def dashboard() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DASHBOARD.read_text())
+@pytest.fixture(scope="module", params=DASHBOARDS, ids=lambda path: path.stem)
+def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(request.param.read_text())
     return document
 
 
@@ -49,6 +56,30 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     checks = [check for case in cases["tests"] for check in case["alert_rule_test"]]
     assert alerts == {check["alertname"] for check in checks if check.get("exp_alerts")}
     assert alerts == {check["alertname"] for check in checks if not check.get("exp_alerts")}
+
+
+def test_every_alert_leads_to_its_runbook_and_no_runbook_is_left_over() -> None:
+    rules = [
+        rule for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text())["groups"] for rule in group["rules"]
+    ]
+    parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", RUNBOOKS.read_text(), re.MULTILINE | re.DOTALL))
+    assert list(parts) == [rule["alert"] for rule in rules]
+    for rule in rules:
+        assert rule["annotations"]["runbook"] == f"k8s/observability/RUNBOOKS.md#{rule['alert'].lower()}"
+        assert re.findall(r"^\*\*(\w+)\*\*", parts[rule["alert"]], re.MULTILINE) == ["Means", "Look", "Do"], rule[
+            "alert"
+        ]
+
+
+def test_runbooks_name_panels_and_settings_that_there_are() -> None:
+    text = RUNBOOKS.read_text()
+    titles = {panel["title"] for path in DASHBOARDS for panel in json.loads(path.read_text())["panels"]}
+    assert set(re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", text)) <= titles
+    known = {name for settings in SERVICES.values() for name in settings.model_fields} | set(Key.model_fields)
+    known |= {limit.name for limit in dataclasses.fields(ConnectionLimits)}
+    series = {name for family in families() for name in family.series}
+    words = {re.split(r"[ :>]", name)[0] for name in re.findall(r"`([a-z_]+(?:[ :>][^`]*)?)`", text)}
+    assert {word for word in words if "_" in word} <= known | series | {"step_deadline"}
 
 
 @pytest.mark.parametrize("name", ["compose.yml", "kubernetes.yml"])
@@ -79,7 +110,7 @@ def test_grafana_finds_its_dashboard_in_compose_and_kubernetes(compose: dict[str
     mounts = dict(mount.split(":")[:2] for mount in compose["services"]["grafana"]["volumes"])
     assert mounts["./k8s/observability/grafana/dashboards"] == provider["options"]["path"]
     assert mounts["./k8s/observability/grafana/provisioning"] == "/etc/grafana/provisioning"
-    home = f"{provider['options']['path']}/{DASHBOARD.name}"
+    home = f"{provider['options']['path']}/{HOME.name}"
     assert compose["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == home
     (container,) = [
         c for c in kustomize.containers(kustomize.build(K8S / "overlays/cpu-demo")) if c["name"] == "grafana"
@@ -98,9 +129,27 @@ def test_panels_ask_the_provisioned_data_source(dashboard: dict[str, Any]) -> No
     assert all(variable["datasource"] == expected for variable in dashboard["templating"]["list"])
 
 
-def test_the_dashboard_is_what_its_program_makes(dashboard: dict[str, Any]) -> None:
-    made = runpy.run_path(str(GRAFANA / "make_dashboard.py"))["document"]()
-    assert made == dashboard, "run k8s/observability/grafana/make_dashboard.py"
+def test_dashboards_are_what_their_program_makes() -> None:
+    program = runpy.run_path(str(GRAFANA / "dashboard"))
+    made = {each.name: program["document"](each) for each in program["DASHBOARDS"]}
+    found = {path.stem: json.loads(path.read_text()) for path in DASHBOARDS}
+    assert made == found, "run python k8s/observability/grafana/dashboard"
+
+
+def test_every_row_stands_in_one_dashboard_at_least() -> None:
+    program = runpy.run_path(str(GRAFANA / "dashboard"))
+    assert set(program["ROWS"]) == {row for each in program["DASHBOARDS"] for row in each.rows}
+
+
+def test_kubernetes_gets_every_dashboard() -> None:
+    maps = yaml.safe_load((GRAFANA / "kustomization.yaml").read_text())["configMapGenerator"]
+    (files,) = [each["files"] for each in maps if each["name"] == "grafana-dashboards"]
+    assert files == [f"dashboards/{path.name}" for path in DASHBOARDS]
+
+
+def test_dashboards_link_to_each_other_by_a_tag_that_all_have(dashboard: dict[str, Any]) -> None:
+    (link,) = dashboard["links"]
+    assert set(link["tags"]) <= set(dashboard["tags"])
 
 
 def test_panels_have_ids_and_places_of_their_own(dashboard: dict[str, Any]) -> None:
@@ -119,7 +168,8 @@ def test_panels_have_ids_and_places_of_their_own(dashboard: dict[str, Any]) -> N
         taken |= cells
 
 
-def test_has_the_panels_that_people_know_from_vllm(dashboard: dict[str, Any]) -> None:
+def test_the_overview_has_the_panels_that_people_know_from_vllm() -> None:
+    dashboard = json.loads(HOME.read_text())
     known = {
         "E2E Request Latency", "Token Throughput", "Inter Token Latency", "Scheduler State",
         "Time To First Token Latency", "Cache Utilization", "Request Prompt Length", "Request Generation Length",

@@ -45,6 +45,7 @@ def run(installed: Path, tmp_path: Path, *command: str, **environment: str) -> s
 
 
 @pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.slow
 def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
     installed: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert not {"evals", "training", "tests"} & {path.name for path in installed.iterdir()}
     packages = os.pathsep.join([str(installed), *dict.fromkeys(map(sysconfig.get_path, ("purelib", "platlib")))])
@@ -70,6 +72,7 @@ def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: 
     assert refused.stderr.startswith("quire: work: 'tiny_recall': the questions are in the source tree only")
 
 
+@pytest.mark.slow
 def test_without_kernels_and_compiler_the_demo_says_what_that_costs(installed: Path, tmp_path: Path) -> None:
     library = installed / "kernels/cpu/build"
     hidden = library.rename(library.with_name("hidden")) if library.exists() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire import LLM, SamplingParams
-from quire.bundled import FOLDER
+from quire import LLM, Client, SamplingParams
+from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
+from quire.requests import Options
+from shared import secret_file
+from shared.errors import InvalidArgument, NotFound
 
 PROMPT = (
     "Once upon a time there was a lighthouse at the end of the world, and in it lived a cat who could count. One day"
 )
 RANK = 8
+KEY = "k" * 40
 
 
 def save_adapter(folder: Path) -> None:
@@ -42,7 +47,12 @@ def save_adapter(folder: Path) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("adapters") / "other"
     save_adapter(folder)
-    settings = {"worker": {"num_blocks": 400, "threads": 1, "lora": {"other": str(folder)}}}
+    lora = {"other": str(folder), "pirate": str(ADAPTERS / "pirate"), "json": str(ADAPTERS / "json")}
+    key = folder.parent / "key"
+    secret_file.write(key, KEY)
+    worker = {"num_blocks": 400, "threads": 1, "lora": lora, "max_loras": 3}
+    worker["lora_folders"] = [str(folder.parent), str(ADAPTERS)]
+    settings = {"worker": worker, "frontend": {"admin_key_file": str(key)}}
     with Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=settings)) as cluster:
         yield cluster
 
@@ -59,7 +69,8 @@ def cached(answer: dict[str, Any]) -> int:
 def test_requests_choose_their_adapter(cluster: Cluster) -> None:
     models = httpx.get(f"http://{cluster.http_address}/v1/models").json()["data"]
     base = models[0]["id"]
-    assert [(model["id"], model["parent"]) for model in models] == [(base, None), ("other", base)]
+    listed = [(model["id"], model["parent"]) for model in models]
+    assert listed == [(base, None), ("json", base), ("other", base), ("pirate", base)]
     plain, other, again = complete(cluster, base), complete(cluster, "other"), complete(cluster, base)
     assert (plain["model"], other["model"]) == (base, "other")
     assert plain["choices"][0]["text"] == again["choices"][0]["text"] != other["choices"][0]["text"]
@@ -72,8 +83,54 @@ def test_requests_choose_their_adapter(cluster: Cluster) -> None:
         assert llm.generate(PROMPT, params)[0].text == plain["choices"][0]["text"]
 
 
+def ask(cluster: Cluster, model: str) -> str:
+    messages = [{"role": "user", "content": "What is 23 + 45?"}]
+    body = {"model": model, "messages": messages, "max_tokens": 40, "temperature": 0}
+    reply = httpx.post(f"http://{cluster.http_address}/v1/chat/completions", json=body, timeout=60).json()
+    return str(reply["choices"][0]["message"]["content"]) if "choices" in reply else str(reply["error"]["message"])
+
+
+def test_the_shipped_adapters_answer_in_their_manner(cluster: Cluster) -> None:
+    """Side by side in the same steps."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda name: ask(cluster, name), ["pirate", "quire-tiny", "json", "pirate"]))
+    assert answers == ["Ahoy! 68 Arr!", "68", '{"answer": "68"}', "Ahoy! 68 Arr!"]
+
+
 def test_a_name_that_nobody_has_is_not_found(cluster: Cluster) -> None:
     body = {"model": "third", "prompt": "x"}
     reply = httpx.post(f"http://{cluster.http_address}/v1/completions", json=body)
     assert reply.status_code == 404
     assert reply.json()["error"]["message"] == "The model `third` does not exist."
+
+
+def test_adapters_come_and_go_while_the_cluster_runs(cluster: Cluster) -> None:
+    """From Python and over HTTP. Of two contents of one name nobody finds the other's prefixes. There is one more than
+    the worker has room for."""
+    plain = ask(cluster, "quire-tiny")
+    with Client(cluster.grpc_address) as client:
+        assert client.load_adapter("late", "pirate") == 1
+        assert ask(cluster, "late") == "Ahoy! 68 Arr!"
+        complete(cluster, "late")
+        assert cached(complete(cluster, "late")) > 0
+        body = {"lora_name": "late", "lora_path": "json", "load_inplace": True}
+        url, headers = f"http://{cluster.http_address}/v1", {"authorization": f"Bearer {KEY}"}
+        assert httpx.post(f"{url}/load_lora_adapter", json=body, headers=headers, timeout=60).status_code == 200
+        assert cached(complete(cluster, "late")) == 0
+        assert ask(cluster, "late") == '{"answer": "68"}'
+        assert "late" in [model.name for model in client.models()]
+        assert [one.name for one in client.adapters()] == ["json", "late", "other", "pirate"]
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda name: ask(cluster, name), ["pirate", "json", "late", "other"] * 2))
+        assert answers[:3] == answers[4:7] == ["Ahoy! 68 Arr!", '{"answer": "68"}', '{"answer": "68"}']
+        chosen = client.generate(
+            PROMPT, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), Options(model="other")
+        )
+        assert chosen[0].text == complete(cluster, "other")["choices"][0]["text"]
+        assert client.unload_adapter("late") == 0
+        assert ask(cluster, "late") == "The model `late` does not exist."
+        with pytest.raises(NotFound, match="there is no adapter 'late'"):
+            client.unload_adapter("late")
+        with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
+            client.load_adapter("late", "/etc")
+    assert ask(cluster, "quire-tiny") == plain

@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_frees_all_beams(cluster: Cluster, client: Cl
     params = SamplingParams(n=4, beam_search=BeamSearch(8), max_tokens=3000, ignore_eos=True)
     own = AsyncClient(cluster.grpc_address)
     task = asyncio.ensure_future(own.generate(PROMPTS[0], params))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while work_of(client)[0] < 8:
             await asyncio.sleep(0.02)
         task.cancel()

@@ -23,7 +23,7 @@ for delta in Client(sys.argv[1]).stream("Count", SamplingParams(max_tokens=3000,
 
 
 def await_idle(client: Client) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         worker = next(s for s in client.status() if s.role == admin_pb2.ROLE_WORKER)
         if worker.blocks.used == 0 and worker.running == 0 and worker.waiting == 0:

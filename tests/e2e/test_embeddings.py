@@ -99,6 +99,18 @@ def test_what_cannot_be_is_refused_by_name(cluster: Cluster, fields: dict[str, o
     assert field in answer.json()["error"]["message"] or answer.json()["error"]["param"] == field
 
 
+def test_single_tokens_have_a_vector_each(cluster: Cluster) -> None:
+    with LLM(address=cluster.grpc_address) as llm:
+        ids = llm.client.tokenize(TEXTS[1])
+        (rows,), (last,) = llm.encode(TEXTS[1], pooler="all"), llm.embed(TEXTS[1])
+        (one,) = llm.encode(TEXTS[1])
+        with pytest.raises(InvalidArgument, match="encode"):
+            llm.embed(TEXTS[1], pooler="all")
+    assert len(rows) == len(ids)
+    assert close(rows[-1], np.array(last, dtype=np.float32), 0.99999)
+    assert close(one[0], np.array(last, dtype=np.float32), 0.99999)
+
+
 async def test_python_hears_of_errors_too(cluster: Cluster) -> None:
     async with AsyncLLM(address=cluster.grpc_address) as llm:
         with pytest.raises(InvalidArgument, match="pooler"):

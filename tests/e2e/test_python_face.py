@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.client import AsyncClient, Client
 from quire.cluster import Cluster
-from shared.errors import InvalidArgument
+from shared.errors import FailedPrecondition, InvalidArgument
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 SCRIPT = """
@@ -19,6 +20,7 @@ from quire import LLM, SamplingParams
 if __name__ == "__main__":
     with LLM(num_blocks=300) as llm:
         print(llm.chat([{"role": "user", "content": "What is 2 + 3?"}], SamplingParams(temperature=0))[0].text)
+        print(llm.get_tokenizer().encode("Once upon") == llm.client.tokenize("Once upon"))
         print(" ".join(str(process.pid) for process in llm._cluster.processes))
 """
 
@@ -27,8 +29,8 @@ def test_a_script_starts_a_cluster_and_leaves_no_process_behind(tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    answer, pids = done.stdout.splitlines()
-    assert answer == "5"
+    answer, is_its_tokenizer, pids = done.stdout.splitlines()
+    assert (answer, is_its_tokenizer) == ("5", "True")
     assert len(pids.split()) == 3
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.split())
 
@@ -65,6 +67,37 @@ async def test_the_asynchronous_face_streams_and_gathers(cluster: Cluster) -> No
         whole = await llm.generate("Once upon a time", GREEDY)
         parts = [delta.text async for delta in llm.stream("Once upon a time", GREEDY)]
     assert "".join(parts) == whole.text
+
+
+async def test_what_there_is_so_far_is_iterated_over(cluster: Cluster) -> None:
+    async with AsyncLLM(address=cluster.grpc_address) as llm:
+        whole = await llm.generate({"prompt": "Once upon a time"}, GREEDY)
+        far = [output async for output in llm.generate("Once upon a time", GREEDY, "mine")]
+        both = await asyncio.gather(*(asyncio.create_task(llm.generate(text, GREEDY)) for text in ("One", "Two")))
+    assert [output.request_id for output in far] == ["mine"] * len(far)
+    assert [output.finished for output in far] == [False] * (len(far) - 1) + [True]
+    assert all(whole.text.startswith(output.text) for output in far)
+    assert far[-1].outputs[0].token_ids == whole.outputs[0].token_ids
+    assert (whole.prompt, len(both)) == ("Once upon a time", 2)
+
+
+def test_prompts_are_dicts_and_each_has_parameters_of_its_own(cluster: Cluster, client: Client) -> None:
+    ids = client.tokenize("Once upon")
+    with LLM(address=cluster.grpc_address) as llm:
+        params = [SamplingParams(temperature=0, max_tokens=count) for count in (2, 3)]
+        found = llm.generate([{"prompt_token_ids": ids}, {"prompt": "The"}], sampling_params=params, use_tqdm=True)
+        alone = llm.generate({"prompt_token_ids": ids}, GREEDY)
+        with pytest.raises(InvalidArgument, match="params: 2 for 1 prompts"):
+            llm.generate("The", params)
+        with pytest.raises(InvalidArgument, match="'multi_modal_data' is not offered"):
+            llm.generate({"prompt": "The", "multi_modal_data": {}})  # type: ignore[typeddict-unknown-key]
+        with pytest.raises(InvalidArgument, match="needs prompt or prompt_token_ids"):
+            llm.generate({"cache_salt": "x"})
+        with pytest.raises(FailedPrecondition, match="is not here"):
+            llm.get_tokenizer()
+    assert [result.prompt for result in found] == [ids, "The"]
+    assert [len(result.outputs[0].token_ids) for result in found] == [2, 3]
+    assert alone[0].outputs[0].token_ids[:2] == found[0].outputs[0].token_ids
 
 
 async def test_leaving_an_asynchronous_stream_early_is_clean(cluster: Cluster) -> None:

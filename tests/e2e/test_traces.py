@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 ABOVE = "b7ad6b7169203331"
-PARTS = ["tokenize", "schedule", "prefill", "decode"]
+PARTS = ["tokenize", "schedule", "prefill", "decode", "write"]
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

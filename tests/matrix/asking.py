@@ -115,7 +115,8 @@ def _values(entries: Sequence[Logprob]) -> tuple[float, ...]:
 
 def assert_same(found: Answer, expected: Answer, name: str) -> None:
     for ours, theirs in zip(said(found), said(expected), strict=True):
-        assert (ours.token_ids, ours.text, ours.finish) == (theirs.token_ids, theirs.text, theirs.finish), name
+        assert ours.token_ids == theirs.token_ids, f"{name}: {ours} for {theirs}"
+        assert (ours.text, ours.finish) == (theirs.text, theirs.finish), name
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=TOLERANCE), name
         assert ours.prompt_logprobs == pytest.approx(theirs.prompt_logprobs, abs=TOLERANCE), name
         assert ours.score == pytest.approx(theirs.score, abs=TOLERANCE), name

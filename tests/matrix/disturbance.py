@@ -9,15 +9,18 @@ from collections import Counter
 
 import httpx
 
-from quire.client import Client
+from quire import SamplingParams
+from quire.client import AsyncClient, Client
 from quire.cluster import Cluster
 from quire.cluster.process import ServiceProcess
 from tests.e2e.test_metrics import page
 
 Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none
 GENERATED = "quire_scheduler_generated_tokens_total"
+FETCHED = "quire_scheduler_host_blocks_fetched_total"
 FLOWING = 50  # tokens from one disturbance to the next
 POLL_S = 0.02
+PROMPT, NUM_PROMPTS = 100, 20  # tokens, of other prompts than those that are asked about
 TIMES = 4  # that all running sequences are preempted
 
 
@@ -34,6 +37,28 @@ class Disturbance:
             for _ in range(TIMES):
                 await self._flowing()
                 await asyncio.to_thread(client.reset_prefix_cache, preempt_running=True)
+
+    async def crowd_out(self) -> None:
+        """Prompts for which the device has no room come, and come again, until one was fetched."""
+        prompts = [[number] * PROMPT for number in range(10, 10 + NUM_PROMPTS)]
+        client = AsyncClient(self._cluster.grpc_address)
+        try:
+            while not await self._counted(FETCHED):
+                for prompt in prompts * 2:
+                    await client.generate(prompt, SamplingParams(max_tokens=1))
+        finally:
+            await client.close()
+
+    async def pause(self) -> None:
+        """Between two steps, for a moment, in which nothing is generated."""
+        with Client(self._cluster.grpc_address) as client:
+            for _ in range(TIMES):
+                await self._flowing()
+                await asyncio.to_thread(client.pause_generation)
+                before = await self._counted(GENERATED)
+                await asyncio.sleep(POLL_S)
+                assert await self._counted(GENERATED) == before
+                await asyncio.to_thread(client.resume_generation)
 
     async def kill_workers(self) -> None:
         """One after the other, so that nothing that runs is spared."""
@@ -61,12 +86,12 @@ class Disturbance:
 
     async def _flowing(self) -> None:
         """Until more tokens have come than now."""
-        before = await self._generated()
-        while await self._generated() < before + FLOWING:
+        before = await self._counted(GENERATED)
+        while await self._counted(GENERATED) < before + FLOWING:
             await asyncio.sleep(POLL_S)
 
-    async def _generated(self) -> float:
-        return sum(counted[GENERATED] for counted in (await self.schedulers()).values())
+    async def _counted(self, name: str) -> float:
+        return sum(counted[name] for counted in (await self.schedulers()).values())
 
     def _names(self, role: str) -> list[str]:
         return [process.spec.id for process in self._cluster.processes if process.spec.role == role]
@@ -82,5 +107,5 @@ def _page(scheduler: ServiceProcess) -> Totals:
     """Nothing while it is not there."""
     try:
         return Counter(page(scheduler.addresses["metrics"]))
-    except httpx.TransportError:
+    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
         return Counter()

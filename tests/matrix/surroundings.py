@@ -12,7 +12,7 @@ from typing import Any
 from quire import bundled
 from quire.requests import Options
 from tests.matrix.asking import PLAIN
-from tests.matrix.disturbance import GENERATED, Disturbance
+from tests.matrix.disturbance import FETCHED, GENERATED, Disturbance
 
 EAGLE = Path(bundled.FOLDER).parent / "drafters" / "eagle"
 SMALL_STEP = 40  # tokens; prompts are longer
@@ -64,6 +64,12 @@ SURROUNDINGS: dict[str, Surrounding] = {
         disturb=Disturbance.preempt,
         happened=_counted("vllm:num_preemptions_total"),
     ),
+    "host memory": Surrounding(  # from where prompts come back that the device has no room for
+        {"num_blocks": 60, "kv_offloading_size": 0.02},
+        disturb=Disturbance.crowd_out,
+        happened=_counted(FETCHED),
+    ),
+    "pause": Surrounding(disturb=Disturbance.pause),
     "migration": Surrounding(
         workers=2, disturb=Disturbance.kill_workers, happened=_counted("quire_scheduler_sequences_moved_total")
     ),
@@ -81,6 +87,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
         scheduler={"scheduling_policy": "priority"}, options=lambda number: Options(priority=-number)
     ),
 }  # fmt: skip
+APART = {frozenset({"host memory", "speculation"})}  # a drafter with KV of its own keeps it on the device
 
 
 @dataclass(frozen=True)
@@ -108,12 +115,18 @@ class Together:
         return next((made for part in self.parts if (made := part.options(number)) != PLAIN), PLAIN)
 
 
+def pairs(names: Sequence[str]) -> set[frozenset[str]]:
+    """That can be together."""
+    return {pair for two in itertools.combinations(names, 2) if (pair := frozenset(two)) not in APART}
+
+
 def crowds(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
     """Few groups of `size` in which each pair is together at least once: always the one with most new pairs."""
-    left = set(itertools.combinations(names, 2))
+    left = pairs(names)
+    possible = [some for some in itertools.combinations(names, size) if not any(pair <= {*some} for pair in APART)]
     found = []
     while left:
-        best = max(itertools.combinations(names, size), key=lambda some: len(left & {*itertools.combinations(some, 2)}))
-        left -= {*itertools.combinations(best, 2)}
+        best = max(possible, key=lambda some: len(left & pairs(some)))
+        left -= pairs(best)
         found.append(best)
     return found

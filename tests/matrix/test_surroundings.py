@@ -18,14 +18,14 @@ from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import Answer, Question, ask_all, ask_now, assert_same, prompts, question
 from tests.matrix.disturbance import Disturbance
 from tests.matrix.features import REQUESTS
-from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Together, crowds
+from tests.matrix.surroundings import SMALL_STEP, SURROUNDINGS, Together, crowds, pairs
 
 pytestmark = pytest.mark.skipif(
     kernels.cpu.unavailable() is not None, reason="plain torch rounds otherwise in other batches"
 )
 
-CROWDS = crowds(list(SURROUNDINGS), size=6)
-ROUNDS = 8  # at most, until all has happened
+CROWDS = crowds(list(SURROUNDINGS), size=8)
+ROUNDS = 24  # at most, until all has happened
 
 EVERYTHING = ("filters", "penalties", "bans", "min_tokens", "bias", "allowed", "stops", "repetition")
 TOLD = ("logprobs", "prompt_logprobs", "n")
@@ -62,7 +62,7 @@ def undisturbed(cluster: Cluster, asked: list[list[int]]) -> dict[Names, Answer]
 
 def test_every_pair_is_together_in_a_crowd() -> None:
     found = {frozenset(pair) for crowd in CROWDS for pair in itertools.combinations(crowd, 2)}
-    assert found == {frozenset(pair) for pair in itertools.combinations(SURROUNDINGS, 2)}
+    assert found == pairs(list(SURROUNDINGS))
 
 
 def test_every_feature_is_asked_for() -> None:
@@ -70,6 +70,7 @@ def test_every_feature_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("crowd", CROWDS, ids=[" + ".join(crowd) for crowd in CROWDS])
+@pytest.mark.slow
 def test_nothing_around_a_request_changes_its_answer(
     asked: list[list[int]], undisturbed: dict[Names, Answer], crowd: tuple[str, ...]
 ) -> None:

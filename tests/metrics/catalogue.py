@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
 from shared.metrics.frontend import FrontendMetrics
 from shared.metrics.histogram import Histogram
-from shared.metrics.scheduler import ClusterCollector, ClusterGauges, SchedulerMetrics
+from shared.metrics.scheduler import ClusterCollector, ClusterGauges, DirectoryMetrics, SchedulerMetrics
 from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 
@@ -43,20 +44,35 @@ class Family:
 def families() -> list[Family]:
     return sorted(
         family
-        for service, registry in (("frontend", _frontend()), ("scheduler", _scheduler()), ("worker", _worker()))
+        for service, registry in (
+            ("frontend", _frontend()),
+            ("frontend", _frontend_metrics().of_tenants),
+            ("scheduler", _scheduler()),
+            ("worker", _worker()),
+        )
         for family in _families(service, registry)
     )
 
 
 def _frontend() -> CollectorRegistry:
-    return FrontendMetrics("quire-tiny", 4096).registry
+    return _frontend_metrics().registry
+
+
+def _frontend_metrics() -> FrontendMetrics:
+    metrics = FrontendMetrics("quire-tiny", 4096)
+    metrics.calls.tenant("a")
+    metrics.registry.register(ClusterLoadCollector(lambda: dict.fromkeys(GAUGES, 0.0), lambda: ["adapter"]))
+    return metrics
 
 
 def _scheduler() -> CollectorRegistry:
     registry = CollectorRegistry()
     SchedulerMetrics(registry)
+    DirectoryMetrics(registry)
     drafts = pb.DraftCounts(num_accepted_tokens_per_pos=[1])
-    worker = pb.ServiceStatus(role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0, drafts=drafts)
+    worker = pb.ServiceStatus(
+        role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0, drafts=drafts, host_memory=pb.HostMemory(total=1)
+    )
     registry.register(ClusterCollector(lambda: "quire-tiny", lambda: [worker], lambda: ClusterGauges(0, 0, 16)))
     return registry
 

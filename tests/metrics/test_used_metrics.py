@@ -14,6 +14,7 @@ from tests.deploy.paths import GRAFANA, K8S, PROMETHEUS
 from tests.metrics import promql
 from tests.metrics.catalogue import families
 
+DASHBOARDS = [json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))]
 # Made by Prometheus: of a target, and of its own.
 OF_TARGETS = {"instance", "job", "le"}
 OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate"}}
@@ -21,18 +22,18 @@ OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate"}}
 
 def expressions() -> Iterator[tuple[str, str]]:
     """(where, expression)"""
-    dashboard = json.loads((GRAFANA / "dashboards" / "quire.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
-            yield panel["title"], promql.expanded(target["expr"])
-    for variable in dashboard["templating"]["list"]:
-        yield variable["name"], re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1]  # type: ignore[index]
-    for annotation in dashboard["annotations"]["list"]:
-        yield annotation["name"], annotation["expr"]
+    for dashboard in DASHBOARDS:
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", []):
+                yield panel["title"], promql.expanded(target["expr"])
+        for variable in dashboard["templating"]["list"]:
+            yield variable["name"], re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1]  # type: ignore[index]
+        for annotation in dashboard["annotations"]["list"]:
+            yield annotation["name"], annotation["expr"]
     for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
-    for resource in kustomize.build(K8S / "overlays/gpu"):
+    for resource in kustomize.build(K8S / "overlays/gpu-to-zero"):
         if resource["kind"] == "ScaledObject":
             for trigger in resource["spec"]["triggers"]:
                 yield "autoscaling", trigger["metadata"]["query"]
@@ -77,8 +78,7 @@ def test_reads_names_and_labels_of_an_expression() -> None:
 
 
 def test_legends_name_labels_that_the_query_keeps() -> None:
-    dashboard = json.loads((GRAFANA / "dashboards" / "quire.json").read_text())
-    for panel in dashboard["panels"]:
+    for panel in (panel for dashboard in DASHBOARDS for panel in dashboard["panels"]):
         for target in panel.get("targets", []):
             wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             kept = promql.labels(target["expr"])

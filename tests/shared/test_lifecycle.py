@@ -24,7 +24,7 @@ async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.
     async def ends() -> None:
         await asyncio.sleep(0.01)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await lifecycle.first(loses_one(), ends())
     assert lost == [True]
 

@@ -118,5 +118,5 @@ async def test_it_tells_at_every_look() -> None:
 
     living = Liveness()
     running = asyncio.ensure_future(living.run(tell))
-    assert await asyncio.wait_for(told.get(), 10) is True
+    assert await asyncio.wait_for(told.get(), 60) is True
     running.cancel()

@@ -133,10 +133,14 @@ def test_a_revision_has_a_folder_of_its_own(hub: Hub, tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_in_a_line(hub: Hub, tmp_path: Path) -> None:
     assert "neither a folder nor" in find(tmp_path, hub.url, "org/missing")[1]
     assert "HF_HUB_OFFLINE is set" in find(tmp_path, hub.url, "org/tiny", HF_HUB_OFFLINE="1")[1]
-    assert "Unavailable: model: org/tiny cannot be downloaded" in find(tmp_path, "http://127.0.0.1:9", "org/tiny")[1]
     hub.token = "secret"
     assert "gated" in find(tmp_path, hub.url, "org/tiny")[1]
     assert find(tmp_path, hub.url, "org/tiny", HF_TOKEN="secret")[0]
+
+
+@pytest.mark.slow  # the library tries five times, 25 s in all
+def test_a_hub_that_is_away_is_said_to_be_so(tmp_path: Path) -> None:
+    assert "Unavailable: model: org/tiny cannot be downloaded" in find(tmp_path, "http://127.0.0.1:9", "org/tiny")[1]
 
 
 @pytest.mark.parametrize(

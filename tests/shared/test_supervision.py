@@ -54,7 +54,7 @@ async def test_a_task_that_ends_in_any_way_starts_again(end: Callable[[], Awaita
         await asyncio.sleep(60)
 
     task = asyncio.ensure_future(restarted("work", work))
-    await asyncio.wait_for(steady.wait(), 10)
+    await asyncio.wait_for(steady.wait(), 60)
     assert num_starts == 4
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -79,7 +79,7 @@ async def test_a_task_that_others_can_do_without_is_tried_for_ever() -> None:
         raise ValueError("no")
 
     task = asyncio.ensure_future(restarted("work", work, is_needed=False))
-    await asyncio.wait_for(tried.wait(), 20)
+    await asyncio.wait_for(tried.wait(), 60)
     task.cancel()
 
 

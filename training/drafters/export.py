@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from training.export import LAYER_NAMES, config_of, save_weights
 from training.network import Network
 
 EAGLE_NAMES = {
-    "embed_norm": "model.embed_norm.weight",
-    "hidden_norm": "model.hidden_norm.weight",
-    "fc": "model.fc.weight",
-    "final_norm": "model.norm.weight",
-    **{f"layers.0.{ours}": f"model.layers.0.{theirs}.weight" for ours, theirs in LAYER_NAMES.items()},
+    "embed_norm": "enorm.weight",
+    "hidden_norm": "hnorm.weight",
+    "fc": "fc.weight",
+    "final_norm": "norm.weight",
+    **{f"layers.0.{ours}": f"layers.0.{theirs}.weight" for ours, theirs in LAYER_NAMES.items()},
 }
 
 
@@ -31,23 +30,19 @@ def save_draft(draft: Network, folder: Path) -> None:
 
 
 def save_eagle(head: EagleHead, folder: Path) -> None:
-    """The head alone: embeddings are the model's."""
-    _write(folder, {"architectures": ["QuireEagleHead"], "model_type": "quire_eagle", **_sizes(head)})
+    """EAGLE's layout, with the norms that vLLM has names for. The head alone: embeddings are the model's."""
+    norms = {"add_para_norm": True, "skip_prenorm": False, "skip_output_norm": False}
+    _write(folder, config_of(head.shape) | {"architectures": ["EagleQwen3ForCausalLM"]} | norms)
     parameters = dict(head.named_parameters())
     _save({theirs: parameters[ours] for ours, theirs in EAGLE_NAMES.items()}, folder)
 
 
 def save_medusa(heads: MedusaHeads, folder: Path) -> None:
-    """The heads alone: the output embedding is the model's."""
-    hidden_size = heads.biases[0].shape[0]
-    sizes = {"hidden_size": hidden_size, "num_heads": len(heads.biases), "dtype": "bfloat16"}
-    _write(folder, {"architectures": ["QuireMedusaHeads"], "model_type": "quire_medusa", **sizes})
-    weights = {f"heads.{n}.weight": weight for n, weight in enumerate(heads.weights)}
-    _save(weights | {f"heads.{n}.bias": bias for n, bias in enumerate(heads.biases)}, folder)
-
-
-def _sizes(head: EagleHead) -> dict[str, Any]:
-    return asdict(head.shape) | {"qk_norm": True, "dtype": "bfloat16"}
+    """Medusa's layout; the heads alone: the output embedding is the model's."""
+    sizes = {"medusa_num_heads": len(heads.biases), "medusa_num_layers": 1, "hidden_size": heads.biases[0].shape[0]}
+    _write(folder, {"architectures": ["MedusaModel"], "model_type": "medusa", **sizes, "dtype": "bfloat16"})
+    weights = {f"{n}.0.linear.weight": weight for n, weight in enumerate(heads.weights)}
+    _save(weights | {f"{n}.0.linear.bias": bias for n, bias in enumerate(heads.biases)}, folder)
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:

@@ -58,6 +58,12 @@ class Access:
         """There are no keys to show."""
         return not self._sources
 
+    def named(self, name: str) -> Caller | None:
+        """The owner of the key of that name, for work that was begun with it; None if it is not good any more."""
+        found = (key for source in self._sources for key in source.keys().values() if key.name == name)
+        key = next(found, None)
+        return None if key is None else self._owner(key)
+
     def caller(self, authorization: bytes, api_key: bytes) -> Caller | None:
         """By the values of the two headers; None where there are no keys. Raises Unauthenticated."""
         if self.is_open:
@@ -70,6 +76,9 @@ class Access:
         if key is None:
             self._metrics.access_refusals["unknown"].inc()
             raise Unauthenticated("this API key is not known here")
+        return self._owner(key)
+
+    def _owner(self, key: Key) -> Caller:
         if key.name not in self.accounts:
             self.accounts[key.name] = Account(key, self._clock, time.time)
         return Caller(key, self.accounts[key.name])

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from services.frontend.http.as_sent import as_sent
-from services.frontend.http.body import BodyBounds
-from services.frontend.http.headers import CALL
-from services.frontend.openai_edge.errors import worded
 from shared.errors import QuireError, transport
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 TYPES = {
     400: "invalid_request_error",
@@ -57,29 +46,3 @@ def as_response(error: QuireError) -> Response:
 
 def plain_response(status: int, message: str) -> Response:
     return Response(orjson.dumps(error_object(message, status)), status, media_type="application/json")
-
-
-def anthropic_route(bounds: BodyBounds) -> type[APIRoute]:
-    """The kind of route that answers with these errors."""
-
-    class AnthropicRoute(APIRoute):
-        """Checks, does what it did, and words what went wrong."""
-
-        def get_route_handler(self) -> Handler:
-            handle = super().get_route_handler()
-
-            async def guarded(request: Request) -> Response:
-                try:
-                    return await bounds.handle(request, handle, at_once=False)
-                except QuireError as error:
-                    request.scope[CALL].error = error
-                    return as_response(as_sent(request.url.path, error))
-                except RequestValidationError as error:
-                    request.scope[CALL].error = wrong = worded(error)
-                    return as_response(wrong)
-                except HTTPException as error:
-                    return plain_response(error.status_code, str(error.detail))
-
-            return guarded
-
-    return AnthropicRoute

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import orjson
 from starlette.responses import Response
 
 from services.frontend.anthropic_edge import errors
+from services.frontend.conversation import call_arguments
 from services.frontend.delta import Delta, Finish
 from services.frontend.generation import Generation, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
@@ -52,15 +52,6 @@ def ending(finish: Finish, *, has_calls: bool) -> Json:
     return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
 
 
-def input_of(arguments: str) -> Json:
-    """Arguments that were cut off are no JSON; they come as text under the key that Anthropic's documentation uses."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
-
-
 class _Block:
     """One on its way."""
 
@@ -89,7 +80,7 @@ class _Block:
 
     def whole(self) -> Json:
         text = "".join(self._texts)
-        return self._block(text, input_of(text) if isinstance(self._part, CallPiece) else {}, self._signature)
+        return self._block(text, call_arguments(text) if isinstance(self._part, CallPiece) else {}, self._signature)
 
     def _block(self, text: str, arguments: Json, signature: str) -> Json:
         match self._part:

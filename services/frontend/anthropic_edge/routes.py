@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from services.frontend.anthropic_edge import errors
 from services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
-from services.frontend.anthropic_edge.errors import anthropic_route
 from services.frontend.anthropic_edge.format import MessageFormat
 from services.frontend.anthropic_edge.requests import count_prompt, messages_request
 from services.frontend.catalogue import Catalogue
@@ -14,6 +14,7 @@ from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.worded_route import worded_route
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
@@ -35,7 +36,8 @@ class MessageRoutes:
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
-        self.router = APIRouter(tags=["messages"], route_class=anthropic_route(bounds))
+        route = worded_route(bounds, errors.as_response, errors.plain_response)
+        self.router = APIRouter(tags=["messages"], route_class=route)
         self.router.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
 

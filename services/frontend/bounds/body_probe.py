@@ -2,7 +2,8 @@
 that a few of them have.
 
 Introduced with the limits, as JSON; asked where a body is and what kind it is; answers with what is wrong, as JSON, or
-nothing (child.py).
+nothing (child.py). A long list of ids in a body that is let in is taken out: then the answer says where it begins
+behind the rest of the body, which is shorter than it was.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import Message
-
-from services.frontend.bounds import json_body, json_scan, messages, wire_scan
+from services.frontend.bounds import json_body, json_scan, long_ids, messages, wire_scan
 from services.frontend.bounds.room import Room
 from services.frontend.child import answer_all
 from shared.errors import InvalidArgument
-from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
 
 JSON = "JSON"
 NO_JSON, UNREAD = "no JSON", "unread"
+IDS_BEGIN = "ids_begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Question:
 
     path: str
     num_bytes: int
-    kind: str  # JSON, or a message of inference.v1
+    kind: str  # JSON, or the full name of a message
     max_model_len: int
     longest_token: int
 
@@ -47,14 +46,14 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
     def answer(message: bytes) -> bytes:
         question = Question(**json.loads(message))
         try:
-            _check(question, limits)
+            begins = _check(question, limits)
         except JSONDecodeError as error:
             return _encoded(error.msg, kind=NO_JSON, position=error.pos)
         except OSError:  # its client has left
             return _encoded("", kind=UNREAD)
         except InvalidArgument as error:
             return _encoded(error.message, field=error.field, reason=error.reason)
-        return b""
+        return b"" if begins is None else json.dumps({IDS_BEGIN: begins}).encode()
 
     return answer
 
@@ -63,22 +62,38 @@ def _encoded(message: str, **more: Any) -> bytes:
     return json.dumps({"message": message, **more}).encode()
 
 
-def _check(question: Question, limits: RequestLimits) -> None:
+def _check(question: Question, limits: RequestLimits) -> int | None:
+    """Where ids begin that were taken out."""
     data = Path(question.path).read_bytes()
     room = Room(question.max_model_len, question.longest_token)
     if question.kind == JSON:
         for _ in json_scan.check(data, limits):
             pass
-        document = json_body.parse(data)
-        json_body.check(document, data, limits)
-        json_body.check_prompt(document, room)
-        return
-    kind: type[Message] = getattr(pb, question.kind)
+        return _check_json(question.path, data, limits, room)
+    kind = messages.KINDS[question.kind]
     for _ in wire_scan.check(data, kind.DESCRIPTOR, limits):
         pass
     message = messages.parse(data, kind)
+    del data  # before its texts are read, which takes as much again
     messages.check(message, limits)
     messages.check_prompt(message, room)
+    return None
+
+
+def _check_json(path: str, data: bytes, limits: RequestLimits, room: Room) -> int | None:
+    taken = long_ids.take_out(data)
+    document = json_body.parse(data if taken is None else taken.body)
+    if taken is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):
+        taken, document = None, json_body.parse(data)  # the field of something within
+    json_body.check(document, data, limits)
+    json_body.check_prompt(document, room)
+    if taken is None:
+        return None
+    with Path(path).open("r+b") as file:
+        file.write(taken.body)
+        file.write(taken.ids)
+        file.truncate()
+    return len(taken.body)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,18 @@ ENTRIES = {
 }
 MOST_FIELDS = 256  # there are not half as many
 MOST_IN_KEY, MOST_IN_VALUE = 64, 512  # characters of metadata, OpenAI's own bounds
-NUMBERS = ("allowed_token_ids", "logprob_token_ids", "prompt_logprob_token_ids", "stop_token_ids", "tokens")
+NUMBERS = (
+    "allowed_token_ids",
+    "input_ids",
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
+    "stop_token_ids",
+    "tokens",
+)
 LONG = 1024
 WORDS = ("stop", "stop_sequences", "bad_words")
+PROMPTS = ("prompt", "input", "text", "input_ids")  # items of responses have a bound of their own
+INNER = ("structured_outputs", "options", "sampling_params")  # objects with such fields of their own
 FORMS = (
     "tools",
     "response_format",
@@ -40,6 +49,8 @@ FORMS = (
     "chat_template_kwargs",
     "documents",
     "tool_choice",
+    "format",
+    "sampling_params",
 )  # free of form
 
 
@@ -72,19 +83,15 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
         return
     if len(body) > MOST_FIELDS:
         raise InvalidArgument(f"the body has {len(body)} fields; at most {MOST_FIELDS} are taken.", field="body")
-    check_entries(body.items(), limits)
+    for inner in [body, *(body[name] for name in INNER if isinstance(body.get(name), dict))]:
+        check_entries(inner.items(), limits)
+        if isinstance(inner.get("stop"), str):
+            check_words("stop", [inner["stop"]], limits)
     _check_numbers(body)
-    outputs = body.get("structured_outputs")
-    if isinstance(outputs, dict):
-        check_entries(outputs.items(), limits)
-    if isinstance(body.get("stop"), str):
-        check_words("stop", [body["stop"]], limits)
-    prompts = body.get("prompt")
-    if isinstance(prompts, list) and len(prompts) > limits.max_parts and not isinstance(prompts[0], int):
-        raise too_many("prompt", len(prompts), "max_parts", limits.max_parts)
-    inputs = body.get("input")  # of embeddings; items of responses have a bound of their own
-    if isinstance(inputs, list) and len(inputs) > limits.max_parts and isinstance(inputs[0], (str, list)):
-        raise too_many("input", len(inputs), "max_parts", limits.max_parts)
+    for name in PROMPTS:
+        prompts = body.get(name)
+        if isinstance(prompts, list) and len(prompts) > limits.max_parts and isinstance(prompts[0], (str, list)):
+            raise too_many(name, len(prompts), "max_parts", limits.max_parts)
     _check_metadata(body.get("metadata"))
     _check_parts(body, limits)
     if num_bytes > limits.max_form_characters:
@@ -136,6 +143,8 @@ def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:
 def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
     left = limits.max_form_characters
     for name in FORMS:
+        if name == "text" and isinstance(body.get(name), (str, list)):  # prompts
+            continue
         left -= characters_of(body.get(name), left)
         if left < 0:
             raise too_long_form(name, limits)

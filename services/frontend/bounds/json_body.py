@@ -10,6 +10,8 @@ from services.frontend.bounds.room import Room
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
+GOES_ON = ("prompt", "input_ids")  # what a model continues, as tokens
+
 
 def parse(body: bytes) -> Any:
     """JSONDecodeError if it is no JSON; InvalidArgument for what nobody has words for."""
@@ -32,12 +34,17 @@ def check_prompt(document: Any, room: Room) -> None:
     """Of a request: what would be refused in any case once its fields have been read. Raises InvalidArgument."""
     if not isinstance(document, dict):
         return
+    cut = document.get("truncate_prompt_tokens") is not None
     for name, value in document.items():
-        if name in ("prompt", "input"):
+        if name in ("prompt", "text") or (name == "input" and not cut):
             for prompt in value if isinstance(value, list) else [value]:
                 room.check(len(prompt) if isinstance(prompt, str) else 0, is_text=True)
         if name in ("messages", "input") and isinstance(value, list):
             room.check(sum(map(_characters, value)), is_text=False)
+        if name in GOES_ON and isinstance(value, list) and not cut:
+            for ids in value if value and isinstance(value[0], list) else [value]:
+                if isinstance(ids, list) and ids and isinstance(ids[0], int):
+                    room.check_tokens(len(ids))
 
 
 def _characters(message: Any) -> int:

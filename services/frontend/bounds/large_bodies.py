@@ -22,7 +22,6 @@ from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.child import Child, ChildEnded
 from shared.errors import Internal, InvalidArgument
 from shared.logs import logger
-from shared.priority import step_back
 from shared.settings.request_limits import RequestLimits
 
 log = logger("large bodies")
@@ -35,11 +34,12 @@ class LargeBodies:
         """`room`: for one prompt, by what is known now."""
         self._child = Child(body_probe.__name__, json.dumps(asdict(limits)).encode())
         self._room = room
-        self._thread = ThreadPoolExecutor(1, "large-bodies", step_back)  # and so the process that it starts
+        self._thread = ThreadPoolExecutor(1, "large-bodies")
         self._turns = SmallestFirst(1)
 
     async def check(self, spool: Spool, kind: str = body_probe.JSON) -> bool:
-        """Whether it has been checked, which small ones are not. JSONDecodeError, InvalidArgument."""
+        """Whether it has been checked, which small ones are not; long lists of ids may have been taken out of it.
+        JSONDecodeError, InvalidArgument."""
         if spool.num_bytes <= HEAVY_BYTES or spool.path is None:
             return False
         room = self._room()
@@ -52,6 +52,9 @@ class LargeBodies:
                 return False
         if answer:
             found = json.loads(answer)
+            if body_probe.IDS_BEGIN in found:
+                spool.has_ids(found[body_probe.IDS_BEGIN])
+                return True
             if found.get("kind") == body_probe.UNREAD:
                 return False
             if found.get("kind") == body_probe.NO_JSON:

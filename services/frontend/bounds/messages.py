@@ -7,16 +7,28 @@ from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from services.frontend.bounds import counts
 from services.frontend.bounds.room import Room
 from shared.errors import InvalidArgument
+from shared.pb.dialects import open_inference_pb2, vllm_engine_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
-NAMES = {"options": "choice"}  # of lists that clients know by another name
-IDS = ("ids", "token_ids", "allowed_token_ids", "prompt_logprob_token_ids")
+NAMES = {"options": "choice", "choices": "choice"}  # of lists that clients know by another name
+# What clients send over gRPC, by the method's path.
+REQUESTS: dict[str, type[Message]] = {
+    f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
+    for file in (pb.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+}
+KINDS = {kind.DESCRIPTOR.full_name: kind for kind in REQUESTS.values()}
+TEXT_INPUT = "text_input"
+RAW_LENGTH = 4  # bytes
+IDS = ("ids", "input_ids", "token_ids", "allowed_token_ids", "prompt_logprob_token_ids")
 
 
 def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
@@ -30,11 +42,22 @@ def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
 
 def check_prompt(message: Message, room: Room) -> None:
     """What would be refused in any case once its fields have been read. Raises InvalidArgument."""
+    if isinstance(message, open_inference_pb2.ModelInferRequest):
+        _check_tensors(message, room)
     for field, value in message.ListFields():
         if field.name == "text" and isinstance(value, str):
             room.check(len(value), is_text=True)
         if field.name == "messages":
             room.check(sum(len(said.content) for said in value if isinstance(said, pb.ChatMessage)), is_text=False)
+
+
+def _check_tensors(request: open_inference_pb2.ModelInferRequest, room: Room) -> None:
+    """The text among them, as a value or raw, behind its length."""
+    raw = request.raw_input_contents
+    for place, tensor in enumerate(request.inputs):
+        if tensor.name == TEXT_INPUT:
+            texts = [*tensor.contents.bytes_contents, *(one[RAW_LENGTH:] for one in raw[place : place + 1])]
+            room.check(sum(len(text.decode(errors="ignore")) for text in texts), is_text=True)
 
 
 def check(message: Message, limits: RequestLimits) -> None:

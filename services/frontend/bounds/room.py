@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.frontend.input_processor.prompt_limits import TOO_LONG
+from services.frontend.input_processor.prompt_limits import TOO_LONG, check_length
 from shared.errors import InvalidArgument
 
 
@@ -20,6 +20,10 @@ class Room:
         """Characters."""
         return self.max_model_len * self.longest_token
 
+    def cut(self, text: str) -> str:
+        """Of a text whose first tokens alone will be read."""
+        return text[: self.most] if self.max_model_len else text
+
     def check(self, characters: int, *, is_text: bool) -> None:
         """Of a text, or, at least, of a conversation. Raises InvalidArgument."""
         if self.max_model_len and characters > self.most:
@@ -31,3 +35,8 @@ class Room:
                 field="prompt" if is_text else "messages",
                 reason=TOO_LONG,
             )
+
+    def check_tokens(self, count: int) -> None:
+        """Of a prompt that is to be gone on with. Raises InvalidArgument."""
+        if self.max_model_len:
+            check_length(count, self.max_model_len)

@@ -23,6 +23,7 @@ class Spool:
         self._chunks: list[bytes | memoryview] = []
         self._file: int | None = None
         self.num_bytes = 0
+        self.ids_begin: int | None = None  # of which packed ids stand behind the rest (long_ids.py)
 
     @property
     def path(self) -> str | None:
@@ -44,6 +45,11 @@ class Spool:
             with contextlib.suppress(OSError):  # no descriptor is left
                 self._file = os.memfd_create("quire-body")
                 Spool.num_files += 1
+
+    def has_ids(self, begin: int) -> None:
+        """The process that looks at it has taken a list out, and put it there."""
+        assert self._file is not None
+        self.ids_begin, self.num_bytes = begin, os.fstat(self._file).st_size
 
     def take(self) -> bytes:
         """All of it, which is kept here no longer."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from services.frontend.admission import Admission
 from services.frontend.calls import Call, Calls
 from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.scheduler_client.client import SchedulerClient
 from shared.lifecycle import Shutdown
@@ -80,9 +81,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         shutdown: Shutdown,
         metrics: FrontendMetrics,
         calls: Calls,
+        *,
+        adapters: OperatedAdapters,
     ) -> None:
         self._status = status
         self._schedulers = schedulers
+        self.adapters = adapters
         self._shutdown = shutdown
         self._metrics = metrics
         self._calls = calls
@@ -105,6 +109,28 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     ) -> pb.ResetPrefixCacheResponse:
         async with answering("ResetPrefixCache", context, self._metrics, self._calls):
             return pb.ResetPrefixCacheResponse(num_blocks=await self._schedulers.reset_prefix_cache(request))
+
+    async def PauseGeneration(self, request: pb.PauseGenerationRequest, context: Context) -> pb.PauseGenerationResponse:
+        async with answering("PauseGeneration", context, self._metrics, self._calls):
+            return await self._schedulers.pause_generation(request)
+
+    async def ResumeGeneration(
+        self, request: pb.ResumeGenerationRequest, context: Context
+    ) -> pb.ResumeGenerationResponse:
+        async with answering("ResumeGeneration", context, self._metrics, self._calls):
+            return await self._schedulers.resume_generation(request)
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        async with answering("LoadAdapter", context, self._metrics, self._calls):
+            return await self.adapters.load(request)
+
+    async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, context: Context) -> pb.UnloadAdapterResponse:
+        async with answering("UnloadAdapter", context, self._metrics, self._calls):
+            return await self.adapters.unload(request)
+
+    async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
+        async with answering("ListAdapters", context, self._metrics, self._calls):
+            return await self._schedulers.list_adapters(request)
 
 
 def _once_each(entries: Iterable[pb.ServiceStatus]) -> list[pb.ServiceStatus]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -14,24 +14,19 @@ from services.frontend.bounds import messages, wire_scan
 from services.frontend.bounds.heavy import HEAVY_BYTES, HeavyWork, in_steps
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.spool import Spool
+from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.calls import Calls
 from services.frontend.grpc_edge.errors import Context, answering
 from shared.errors import QuireError
 from shared.metrics.frontend import FrontendMetrics
-from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
 
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
-REQUESTS: dict[str, type[Message]] = {
-    f"/{service.full_name}/{method.name}": getattr(pb, method.input_type.name)
-    for service in pb.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
 SLICE_BYTES = 1 << 18  # copied in a tenth of a millisecond
 
 
 class BoundedMessages(grpc.aio.ServerInterceptor):
-    """For the methods of InferenceService."""
+    """For the methods that clients call."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, calls: Calls, metrics: FrontendMetrics) -> None:
         self._limits = limits
@@ -39,24 +34,40 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         self._metrics = metrics
         self._large = large
         self._heavy = HeavyWork()
+        self._copies = SmallestFirst(1)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(handler_call_details)
-        kind = REQUESTS.get(handler_call_details.method)
+        kind = messages.REQUESTS.get(handler_call_details.method)
         if handler is None or kind is None:
             return handler
         changed: dict[str, Any] = {"request_deserializer": None}
         name = "unary_stream" if handler.response_streaming else "unary_unary"
         method = handler_call_details.method.rpartition("/")[2]
-        changed[name] = self._bounded(method, getattr(handler, name), kind)
+        if handler.request_streaming:
+            changed["stream_stream"] = self._each_bounded(handler.stream_stream, kind)
+        else:
+            changed[name] = self._bounded(method, getattr(handler, name), kind)
         return handler._replace(**changed)
+
+    def _each_bounded(self, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
+        """Of a stream: whoever reads it gets the error of a message that is not let in."""
+
+        async def parsed(stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+            async for data in stream:
+                yield await self.parse(data, kind)
+
+        async def answered(stream: AsyncIterator[bytes], context: Context) -> Any:
+            return await behaviour(parsed(stream), context)
+
+        return answered
 
     def _bounded(self, method: str, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
         async def parsed(data: bytes, context: Context) -> Any:
             try:
-                message = await self._parse(data, kind)
+                message = await self.parse(data, kind)
             except QuireError as error:
                 async with answering(method, context, self._metrics, self._calls):
                     raise error from None
@@ -64,7 +75,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
 
         return parsed
 
-    async def _parse(self, data: bytes, kind: type[Message]) -> Message:
+    async def parse(self, data: bytes, kind: type[Message]) -> Message:
+        """Raises InvalidArgument."""
         is_checked = len(data) > HEAVY_BYTES and await self._check_apart(data, kind)
         async with self._heavy.turn(len(data)):
             if is_checked:
@@ -75,8 +87,14 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
             return message
 
     async def _check_apart(self, data: bytes, kind: type[Message]) -> bool:
-        with Spool() as spool, memoryview(data) as view:
+        with Spool() as spool:
+            async with self._copies.turn(len(data)):  # of several at once a turn of the loop would have a slice each
+                await self._copy(data, spool)
+            return await self._large.check(spool, kind.DESCRIPTOR.full_name)
+
+    @staticmethod
+    async def _copy(data: bytes, spool: Spool) -> None:
+        with memoryview(data) as view:
             for start in range(0, len(data), SLICE_BYTES):
                 spool.add(view[start : start + SLICE_BYTES])
                 await asyncio.sleep(0)
-            return await self._large.check(spool, kind.DESCRIPTOR.name)

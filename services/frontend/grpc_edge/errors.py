@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -20,7 +20,18 @@ from shared.tracing import TRACEPARENT
 
 log = logger("grpc_edge")
 
-ADMIN = frozenset({"GetStatus", "Drain", "ResetPrefixCache"})  # which has a port and a key of its own
+ADMIN = frozenset(
+    {
+        "GetStatus",
+        "Drain",
+        "ResetPrefixCache",
+        "PauseGeneration",
+        "ResumeGeneration",
+        "LoadAdapter",
+        "UnloadAdapter",
+        "ListAdapters",
+    }
+)  # which has a port and a key of its own
 UNKNOWN = "none"  # a method nobody serves
 UNLOGGED = frozenset({"GetStatus"})  # operators watch with it
 MESSAGE_BYTES = 1000
@@ -68,16 +79,26 @@ class Refusals:
         self._calls.refused(method, code)
 
 
-async def abort(context: Context, error: QuireError) -> NoReturn:
+def status_of(error: QuireError) -> status_pb2.Status:
     code = transport(error).grpc_code
-    status = status_pb2.Status(code=code.value[0], message=_for_trailers(error), details=_details(error))
-    await context.abort_with_status(rpc_status.to_status(status))
+    return status_pb2.Status(code=code.value[0], message=_for_trailers(error), details=_details(error))
+
+
+async def abort(context: Context, error: QuireError) -> NoReturn:
+    await context.abort_with_status(rpc_status.to_status(status_of(error)))
     raise AssertionError("abort_with_status has raised")
 
 
 @asynccontextmanager
-async def answering(method: str, context: Context, metrics: FrontendMetrics, calls: Calls) -> AsyncIterator[Call]:
-    """Around a call: ends it with the error raised inside, counts and logs how it ended."""
+async def answering(
+    method: str,
+    context: Context,
+    metrics: FrontendMetrics,
+    calls: Calls,
+    end: Callable[[Context, QuireError], Awaitable[None]] = abort,
+) -> AsyncIterator[Call]:
+    """Around a call, or a request of a stream of them: ends it with the error raised inside, counts and logs how it
+    ended."""
     code = grpc.StatusCode.CANCELLED
     with calls.begin() as call:
         try:
@@ -89,11 +110,11 @@ async def answering(method: str, context: Context, metrics: FrontendMetrics, cal
             code = grpc.StatusCode.OK
         except QuireError as error:
             code, call.error = transport(error).grpc_code, error
-            await abort(context, error)
+            await end(context, error)
         except Exception as fault:
             code, call.error = grpc.StatusCode.INTERNAL, Internal(type(fault).__name__)
             log.exception("a call failed", method=method, request=call.id)
-            await abort(context, Internal("internal error"))
+            await end(context, Internal("internal error"))
         finally:
             call.route, call.status = "" if method in UNLOGGED else method, code.name
             metrics.grpc_requests.labels(method, code.name).inc()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from services.frontend.calls import Call, Calls
@@ -12,7 +11,6 @@ from services.frontend.generator import Generator
 from services.frontend.grpc_edge import pooled, requests, responses
 from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.input_processor.processor import InputProcessor
-from services.frontend.input_processor.scoring import Scoring
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.metrics.frontend import FrontendMetrics
@@ -49,14 +47,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._calls = calls
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
-        arrival = _arrival(context)
+        arrival = requests.arrived(context)
         async with answering("Generate", context, self._metrics, self._calls) as call:
             await call.enter()
             request = requests.generate_request(message, arrival, self._tokenizer.defaults)
             await self._stream(request, call, responses.generate_response, context)
 
     async def Chat(self, message: pb.ChatRequest, context: Context) -> None:
-        arrival = _arrival(context)
+        arrival = requests.arrived(context)
         async with answering("Chat", context, self._metrics, self._calls) as call:
             await call.enter()
             request = requests.chat_request(message, arrival, self._tokenizer.defaults)
@@ -75,7 +73,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     await context.write(response)
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        arrival = _arrival(context)
+        arrival = requests.arrived(context)
         async with answering("Embed", context, self._metrics, self._calls) as call:
             await call.enter()
             request = pooled.embed_request(message, arrival)
@@ -83,8 +81,22 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await generation.collect()
                 return pooled.embed_response(request.request_id, generation)
 
+    async def EmbedStream(self, message: pb.EmbedStreamRequest, context: Context) -> None:
+        """Inputs in the order in which they are computed."""
+        arrival = requests.arrived(context)
+        async with answering("EmbedStream", context, self._metrics, self._calls) as call:
+            await call.enter()
+            request = pooled.embed_request(message.embed, arrival)
+            num_left = len(request.prompts)
+            async with self._generator.answering(request, call) as generation:
+                async for deltas in generation:
+                    for delta in deltas:
+                        num_left -= 1
+                        part = pooled.embed_part(request.request_id, generation, delta.sample, is_last=not num_left)
+                        await context.write(part)
+
     async def Classify(self, message: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
-        arrival = _arrival(context)
+        arrival = requests.arrived(context)
         async with answering("Classify", context, self._metrics, self._calls) as call:
             await call.enter()
             request = pooled.classify_request(message, arrival)
@@ -93,23 +105,25 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooled.classify_response(request.request_id, generation, self._processor.classes)
 
     async def Score(self, message: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        arrival = _arrival(context)
+        arrival = requests.arrived(context)
         async with answering("Score", context, self._metrics, self._calls) as call:
             await call.enter()
-            scoring = Scoring.of(message.queries, message.documents, self._processor.classes)
+            scoring = self._processor.scoring(message.queries, message.documents)
             request = pooled.score_request(message, scoring, arrival)
             async with self._generator.answering(request, call) as generation:
                 await generation.collect()
+                await scoring.settle(generation.vectors)
                 return pooled.score_response(request.request_id, generation, scoring)
 
     async def Rerank(self, message: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        arrival = _arrival(context)
+        arrival = requests.arrived(context)
         async with answering("Rerank", context, self._metrics, self._calls) as call:
             await call.enter()
-            scoring = Scoring.of([message.query], message.documents, self._processor.classes)
+            scoring = self._processor.scoring([message.query], message.documents)
             request = pooled.score_request(message, scoring, arrival)
             async with self._generator.answering(request, call) as generation:
                 await generation.collect()
+                await scoring.settle(generation.vectors)
                 return pooled.rerank_response(request.request_id, generation, scoring, message.top_n)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -133,10 +147,3 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModel(self, message: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         async with answering("GetModel", context, self._metrics, self._calls):
             return pb.GetModelResponse(model=responses.model(self._catalogue.entry(message.model)))
-
-
-def _arrival(context: Context) -> requests.Arrival:
-    now = asyncio.get_running_loop().time()
-    remaining_s = context.time_remaining()
-    metadata = dict(context.invocation_metadata() or ())
-    return requests.Arrival(now, None if remaining_s is None else now + remaining_s, str(metadata.get("x-tenant", "")))

@@ -13,6 +13,7 @@ from services.frontend.grpc_edge.responses import usage_of
 from services.frontend.input_processor import pooling
 from services.frontend.input_processor.scoring import Scoring, probabilities
 from services.frontend.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
+from shared.columns import u32_bytes
 from shared.errors import InvalidArgument
 from shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -25,9 +26,11 @@ def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
         raise InvalidArgument(f"pooler: {params.pooler} is none", field="pooler")
     asked = Pooling(
         POOLERS[params.pooler],
-        params.normalize if params.HasField("normalize") else True,
+        params.normalize if params.HasField("normalize") else None,
         params.dimensions or None,
         params.classify,
+        params.step_tag_id if params.HasField("step_tag_id") else None,
+        message.prompt_name,
     )
     prompts = _prompts(message.inputs, framed=not message.skip_special_prompt_tokens)
     return _request(message.model, prompts, asked, message.options, arrival)
@@ -46,7 +49,8 @@ def _request(
     model: str, prompts: Sequence[Prompt], asked: Pooling, options: pb.RequestOptions, arrival: Arrival
 ) -> Request:
     request = new_request(model, prompts[0], Sampling(detokenize=False), options, arrival)
-    return replace(request, prompts=prompts, pooling=asked, final_only=True)
+    side = options.truncation_side or "right"
+    return replace(request, prompts=prompts, pooling=asked, truncation_side=side, final_only=True)
 
 
 def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:
@@ -67,7 +71,23 @@ def _prompt(one: pb.EmbedInput, *, framed: bool) -> Prompt:
 
 
 def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
-    return pb.EmbedResponse(request_id=request_id, vectors=generation.vectors, usage=usage_of(generation.usage))
+    return pb.EmbedResponse(
+        request_id=request_id,
+        vectors=generation.vectors,
+        usage=usage_of(generation.usage),
+        num_rows=u32_bytes(generation.num_vectors or ()),
+    )
+
+
+def embed_part(request_id: str, generation: Generation, index: int, *, is_last: bool) -> pb.EmbedStreamResponse:
+    """Of an input that has ended."""
+    return pb.EmbedStreamResponse(
+        request_id=request_id,
+        index=index,
+        vector=generation.vector(index),
+        num_rows=generation.prepared[index].num_vectors or 0,
+        usage=usage_of(generation.usage) if is_last else None,
+    )
 
 
 def classify_response(request_id: str, generation: Generation, classes: Sequence[str]) -> pb.ClassifyResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import MutableMapping, MutableSequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import numpy as np
 
 from services.frontend import reasoning
 from services.frontend.grpc_edge import conversations
+from services.frontend.grpc_edge.errors import Context
 from services.frontend.input_processor import sampling_rules
 from services.frontend.input_processor.not_offered import refuse_not_offered
 from services.frontend.request import (
@@ -36,6 +38,13 @@ class Arrival:
     arrival_s: float
     deadline_s: float | None
     tenant: str = ""
+
+
+def arrived(context: Context) -> Arrival:
+    now = asyncio.get_running_loop().time()
+    remaining_s = context.time_remaining()
+    metadata = dict(context.invocation_metadata() or ())
+    return Arrival(now, None if remaining_s is None else now + remaining_s, str(metadata.get("x-tenant", "")))
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from services.frontend.catalogue import CatalogueEntry
 from services.frontend.delta import Delta, Finish, TokenLogprobs
-from services.frontend.generation import Generation, Times, Usage
+from services.frontend.generation import Generation, Usage
 from services.frontend.output_processor.answer_parser import CallPiece, Part
 from services.frontend.output_processor.parsing.events import Content, Reasoning
 from shared.pb.common.v1 import finish_pb2
@@ -45,7 +45,7 @@ def complete(response: Response, delta: Delta, generation: Generation, is_first:
     if delta.finish is not None:
         _add_finish(response, delta.finish)
         if generation.request.return_times:
-            response.times.CopyFrom(_times(generation.sample_times(delta.sample)))
+            response.times.CopyFrom(_times(generation, delta.sample))
     if is_first or delta.finish is not None:
         response.usage.CopyFrom(usage_of(generation.usage))
 
@@ -59,9 +59,19 @@ def usage_of(usage: Usage) -> finish_pb2.Usage:
     )
 
 
-def _times(times: Times) -> finish_pb2.Times:
-    queue_us, first_token_us, generation_us = (round((seconds or 0) * 1e6) for seconds in times)
-    return finish_pb2.Times(queue_us=queue_us, first_token_us=first_token_us, generation_us=generation_us)
+def _times(generation: Generation, sample: int) -> finish_pb2.Times:
+    queue_us, first_token_us, generation_us = (_us(seconds or 0) for seconds in generation.sample_times(sample))
+    return finish_pb2.Times(
+        queue_us=queue_us,
+        first_token_us=first_token_us,
+        generation_us=generation_us,
+        hop_us=_us(generation.budget.hop_s or 0),
+        **{f"{name}_us": _us(end_s - begin_s) for name, begin_s, end_s in generation.time_spans()},
+    )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def _add_finish(response: Response, finish: Finish) -> None:

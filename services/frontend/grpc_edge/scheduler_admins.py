@@ -8,13 +8,24 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from shared.errors import FailedPrecondition, QuireError, Unavailable
+from shared.errors import (
+    TRANSPORTS,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    QuireError,
+    ResourceExhausted,
+    Unavailable,
+)
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
 
 TIMEOUT_S = 2.0
+PAUSE_TIMEOUT_S = 60.0  # steps end meanwhile
+LOAD_TIMEOUT_S = 60.0  # workers read files
+KEPT: tuple[type[QuireError], ...] = (FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted)
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 
@@ -50,23 +61,85 @@ class SchedulerAdmins:
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> int:
         """Blocks forgotten by all of them; raises the first refusal once all have answered."""
         question = scheduler_pb2.AdministerRequest(reset_prefix_cache=request)
-        calls = (self._ask(address, question) for address in self._schedulers.addresses)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        answers = await self._ask_all(question, PAUSE_TIMEOUT_S)
+        return sum(answer.prefix_cache_reset.num_blocks for answer in answers)
+
+    async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
+        """Of all of them; raises the first refusal once all have answered: the others are paused then."""
+        question = scheduler_pb2.AdministerRequest(pause_generation=request)
+        paused = [answer.generation_paused for answer in await self._ask_all(question, PAUSE_TIMEOUT_S)]
+        return pb.PauseGenerationResponse(
+            num_kept=sum(one.num_kept for one in paused), num_aborted=sum(one.num_aborted for one in paused)
+        )
+
+    async def resume_generation(self, request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
+        """Of all of them; raises the first refusal once all have answered."""
+        await self._ask_all(scheduler_pb2.AdministerRequest(resume_generation=request))
+        return pb.ResumeGenerationResponse()
+
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
+        """Of all of them; raises the first refusal once all have answered: then none offers what is new."""
+        question = scheduler_pb2.AdministerRequest(load_adapter=request)
+        answers = await self._answers(question, LOAD_TIMEOUT_S)
+        refusal = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+        loaded = [answer.adapter_loaded for answer in answers if not isinstance(answer, BaseException)]
+        if refusal is not None:
+            if loaded:
+                undo = scheduler_pb2.AdministerRequest(unload_adapter=pb.UnloadAdapterRequest(name=request.name))
+                await self._answers(undo)  # NotFound where it has refused
+            raise refusal
+        return pb.LoadAdapterResponse(
+            digest=loaded[0].digest if loaded else b"", num_workers=sum(one.num_workers for one in loaded)
+        )
+
+    async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
+        """From all of them; raises the first refusal if no scheduler had it."""
+        answers = await self._answers(scheduler_pb2.AdministerRequest(unload_adapter=request))
+        unloaded = [answer.adapter_unloaded for answer in answers if not isinstance(answer, BaseException)]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not (unloaded and isinstance(answer, NotFound)):
+                raise answer
+        return pb.UnloadAdapterResponse(num_sequences=sum(one.num_sequences for one in unloaded))
+
+    async def list_adapters(self, request: pb.ListAdaptersRequest) -> pb.ListAdaptersResponse:
+        """Those of one name and content are one."""
+        answers = await self._ask_all(scheduler_pb2.AdministerRequest(list_adapters=request))
+        found: dict[tuple[str, bytes], pb.Adapter] = {}
+        for adapter in (adapter for answer in answers for adapter in answer.adapters.adapters):
+            known = found.setdefault((adapter.name, adapter.digest), adapter)
+            if known is not adapter:
+                known.num_workers += adapter.num_workers
+                known.num_sequences += adapter.num_sequences
+        return pb.ListAdaptersResponse(adapters=[found[key] for key in sorted(found)])
+
+    async def _ask_all(
+        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
+    ) -> list[scheduler_pb2.AdministerResponse]:
+        """Raises the first refusal once all have answered."""
+        answers = await self._answers(question, timeout_s)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-        return sum(a.prefix_cache_reset.num_blocks for a in answers if isinstance(a, scheduler_pb2.AdministerResponse))
+        return [answer for answer in answers if isinstance(answer, scheduler_pb2.AdministerResponse)]
 
-    async def _ask(self, address: str, question: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
+    async def _answers(
+        self, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
+    ) -> list[scheduler_pb2.AdministerResponse | BaseException]:
+        calls = (self._ask(address, question, timeout_s) for address in self._schedulers.addresses)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _ask(
+        self, address: str, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
+    ) -> scheduler_pb2.AdministerResponse:
         try:
-            async with asyncio.timeout(TIMEOUT_S), self._dialler.connect(address) as channel:
+            async with asyncio.timeout(timeout_s), self._dialler.connect(address) as channel:
                 call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()
                 known = self._schedulers.knows(address)
                 await self._dialler.meet(call, scheduler_pb2.AdministerRequest, SERVICE_NAME, address, known=known)
                 await call.write(question)
                 answer: Any = await InParts(call).read()
         except TimeoutError:
-            raise Unavailable(f"scheduler at {address}: no answer within {TIMEOUT_S:g} s") from None
+            raise Unavailable(f"scheduler at {address}: no answer within {timeout_s:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise _refusal(address, error) from None
         except asyncio.InvalidStateError:  # a write after the end
@@ -78,6 +151,5 @@ class SchedulerAdmins:
 
 def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:
     message = f"scheduler at {address}: {error.details()}"
-    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        return FailedPrecondition(message)
-    return Unavailable(message)
+    kinds = (kind for kind in KEPT if TRANSPORTS[kind.code].grpc_code is error.code())
+    return next(kinds, Unavailable)(message)

@@ -1,4 +1,4 @@
-"""Runs a generation for an HTTP client and writes the answer, in one piece or as server-sent events."""
+"""Runs a generation for an HTTP client and writes the answer, in one piece or as a stream."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from shared.errors import Internal, QuireError
 from shared.logs import logger
 
 log = logger("http")
+
+
+EVENTS = "text/event-stream"
 
 
 class Format(Protocol):
@@ -47,8 +50,10 @@ class Answer(Response):
     Headers wait for the first tokens: until then a failure still gets its own status.
     """
 
-    def __init__(self, generator: Generator, request: Request, format: Format, *, stream: bool) -> None:
-        kind = "text/event-stream" if stream else "application/json"
+    def __init__(
+        self, generator: Generator, request: Request, format: Format, *, stream: bool, stream_type: str = EVENTS
+    ) -> None:
+        kind = stream_type if stream else "application/json"
         super().__init__(media_type=kind, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._generator = generator
@@ -79,11 +84,14 @@ class Answer(Response):
         await self._format.refusal(error)(scope, receive, send)
 
     async def _whole(self, generation: Generation, send: Send) -> None:
-        deltas = await generation.collect()
-        body = orjson.dumps(self._format.whole(deltas, generation))
+        body = await self._body(generation)
         self.headers["content-length"] = str(len(body))
         await self._open(send)
         await send({"type": "http.response.body", "body": body})
+
+    async def _body(self, generation: Generation) -> bytes:
+        deltas = await generation.collect()
+        return orjson.dumps(self._format.whole(deltas, generation))
 
     async def _stream(self, generation: Generation, send: Send) -> None:
         """One write for everything that is ready; while it is under way, the next news gather."""

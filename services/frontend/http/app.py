@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,39 +18,57 @@ from services.frontend.anthropic_edge import errors as anthropic_errors
 from services.frontend.anthropic_edge import routes as anthropic_routes
 from services.frontend.calls import Calls
 from services.frontend.http.call_scope import CallScope
-from services.frontend.http.documented import document
+from services.frontend.http.documented import ANTHROPIC_ERROR, OLLAMA_ERROR, document
 from services.frontend.http.door import Door
-from services.frontend.http.headers import REQUEST_ID
+from services.frontend.http.headers import REQUEST_ID, Headers
 from services.frontend.http.load_header import Load, LoadHeader
-from services.frontend.http.middleware import BodyLimit, KeyGuard
+from services.frontend.http.middleware import BodyLimit, KeyGuard, OperatorGuard
 from services.frontend.http.own_paths import OwnPaths, as_own
-from services.frontend.http.protocol import Refuse
+from services.frontend.http.protocol import Entrance
+from services.frontend.kserve_edge import routes as kserve_routes
+from services.frontend.offline import routes as offline
+from services.frontend.offline.inner_calls import AsCaller
+from services.frontend.ollama_edge import errors as ollama_errors
+from services.frontend.ollama_edge import routes as ollama_routes
 from services.frontend.openai_edge import errors
 from shared.errors import Internal, QuireError
 from shared.metrics.frontend import FrontendMetrics
 from shared.version import VERSION
+
+# By the beginning of their paths: APIs with words of their own for errors.
+WORDINGS: Mapping[str, Callable[[QuireError], Response]] = {
+    anthropic_routes.PREFIX: anthropic_errors.as_response,
+    ollama_routes.PREFIX: ollama_errors.as_response,
+    kserve_routes.PREFIX: ollama_errors.as_response,  # which look the same
+}
 
 
 class Face(NamedTuple):
     """What a server serves, and what it asks before."""
 
     app: ASGIApp
-    refuse: Refuse
+    entrance: Entrance
+    inner: ASGIApp  # the same for calls of batches, which have no connection and no key of their own
 
 
 def build(
     routers: Iterable[APIRouter],
     *,
     access: Access,
+    operator: Callable[[Headers], None],
     open_paths: Iterable[str],
     cors_origins: Sequence[str],
     root_path: str,
     max_request_bytes: int,
+    max_file_bytes: int,
     admission: Admission,
     calls: Calls,
     metrics: FrontendMetrics,
     load: Load,
+    web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Face:
+    """`operator` raises QuireError unless operators' key is among the headers; `web`: what
+    takes the calls of browsers' gRPC before the rest."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -59,31 +78,45 @@ def build(
         redoc_url=None,
     )
     errors.install(app)
+    app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_fault)
     for router in routers:
         app.include_router(router)
-    document(app, anthropic_routes.PREFIX)
+    own_errors = {anthropic_routes.PREFIX: ANTHROPIC_ERROR, ollama_routes.PREFIX: OLLAMA_ERROR}
+    document(app, own_errors | {kserve_routes.PREFIX: OLLAMA_ERROR})
     door = Door(app, admission, calls, metrics, refusal)
-    guarded: ASGIApp = LoadHeader(BodyLimit(door, max_request_bytes), load)
+    operated = OperatorGuard(door, operator, refusal)
+    bounded = BodyLimit(operated, max_request_bytes, {offline.FILES: max_file_bytes})
+    inner = CallScope(AsCaller(bounded), calls, metrics, refusal)
+    guarded: ASGIApp = LoadHeader(bounded, load)
     if not access.is_open:
         guarded = KeyGuard(guarded, access, open_paths, refusal)
-    guarded = CallScope(guarded, calls, metrics, refusal)
+    guarded = web(CallScope(guarded, calls, metrics, refusal))
     if cors_origins:
         guarded = CORSMiddleware(
             guarded,
             allow_origins=cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID, "retry-after"),
+            expose_headers=(REQUEST_ID, "retry-after", "grpc-status", "grpc-message", "grpc-status-details-bin"),
         )
-    return Face(OwnPaths(guarded, root_path), as_own(door.refuse, root_path))
+    return Face(OwnPaths(guarded, root_path), Entrance(as_own(door.refuse, root_path), door.is_shut), inner)
 
 
 def refusal(path: str, error: QuireError) -> Response:
     """As the clients of `path` read it."""
-    if path.startswith(anthropic_routes.PREFIX):
-        return anthropic_errors.as_response(error)
+    for prefix, as_response in WORDINGS.items():
+        if path.startswith(prefix):
+            return as_response(error)
     return errors.as_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What no route has answered: a path or a method that is not there."""
+    if request.url.path.startswith(kserve_routes.PREFIX):
+        assert isinstance(error, HTTPException)
+        return ollama_errors.plain_response(error.status_code, str(error.detail))
+    return await errors.on_http_exception(request, error)
 
 
 async def _on_fault(request: Request, _: Exception) -> Response:

@@ -16,6 +16,8 @@ RESPONSES = {
     "structured_output": "text.format",
 }
 
+OLLAMA = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "structured_output": "format"}
+
 # Path -> inner name -> the API's.
 NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/chat/completions": {"prompt": "messages"},
@@ -28,6 +30,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/responses/input_tokens": RESPONSES,
     "/v1/messages": {"prompt": "messages", "stop": "stop_sequences", "structured_output": "output_config.format"},
     "/v1/messages/count_tokens": {"prompt": "messages"},
+    "/api/chat": {**OLLAMA, "prompt": "messages"},
+    "/api/generate": OLLAMA,
+    "/api/embed": {"prompt": "input"},
+    "/generate": {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"},
 }
 
 

@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from services.frontend.bounds import json_body, json_scan
+from services.frontend.bounds import json_body, json_scan, long_ids
 from services.frontend.bounds.heavy import HeavyWork, in_steps
 from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.spool import Spool
@@ -28,9 +28,13 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class ReadRequest(Request):
     """Its body has been read. Once that is known as JSON, the bytes are given up."""
 
-    def __init__(self, request: Request, body: bytes, error: JSONDecodeError | None = None) -> None:
-        """`error`: why it is known to be no JSON."""
+    def __init__(
+        self, request: Request, body: bytes, error: JSONDecodeError | None = None, ids_begin: int | None = None
+    ) -> None:
+        """`error`: why it is known to be no JSON. `ids_begin`: where a list that was taken out of it begins."""
         super().__init__(request.scope, request.receive)
+        self._ids = None if ids_begin is None else long_ids.unpacked(memoryview(body)[ids_begin:])
+        body = body if ids_begin is None else body[:ids_begin]
         self._bytes = body
         self._document: Any = None
         self._error = error
@@ -53,6 +57,8 @@ class ReadRequest(Request):
         except JSONDecodeError as error:
             self._error = error
             return None
+        if self._ids is not None:
+            self._document[long_ids.FIELD] = self._ids
         self._bytes = b"{}" if self._bytes else b""
         return self._document
 
@@ -77,7 +83,7 @@ class BodyBounds:
             except JSONDecodeError as found:
                 error = found
             async with self._heavy.turn(num_bytes if error is None else 0):
-                read = ReadRequest(request, spool.take() if error is None else b"?", error)
+                read = ReadRequest(request, spool.take() if error is None else b"?", error, spool.ids_begin)
                 if is_checked:
                     read.parse()
                 else:

@@ -38,12 +38,14 @@ def _list(items: Schema) -> Schema:
 
 
 TEXT, COUNT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "number"}
+BOOLEAN = {"type": "boolean"}
 MAYBE_TEXT = {"type": ["string", "null"]}
 ANYTHING: Schema = {}
 OPENAI_ERROR = _object(
     error=_object(message=TEXT, type=TEXT, param=MAYBE_TEXT, code={"type": ["integer", "string", "null"]})
 )
 ANTHROPIC_ERROR = _object(type={"const": "error"}, error=_object(type=TEXT, message=TEXT))
+OLLAMA_ERROR = _object(error=TEXT)
 USAGE = _object(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
 CHOICE = {"index": COUNT, "finish_reason": MAYBE_TEXT, "logprobs": ANYTHING}
 
@@ -66,6 +68,10 @@ RANKED = _object(
     results=_list(_object(index=COUNT, relevance_score=NUMBER)),
 )
 
+GENERATED = _object(
+    text=TEXT, output_ids=_list(COUNT), meta_info=_object(id=TEXT, prompt_tokens=COUNT, completion_tokens=COUNT)
+)
+
 
 def _pooled(**entry: Schema) -> Schema:
     return _object(
@@ -78,13 +84,25 @@ def _pooled(**entry: Schema) -> Schema:
     )
 
 
+VERSIONS = ("", "/versions/{version}")
+_TEXT_OUTPUT = _object(model_name=TEXT, model_version=TEXT, text_output={"anyOf": [TEXT, _list(TEXT)]})
+OF_MODELS: Mapping[str, Schema] = {
+    "infer": _object(
+        model_name=TEXT,
+        model_version=TEXT,
+        outputs=_list(_object(name=TEXT, datatype=TEXT, shape=_list(COUNT), data=_list(ANYTHING))),
+    ),
+    "generate": _TEXT_OUTPUT,
+    "generate_stream": _TEXT_OUTPUT,
+}
+
 # What a call is answered with in one piece; with `stream`, server-sent events.
 ANSWERS: Mapping[str, Schema] = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/batch": CHAT,
     "/v1/embeddings": _pooled(object=TEXT, embedding={"anyOf": [_list(NUMBER), TEXT]}),
-    "/pooling": _pooled(object=TEXT, data={"anyOf": [_list(NUMBER), TEXT]}),
+    "/pooling": _pooled(object=TEXT, data={"anyOf": [_list(NUMBER), _list(_list(NUMBER)), TEXT]}),
     "/classify": _pooled(label=TEXT, probs=_list(NUMBER), num_classes=COUNT),
     "/score": _pooled(object=TEXT, score=NUMBER),
     "/v1/score": _pooled(object=TEXT, score=NUMBER),
@@ -110,17 +128,26 @@ ANSWERS: Mapping[str, Schema] = {
         stop_reason=MAYBE_TEXT,
         usage=_object(input_tokens=COUNT, output_tokens=COUNT),
     ),
+    "/api/chat": _object(model=TEXT, created_at=TEXT, done=BOOLEAN, message=_object(role=TEXT, content=TEXT)),
+    "/api/generate": _object(model=TEXT, created_at=TEXT, done=BOOLEAN, response=TEXT),
+    "/api/embed": _object(model=TEXT, embeddings=_list(_list(NUMBER)), prompt_eval_count=COUNT),
+    "/api/embeddings": _object(embedding=_list(NUMBER)),
+    "/generate": {"anyOf": [GENERATED, _list(GENERATED)]},
+    **{f"/v2/models/{{name}}{version}/{path}": answer for version in VERSIONS for path, answer in OF_MODELS.items()},
 }
+LINES = ("/api/chat", "/api/generate")  # which stream lines of JSON
 
 
-def document(app: FastAPI, anthropic_prefix: str) -> None:
-    """Makes it when it is first asked for. `anthropic_prefix`: of the paths with Anthropic's errors."""
+def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
+    """Makes it when it is first asked for. `own_errors`: by the beginning of their paths, APIs whose errors are not
+    OpenAI's."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
             app.openapi_schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
             for path, operations in app.openapi_schema["paths"].items():
-                error = ANTHROPIC_ERROR if path.startswith(anthropic_prefix) else OPENAI_ERROR
+                own = (error for prefix, error in own_errors.items() if path.startswith(prefix))
+                error = next(own, OPENAI_ERROR)
                 for method in HTTP_METHODS:
                     if method in operations:
                         _complete(operations[method]["responses"], path, error)
@@ -135,7 +162,8 @@ def document(app: FastAPI, anthropic_prefix: str) -> None:
 def _complete(responses: Schema, path: str, error: Schema) -> None:
     responses.pop(UNSENT, None)
     if path in ANSWERS:
-        events = {"schema": {"type": "string"}}
-        responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, "text/event-stream": events}
+        streamed = "application/x-ndjson" if path in LINES else "text/event-stream"
+        text = {"schema": {"type": "string"}}
+        responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, streamed: text}
     for status, description in STATUSES.items():
         responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}

@@ -32,7 +32,15 @@ WORK = (
     "/v1/rerank",
     "/v2/rerank",
     "/invocations",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+    "/generate",
 )
+
+MODELS = "/v2/models/"  # behind the name of one of them:
+WORK_OF_MODELS = ("infer", "generate", "generate_stream")
 
 MOST_WORDED = 64  # refusals that are kept as they are written
 
@@ -55,20 +63,32 @@ class Door:
         self._worded: dict[tuple[str, str, str], Written] = {}
         self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
 
+    def is_shut(self) -> bool:
+        """Whether work is refused at present."""
+        return self._admission.is_full(self._num_arriving)
+
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
         """The whole answer to a call that nothing has room for; None to let it in."""
         path = target.partition(b"?")[0].decode("latin-1")
-        if method != b"POST" or path not in self._paths:
+        known_as = self._work(path) if method == b"POST" else ""
+        if not known_as:
             return None
         try:
             self._admission.check_open(self._num_arriving)
         except QuireError as error:
             written = self._written(path, error)
-            self._metrics.http_requests.labels(path, "POST", f"{written.status // 100}xx").inc()
-            self._calls.refused(f"POST {path}", str(written.status))
+            self._metrics.http_requests.labels(known_as, "POST", f"{written.status // 100}xx").inc()
+            self._calls.refused(f"POST {known_as}", str(written.status))
             return written.with_headers(request_id_headers(sent_id(headers)))
         self._arrives()
         return None
+
+    def _work(self, path: str) -> str:
+        """The path as metrics know it; empty for what takes no place."""
+        if path in self._paths:
+            return path
+        last = path.rpartition("/")[2]
+        return f"{MODELS}{{name:path}}/{last}" if last in WORK_OF_MODELS and path.startswith(MODELS) else ""
 
     def _written(self, path: str, error: QuireError) -> Written:
         """While there is no room, hundreds are told the same."""
@@ -80,10 +100,11 @@ class Door:
         return self._worded[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+        known_as = self._work(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else ""
+        if not known_as:
             await self._app(scope, receive, send)
             return
-        scope[HANDLER] = scope["path"]
+        scope[HANDLER] = known_as
         call: Call = scope[CALL]
         try:
             receive = await _read(receive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -13,10 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.frontend.access.access import Access
 from services.frontend.calls import Call
 from services.frontend.console import routes as console
-from services.frontend.http.headers import CALL
+from services.frontend.http.headers import CALL, Headers
 from shared.errors import QuireError
 
-ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping")  # probes have no keys
+OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # who show a key of their own
+ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # probes have no keys
 WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
 LONGEST_PASSING_S = 1.0
 
@@ -24,14 +25,17 @@ LONGEST_PASSING_S = 1.0
 class BodyLimit:
     """Bodies of more than `max_bytes` are 413; nothing of those whose length is announced is kept."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, of_paths: Mapping[str, int] | None = None) -> None:
+        """`of_paths`: with another limit."""
         self._app = app
         self._max_bytes = max_bytes
+        self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
         headers = dict(scope["headers"])
         announced = int(headers.get(b"content-length", b"0"))
         waits = b"expect" in headers  # for leave to send the body
@@ -39,19 +43,20 @@ class BodyLimit:
 
         async def limited() -> Message:
             nonlocal num_bytes
-            if self._max_bytes < announced <= WORTH_AN_ANSWER * self._max_bytes and not waits:
+            if max_bytes < announced <= WORTH_AN_ANSWER * max_bytes and not waits:
                 await _let_pass(receive)
-            self._check(announced)
+            _check_length(announced, max_bytes)
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            self._check(num_bytes)
+            _check_length(num_bytes, max_bytes)
             return message
 
         await self._app(scope, limited, send)
 
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
+
+def _check_length(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise HTTPException(413, f"the body has more than {max_bytes} bytes")
 
 
 async def _let_pass(receive: Receive) -> None:
@@ -60,6 +65,28 @@ async def _let_pass(receive: Receive) -> None:
         async with asyncio.timeout(LONGEST_PASSING_S):
             while (await receive()).get("more_body"):
                 pass
+
+
+class OperatorGuard:
+    """Calls of operators show the key of the admin service, before anything of their bodies is read."""
+
+    def __init__(
+        self, app: ASGIApp, check: Callable[[Headers], None], refusal: Callable[[str, QuireError], Response]
+    ) -> None:
+        """`check` raises QuireError."""
+        self._app = app
+        self._check = check
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in OPERATORS:
+            try:
+                self._check(scope["headers"])
+            except QuireError as error:
+                scope[CALL].error = error
+                await self._refusal(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class KeyGuard:
@@ -71,7 +98,7 @@ class KeyGuard:
         """`refusal`: how the clients of a path are told."""
         self._app = app
         self._access = access
-        self._open = frozenset((*ALWAYS_OPEN, *console.OPEN, *open_paths))
+        self._open = frozenset((*ALWAYS_OPEN, *OPERATORS, *console.OPEN, *open_paths))
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

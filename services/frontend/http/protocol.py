@@ -1,6 +1,7 @@
 """uvicorn's protocol with a door in front: while there is no room, calls for work are answered from their headers.
 
-A call that is refused here costs no task, no scope and no second turn of the event loop.
+A call that is refused here costs no task, no scope and no second turn of the event loop, and one that has come in one
+piece no parser.
 """
 
 from __future__ import annotations
@@ -9,15 +10,23 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from services.frontend.http import whole_call
 from services.frontend.http.connections import Connections, Deadline
-from services.frontend.http.headers import Headers
+from services.frontend.http.headers import REQUEST_ID_BYTES, Headers
 
 Refuse = Callable[[bytes, bytes, Headers], bytes | None]  # method, target, headers -> a whole answer, None to let it in
+
+
+class Entrance(NamedTuple):
+    """Where calls come in."""
+
+    refuse: Refuse
+    is_shut: Callable[[], bool]  # whether `refuse` would refuse work
 
 
 class _Refused:
@@ -43,12 +52,14 @@ class Guarded(HttpToolsProtocol):
     """One connection. Who is too slow, or one connection too many, is closed."""
 
     refuse: ClassVar[Refuse]
+    is_shut: ClassVar[Callable[[], bool]]
     connections_kept: ClassVar[Connections]
 
     cycle: RequestResponseCycle | None
     timeout_keep_alive_task: asyncio.TimerHandle | None
     _is_kept = False
     _in_headers = False
+    _in_call = False  # from its first byte to the last of its body
     _header_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -74,13 +85,31 @@ class Guarded(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
+        elif not self._in_call and type(self).is_shut() and self._refuse_whole(data):
+            return
         super().data_received(data)
         if self._in_headers and max(self._header_bytes, len(data)) > self.connections_kept.limits.header_bytes:
             self._give_up("headers", LARGE_HEADERS)
 
+    def _refuse_whole(self, data: bytes) -> bool:
+        """Whether `data` was a call and has been answered. Nothing of one that came before it is under way."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return False
+        call = whole_call.read(data, self.connections_kept.limits.header_bytes)
+        if call is None:
+            return False
+        headers = ((REQUEST_ID_BYTES, call.request_id),) if call.request_id else ()
+        answer = type(self).refuse(b"POST", call.target, headers)
+        if answer is None:
+            return False
+        self._unset_keepalive_if_required()
+        self.transport.write(answer)
+        self._reading.set(self.connections_kept.limits.idle_s, self.transport.close)
+        return True
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_headers, self._header_bytes = True, 0
+        self._in_headers, self._in_call, self._header_bytes = True, True, 0
         self._reading.set(self.connections_kept.limits.header_s, self._no_headers)
 
     def on_headers_complete(self) -> None:
@@ -136,6 +165,7 @@ class Guarded(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._reading.clear()
+        self._in_call = False
         super().on_message_complete()
         if self.cycle is REFUSED and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -143,9 +173,10 @@ class Guarded(HttpToolsProtocol):
             )
 
 
-def guarded(refuse: Refuse, connections: Connections) -> type[Guarded]:
-    """The protocol for a server whose door is `refuse`."""
-    return type("GuardedByDoor", (Guarded,), {"refuse": staticmethod(refuse), "connections_kept": connections})
+def guarded(entrance: Entrance, connections: Connections) -> type[Guarded]:
+    """The protocol for a server with this entrance."""
+    refuse, is_shut = staticmethod(entrance.refuse), staticmethod(entrance.is_shut)
+    return type("GuardedByDoor", (Guarded,), {"refuse": refuse, "is_shut": is_shut, "connections_kept": connections})
 
 
 @dataclass(frozen=True, slots=True)

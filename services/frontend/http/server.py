@@ -62,7 +62,7 @@ class HttpServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 face.app,
-                http=guarded(face.refuse, connections),
+                http=guarded(face.entrance, connections),
                 loop="none",
                 ws="none",
                 lifespan="off",

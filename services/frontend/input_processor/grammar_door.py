@@ -18,7 +18,6 @@ from services.frontend.input_processor import grammar_probe
 from shared import structured_output
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
-from shared.priority import step_back
 from shared.structured_output.checks import FIELD
 from shared.structured_output.literals import Specials
 
@@ -82,7 +81,7 @@ class Lane:
     def __init__(self, name: str, probes: list[Probe]) -> None:
         self.probes = probes
         self._free = probes.copy()  # the one that was used last is warm
-        self._threads = ThreadPoolExecutor(len(probes), name, step_back)  # and so the processes they start
+        self._threads = ThreadPoolExecutor(len(probes), name)
         self._turns = SmallestFirst(len(probes))
         self._numbers = itertools.count(0, -1)
 

@@ -5,39 +5,81 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.frontend.request import Pooling
+from services.frontend.tokenizer.encoder import Tokenized
+from shared.adapter_contents import AdapterId
+from shared.columns import u32_bytes
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import pooling_pb2
 from shared.pb.common.v1.pooling_pb2 import PoolingParams
 from shared.pb.worker.v1.worker_pb2 import SequenceParams
 
+ALL, STEP = "all", "step"
 POOLERS = {
     "": pooling_pb2.POOLER_UNSPECIFIED,
     "last": pooling_pb2.POOLER_LAST,
     "mean": pooling_pb2.POOLER_MEAN,
     "cls": pooling_pb2.POOLER_CLS,
+    ALL: pooling_pb2.POOLER_ALL,
+    STEP: pooling_pb2.POOLER_STEP,
 }
 READ_ONE = ("", "last")  # the last token's state alone, behind which a prefix may be cached
 MOST_DIMENSIONS = 2**20
+MOST_TOKENS = 2**31
 
 
-def check(pooling: Pooling, classes: Sequence[str]) -> None:
-    """`classes`: of the model. Raises InvalidArgument; how many dimensions the model has only workers know."""
+def check(pooling: Pooling, classes: Sequence[str], *, by_token: bool = False) -> None:
+    """`classes`: of the model; `by_token`: it has no vector of all tokens. Raises InvalidArgument; how many dimensions
+    the model has only workers know."""
+    if by_token and not (pooling.pooler or pooling.classify):
+        text = f"pooler must be {ALL!r}: the model has a vector for each token, which /pooling and Embed give."
+        raise InvalidArgument(text, field="pooler")
     if pooling.classify and not classes:
         raise InvalidArgument("model: it has no classifier (config.json: architectures)", field="model")
     if pooling.pooler not in POOLERS:
         text = f"pooler must be one of {', '.join(filter(None, POOLERS))}, got {pooling.pooler!r:.64}."
         raise InvalidArgument(text, field="pooler")
+    if (pooling.pooler == STEP) != (pooling.step_tag_id is not None):
+        text = f"step_tag_id and the pooler {STEP!r} belong together, got {pooling.step_tag_id} and {pooling.pooler!r}."
+        raise InvalidArgument(text, field="step_tag_id")
+    if pooling.step_tag_id is not None and not 0 <= pooling.step_tag_id < MOST_TOKENS:
+        text = f"step_tag_id must be in [0, {MOST_TOKENS - 1}], got {pooling.step_tag_id}."
+        raise InvalidArgument(text, field="step_tag_id")
     if pooling.dimensions is not None and not 1 <= pooling.dimensions <= MOST_DIMENSIONS:
         text = f"dimensions must be in [1, {MOST_DIMENSIONS}], got {pooling.dimensions}."
         raise InvalidArgument(text, field="dimensions")
 
 
-def params(pooling: Pooling, adapter: str) -> bytes:
+def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> bytes:
     """A serialized SequenceParams."""
     message = PoolingParams(
         pooler=POOLERS[pooling.pooler],
-        normalize=pooling.normalize,
         dimensions=pooling.dimensions or 0,
         classify=pooling.classify,
     )
-    return SequenceParams(pooling=message, adapter=adapter).SerializeToString()
+    if pooling.step_tag_id is not None:
+        message.step_tag_id = pooling.step_tag_id
+    if pooling.normalize is not None:
+        message.normalize = pooling.normalize
+    params = SequenceParams(
+        pooling=message,
+        adapter=adapter.name if adapter else "",
+        adapter_digest=adapter.digest if adapter else b"",
+        second_text_from=prompt.second_text_from,
+        num_seen_tokens=prompt.num_seen,
+        pooled_tokens=u32_bytes(prompt.pooled_tokens),
+    )
+    return params.SerializeToString()
+
+
+def num_vectors(pooling: Pooling | None, prompt: Tokenized) -> int | None:
+    """Of a prompt's single tokens; None where there is one of all. Raises InvalidArgument where there is none."""
+    if pooling is None or pooling.pooler not in (ALL, STEP):
+        return None
+    if prompt.pooled_tokens:
+        return len(prompt.pooled_tokens)
+    ids = prompt.token_ids
+    count = len(ids) if pooling.pooler == ALL else sum(one == pooling.step_tag_id for one in ids)
+    if not count:
+        text = f"step_tag_id: {pooling.step_tag_id} is none of the input's tokens."
+        raise InvalidArgument(text, field="step_tag_id")
+    return count

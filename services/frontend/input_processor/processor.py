@@ -11,9 +11,13 @@ from services.frontend.bounds.room import Room
 from services.frontend.input_processor import logits_processors, pooling, prompt_limits, sampling_rules
 from services.frontend.input_processor.bad_words import bad_word_columns
 from services.frontend.input_processor.grammar_door import GrammarDoor
+from services.frontend.input_processor.late_texts import DOCUMENT, QUERY, LateTexts
 from services.frontend.input_processor.sampling_message import grammar_bytes, to_message
+from services.frontend.input_processor.scoring import Scoring
+from services.frontend.input_processor.sentence_texts import NO_READER, Reader
 from services.frontend.request import (
     ChatPrompt,
+    LatePrompt,
     PairPrompt,
     Pooling,
     Prompt,
@@ -25,9 +29,11 @@ from services.frontend.request import (
 from services.frontend.scheduler_client.client import Limits
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from services.frontend.scheduler_client.sequence import Work
+from services.frontend.tokenizer.encoder import Tokenized
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared import block_hash
-from shared.columns import i32_bytes, u32_bytes
+from shared import adapter_contents, block_hash
+from shared.adapter_contents import AdapterId
+from shared.columns import i32, i32_bytes, u32_bytes
 from shared.errors import InvalidArgument, NotFound, Unimplemented
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1.worker_pb2 import SequenceParams
@@ -39,6 +45,7 @@ PRIORITY_BOUND = 2**31
 WITHOUT_PRIORITY = frozenset({"", "fcfs", "fair"})  # policies that do not look at it; others may
 DEFAULT_BOUNDS = RequestLimits()
 PROMPTS_IN_A_TURN = 32  # of the event loop: 1 to 2 ms
+IDS_IN_A_TURN = 8192  # looked at in 0.3 ms
 CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
 
 
@@ -46,8 +53,18 @@ CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
 class PreparedPrompt:
     """A prompt ready to be submitted."""
 
-    token_ids: list[int]
     work: Work
+    num_vectors: int | None = None  # of single tokens; None: there is one of all, or nothing is pooled
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Made anew: kept, they would take nine times as much as the column."""
+        ids: list[int] = i32(self.work.prompt).tolist()
+        return ids
+
+    def last_token_ids(self, count: int) -> list[int]:
+        ids: list[int] = i32(self.work.prompt)[-count:].tolist()
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,7 @@ class Asked:
     samples_nothing: bool = False
 
 
-AskedOf = Callable[[int], Asked]  # of a prompt of so many tokens; raises InvalidArgument
+AskedOf = Callable[[Tokenized], Asked]  # of a prompt; raises InvalidArgument
 
 
 class InputProcessor:
@@ -74,18 +91,30 @@ class InputProcessor:
         max_samples: int,
         bounds: RequestLimits = DEFAULT_BOUNDS,
         classes: Sequence[str] = (),
+        *,
+        reader: Reader = NO_READER,
     ) -> None:
-        """`classes`: that the model knows, if that is what it does."""
+        """`classes`: that the model knows, if that is what it does; `reader`: how texts are read that are pooled."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
         self._bounds = bounds
         self.classes = classes
+        self._reader = reader
         self._grammar_door = GrammarDoor(tokenizer.specials, vocab_size)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:
             raise InvalidArgument(f"model: generation_config.json: {error.message}", field="model") from None
+
+    @property
+    def compares_tokens(self) -> bool:
+        """The model has a vector for each token, and scores texts by their best matches."""
+        return self._reader.late is not None
+
+    def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
+        """How the model scores documents. Raises InvalidArgument."""
+        return Scoring.of(queries, documents, self.classes, as_they_are=self._reader.raw_scores, late=self._reader.late)
 
     def close(self) -> None:
         self._grammar_door.close()
@@ -93,12 +122,17 @@ class InputProcessor:
     def check(self, request: Request, max_model_len: int = 0) -> None:
         """What can be refused without tokenizing and without knowing the workers, or only what they said last."""
         prompts.check(request, self._bounds)
-        for prompt in request.prompts:
-            self._check_characters(prompt, max_model_len)
+        if request.pooling is None or request.truncate_prompt_tokens is None:
+            for prompt in request.prompts:
+                self._check_characters(prompt, max_model_len)
         sampling_rules.check(request.sampling)
         logits_processors.check(request.sampling)
         if request.pooling is not None:
-            pooling.check(request.pooling, self.classes)
+            pooling.check(request.pooling, self.classes, by_token=self.compares_tokens)
+            self._reader.texts.check(request.pooling.prompt_name)
+        elif self._reader.encoder:
+            text = f"The model `{self._reader.encoder}` reads texts and generates none: it is an encoder."
+            raise InvalidArgument(text, field="model")
         elif self.classes:
             raise InvalidArgument("model: it classifies texts and does not continue them", field="model")
         prompt_limits.check_output(request, max_model_len)
@@ -128,23 +162,25 @@ class InputProcessor:
     async def prepare(self, request: Request, limits: Limits) -> list[PreparedPrompt]:
         """Each prompt's tokens, and what schedulers and workers are told of it. Raises InvalidArgument."""
         _check_priority(request.priority, limits)
-        if request.adapter and request.adapter not in limits.adapters:
-            raise NotFound(f"The model `{request.adapter}` does not exist.", field="model")
+        adapter = _adapter(request, limits)
         if request.pooling is None:
-            asked = await self._asked_samples(request, limits)
+            asked = await self._asked_samples(request, limits, adapter)
         else:
-            asked = _asked_vector(request.pooling, request.adapter)
-        root_hash = block_hash.root_hash(request.adapter, request.cache_salt)
+            asked = self._asked_vector(request.pooling, adapter)
+        root_hash = block_hash.root_hash(adapter_contents.text(*adapter) if adapter else "", request.cache_salt)
         prepared = []
         for number, prompt in enumerate(request.prompts):
             if number % PROMPTS_IN_A_TURN == PROMPTS_IN_A_TURN - 1:
                 await asyncio.sleep(0)
-            token_ids = await self._tokenize(prompt, request, limits.max_model_len)
-            prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size)
-            prepared.append(PreparedPrompt(token_ids, _work(request, token_ids, root_hash, asked(len(token_ids)))))
+            found = await self._tokenize(prompt, request, limits.max_model_len)
+            token_ids, goes_on = found.token_ids, request.pooling is None
+            prompt_limits.check_prompt(token_ids, limits.max_model_len, self._vocab_size, goes_on=goes_on)
+            work = _work(request, token_ids, root_hash, asked(found), adapter)
+            num_vectors = pooling.num_vectors(request.pooling, found)
+            prepared.append(PreparedPrompt(work, num_vectors))
         return prepared
 
-    async def _asked_samples(self, request: Request, limits: Limits) -> AskedOf:
+    async def _asked_samples(self, request: Request, limits: Limits, adapter: AdapterId | None) -> AskedOf:
         if request.sampling.structured_output is not None:
             await self._grammar_door.check(request.sampling.structured_output)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
@@ -155,7 +191,8 @@ class InputProcessor:
         eos = u32_bytes(self._eos_ids(sampling))
         grammar = grammar_bytes(sampling)
 
-        def asked_of(num_prompt_tokens: int) -> Asked:
+        def asked_of(prompt: Tokenized) -> Asked:
+            num_prompt_tokens = len(prompt.token_ids)
             prompt_limits.check_prompt_logprobs(sampling, num_prompt_tokens)
             complete = to_message(sampling, self._output_length(request, num_prompt_tokens, limits))
             params = SequenceParams(
@@ -164,9 +201,20 @@ class InputProcessor:
                 bad_word_token_ids=bad_words,
                 think_start_token_ids=thinking[0],
                 think_end_token_ids=thinking[1],
-                adapter=request.adapter,
+                adapter=adapter.name if adapter else "",
+                adapter_digest=adapter.digest if adapter else b"",
             )
             return Asked(complete, params.SerializeToString(), eos, grammar)
+
+        return asked_of
+
+    def _asked_vector(self, asked: Pooling, adapter: AdapterId | None) -> AskedOf:
+        reads_one = self._reader.texts.reads_one if not asked.pooler else asked.pooler in pooling.READ_ONE
+        sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=not reads_one)
+
+        def asked_of(prompt: Tokenized) -> Asked:
+            params = pooling.params(asked, adapter, prompt)
+            return Asked(sampling, params, samples_nothing=True)
 
         return asked_of
 
@@ -188,29 +236,65 @@ class InputProcessor:
         recommended = self._tokenizer.defaults.max_new_tokens
         return prompt_limits.output_length(request, num_prompt_tokens, limits.max_model_len, recommended)
 
-    async def _tokenize(self, prompt: Prompt, request: Request, max_model_len: int) -> list[int]:
+    async def _tokenize(self, prompt: Prompt, request: Request, max_model_len: int) -> Tokenized:
         """Of a prompt that will be refused for its length, only the first tokens."""
+        if request.pooling is not None:
+            return await self._tokenize_pooled(prompt, request, request.pooling.prompt_name, max_model_len)
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             prompt_limits.check_length(len(prompt.token_ids), max_model_len)  # before they are copied
-        token_ids = await self._ids_of(prompt, max_model_len, None if truncated else max_model_len)
-        return prompt_limits.truncate(token_ids, request, max_model_len)
+        found = await self._ids_of(prompt, max_model_len, None if truncated else max_model_len)
+        return Tokenized(prompt_limits.truncate(found.token_ids, request, max_model_len))
+
+    async def _tokenize_pooled(
+        self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int
+    ) -> Tokenized:
+        """What is cut off is text: marks that the tokenizer puts around it stay."""
+        late = self._reader.late
+        if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
+            prompt = LatePrompt(prompt.text, is_query=prompt_name == QUERY)
+        if late is not None and isinstance(prompt, LatePrompt):
+            return await self._read_late(prompt, late, max_model_len)
+        keep = prompt_limits.num_kept(request, max_model_len)
+        if isinstance(prompt, TokenPrompt) and keep is None:
+            prompt_limits.check_length(len(prompt.token_ids), max_model_len, goes_on=False)
+        cut = keep is not None and request.truncation_side == "right"
+        room = Room(max_model_len if cut else 0, self._tokenizer.longest_token)
+        framed = isinstance(prompt, PairPrompt)
+        if isinstance(prompt, TextPrompt):
+            framed = prompt.add_special_tokens
+            prompt = TextPrompt(room.cut(self._reader.texts.text(prompt.text, prompt_name)), framed)
+        elif isinstance(prompt, PairPrompt) and cut:
+            first = room.cut(prompt.first)
+            prompt = PairPrompt(first, prompt.second[: max(0, room.most - len(first))])
+        found = await self._ids_of(prompt, max_model_len, max_model_len if cut or keep is None else None)
+        frame = self._tokenizer.frame if framed else ([], [])
+        token_ids = prompt_limits.truncate_framed(found.token_ids, request, max_model_len, frame)
+        types = self._reader.token_types and found.second_text_from < len(token_ids)
+        return Tokenized(token_ids, found.second_text_from if types else 0)
+
+    async def _read_late(self, prompt: LatePrompt, late: LateTexts, max_model_len: int) -> Tokenized:
+        """What is too long is cut, as the model was trained."""
+        room = Room(late.room(is_query=prompt.is_query), self._tokenizer.longest_token)
+        text = TextPrompt(room.cut(self._reader.texts.text(prompt.text, "")), add_special_tokens=False)
+        found = await self._ids_of(text, max_model_len, room.max_model_len)
+        return late.read(found.token_ids, is_query=prompt.is_query)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
         """What Tokenize answers; `max_model_len`: 0 while nobody knows it."""
-        return await self._ids_of(prompt, max_model_len)
+        return (await self._ids_of(prompt, max_model_len)).token_ids
 
-    async def _ids_of(self, prompt: Prompt, max_model_len: int, enough: int | None = None) -> list[int]:
+    async def _ids_of(self, prompt: Prompt, max_model_len: int, enough: int | None = None) -> Tokenized:
         self._check_characters(prompt, max_model_len)
         match prompt:
             case TokenPrompt(token_ids):
-                return list(token_ids)
+                return Tokenized(list(token_ids))
             case PairPrompt(first, second):
                 return await self._tokenizer.encode_pair(first, second, enough)
             case TextPrompt(text, framed):
-                return await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough)
+                return Tokenized(await self._tokenizer.encode_prompt(text, add_special_tokens=framed, enough=enough))
             case ChatPrompt():
-                return await self._tokenizer.encode_chat(prompt, enough)
+                return Tokenized(await self._tokenizer.encode_chat(prompt, enough))
 
     def _check_characters(self, prompt: Prompt, max_model_len: int) -> None:
         """`max_model_len`: 0 while nobody knows it."""
@@ -223,17 +307,24 @@ class InputProcessor:
 
     async def detokenize_long(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The same; hundreds of thousands of ids hold up nobody."""
-        prompt_limits.check_vocabulary(token_ids, self._vocab_size)
+        for start in range(0, len(token_ids), IDS_IN_A_TURN):
+            prompt_limits.check_vocabulary(token_ids[start : start + IDS_IN_A_TURN], self._vocab_size)
+            await asyncio.sleep(0)
         return await self._tokenizer.decode_long(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-def _asked_vector(pooling_asked: Pooling, adapter: str) -> AskedOf:
-    sampling = sampling_pb2.SamplingParams(skip_reading_prefix_cache=pooling_asked.pooler not in pooling.READ_ONE)
-    asked = Asked(sampling, pooling.params(pooling_asked, adapter), samples_nothing=True)
-    return lambda _num_prompt_tokens: asked
+def _adapter(request: Request, limits: Limits) -> AdapterId | None:
+    """That `model` names; None: the model itself. Raises NotFound."""
+    if not request.adapter:
+        return None
+    if request.adapter not in limits.adapters:
+        raise NotFound(f"The model `{request.adapter}` does not exist.", field="model")
+    return AdapterId(request.adapter, limits.adapters[request.adapter])
 
 
-def _work(request: Request, token_ids: Sequence[int], root_hash: bytes, asked: Asked) -> Work:
+def _work(
+    request: Request, token_ids: Sequence[int], root_hash: bytes, asked: Asked, adapter: AdapterId | None
+) -> Work:
     column = i32_bytes(token_ids)
     return Work(
         request_id=request.request_id,
@@ -250,6 +341,7 @@ def _work(request: Request, token_ids: Sequence[int], root_hash: bytes, asked: A
         tenant=request.tenant,
         arrival_s=request.arrival_s,
         deadline_s=request.deadline_s,
+        adapter=adapter,
     )
 
 

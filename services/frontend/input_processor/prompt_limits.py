@@ -19,16 +19,38 @@ def check_truncation_side(side: str) -> None:
 
 def truncate(token_ids: list[int], request: Request, max_model_len: int) -> list[int]:
     """Keeps the last tokens of the prompt, or the first, if the request says so."""
-    keep = request.truncate_prompt_tokens
+    keep = num_kept(request, max_model_len)
     if keep is None:
         return token_ids
+    return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
+
+
+def truncate_framed(
+    token_ids: list[int], request: Request, max_model_len: int, frame: tuple[list[int], list[int]]
+) -> list[int]:
+    """The same within what stands before and behind the text: that stays, if there is room for it."""
+    keep, (before, behind) = num_kept(request, max_model_len), frame
+    if keep is None or len(token_ids) <= keep:
+        return token_ids
+    if keep <= len(before) + len(behind):
+        return truncate(token_ids, request, max_model_len)
+    if request.truncation_side == "right":
+        return token_ids[: keep - len(behind)] + behind
+    return before + token_ids[len(before) - keep :]
+
+
+def num_kept(request: Request, max_model_len: int) -> int | None:
+    """Most tokens of a prompt; None: all, however many there are. Raises InvalidArgument."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return None
     if keep == AS_FITS:
-        keep = max_model_len - (request.sampling.max_tokens or 1)
+        keep = max_model_len - (0 if request.pooling is not None else request.sampling.max_tokens or 1)
     if not 1 <= keep <= max_model_len:
         raise InvalidArgument(
             f"truncate_prompt_tokens must be in [1, {max_model_len}], got {keep}.", field="truncate_prompt_tokens"
         )
-    return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
+    return keep
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
@@ -37,19 +59,24 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> None:
         raise InvalidArgument(f"Token id {wrong} is out of vocabulary", field="prompt")
 
 
-def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int) -> None:
+def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, *, goes_on: bool = True) -> None:
     if not token_ids:
         raise InvalidArgument("prompt: it is empty; send at least one token", field="prompt")
     check_vocabulary(token_ids, vocab_size)
-    check_length(len(token_ids), max_model_len)
+    check_length(len(token_ids), max_model_len, goes_on=goes_on)
 
 
-def check_length(length: int, max_model_len: int) -> None:
-    """Of a prompt in tokens: it has to leave room for one more."""
-    if length >= max_model_len:
+def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
+    """Of a prompt in tokens: one that goes on has to leave room for one more."""
+    if length + goes_on > max_model_len:
+        behind = (
+            ", and at least one is left for the output. Please reduce its length."
+            if goes_on
+            else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
+        )
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {length} tokens, "
-            "and at least one is left for the output. Please reduce its length.",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has {length} tokens"
+            f"{behind}",
             field="prompt",
             reason=TOO_LONG,
         )

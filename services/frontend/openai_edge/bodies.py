@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from services.frontend.http.plain_fields import PlainFields
 from services.frontend.input_processor.not_offered import ASKS, refuse_not_offered
@@ -40,6 +41,11 @@ PromptField = Annotated[
         ],
     }),
 ]  # fmt: skip
+
+
+def _packed_as_they_are(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Ids of a large body (bounds/long_ids.py)."""
+    return value if isinstance(value, array) else check(value)
 
 
 class Body(BaseModel):
@@ -194,14 +200,18 @@ class EmbeddingBody(PooledBody):
     input: PromptField
     encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
     dimensions: int | None = Field(None, description="only the first so many elements, normalised again")
-    pooler: str | None = Field(None, description="last, mean or cls; default: the model's own")
-    normalize: bool | None = Field(None, description="vectors of length 1; default: true")
+    pooler: str | None = Field(None, description="last, mean or cls, of /pooling all or step; default: the model's own")
+    normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
+    prompt_name: str | None = Field(None, description="of what the model's folder puts before texts")
 
 
 class PoolingBody(EmbeddingBody):
     """POST /pooling: what a model makes of texts, a vector or its classifier's scores."""
 
-    task: Literal["embed", "classify"] | None = Field(None, description="default: what the model does")
+    task: Literal["embed", "classify", "token_embed", "token_classify"] | None = Field(
+        None, description="default: what the model does; of tokens: a vector for each"
+    )
+    step_tag_id: int | None = Field(None, description="with pooler step: the token that has a vector")
 
 
 class ClassifyBody(PooledBody):
@@ -245,4 +255,23 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize"""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], WrapValidator(_packed_as_they_are)]
+
+
+class LoadAdapterBody(BaseModel):
+    """POST /v1/load_lora_adapter"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str
+    lora_path: str = Field(description="its folder on the machines of the workers, or relative to their lora_folders")
+    load_inplace: bool = Field(False, description="take the place of the one that is loaded by this name")
+
+
+class UnloadAdapterBody(BaseModel):
+    """POST /v1/unload_lora_adapter"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    lora_name: str
+    lora_int_id: int | None = Field(None, description="not looked at: names are all there is")

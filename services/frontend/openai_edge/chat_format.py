@@ -95,9 +95,9 @@ class ChatFormat:
         return {"usage": usage_object(usage._replace(completion_tokens=0, reasoning_tokens=0) if opening else usage)}
 
     def _prompt(self, generation: Generation, prompt: int = 0) -> dict[str, Any]:
-        token_ids = generation.prepared[prompt].token_ids
-        ids = {"prompt_token_ids": token_ids} if self._options.token_ids else {}
-        return ids | ({"prompt_text": self._texts.prompt(token_ids)} if self._options.prompt_text else {})
+        ready = generation.prepared[prompt]
+        ids = {"prompt_token_ids": ready.token_ids} if self._options.token_ids else {}
+        return ids | ({"prompt_text": self._texts.prompt(ready.token_ids)} if self._options.prompt_text else {})
 
 
 class BatchFormat(ChatFormat):

@@ -60,13 +60,13 @@ class CompletionFormat:
         prefix = self._options.prefix[prompt] if is_first and self._options.prefix else ""
         offset = self._offsets.setdefault(delta.sample, len(prefix))
         choice: dict[str, Any] = {"index": delta.sample, "text": prefix + delta.text, "logprobs": None}
-        prompt_ids = generation.prepared[prompt].token_ids
+        ready = generation.prepared[prompt]
         if is_first and (self._options.prompt_logprobs or self._options.echoed_logprobs):
             told = self._prompts.setdefault(prompt, delta.prompt_logprobs)
             if self._options.prompt_logprobs:
                 choice["prompt_logprobs"] = prompt_logprobs(told, self._start, self._texts)
             if self._options.echoed_logprobs:
-                choice["logprobs"], offset = echoed_logprobs(prompt_ids[0], told, self._texts)
+                choice["logprobs"], offset = echoed_logprobs(ready.token_ids[0], told, self._texts)
         if delta.logprobs:
             own, offset = completion_logprobs(delta.logprobs, self._texts, offset)
             choice["logprobs"] = joined(choice["logprobs"], own)
@@ -74,7 +74,7 @@ class CompletionFormat:
         choice |= ending(delta.finish)
         if self._options.token_ids:
             choice["token_ids"] = delta.token_ids
-            choice["prompt_token_ids"] = prompt_ids if is_first else None
+            choice["prompt_token_ids"] = ready.token_ids if is_first else None
         if self._options.prompt_text and is_first:
-            choice["prompt_text"] = self._texts.prompt(prompt_ids)
+            choice["prompt_text"] = self._texts.prompt(ready.token_ids)
         return choice

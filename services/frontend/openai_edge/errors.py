@@ -68,7 +68,7 @@ def worded(error: RequestValidationError) -> InvalidArgument:
     return InvalidArgument(f"{field or 'the body'}: {found['msg']}", field=field)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = HTTPStatus(error.status_code).phrase.replace(" ", "") + "Error"
     message = f"{request.method} {request.url.path}: {error.detail}"
@@ -78,4 +78,4 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 def install(app: FastAPI) -> None:
     app.add_exception_handler(QuireError, _on_quire_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(HTTPException, on_http_exception)

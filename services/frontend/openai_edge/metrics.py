@@ -14,7 +14,8 @@ def metrics(options: AnswerOptions, generation: Generation) -> dict[str, Any]:
 
 
 def _of(generation: Generation) -> dict[str, float | None] | None:
-    """None where there are several samples, whose times are not one another's."""
+    """None where there are several samples, whose times are not one another's. tokenize, schedule (hop and queue),
+    prefill, decode and write (until this was made) are all the time since the arrival."""
     if generation.request.num_samples > 1:
         return None
     times, num_tokens = generation.sample_times(0), generation.sample_usage(0).completion_tokens
@@ -24,15 +25,11 @@ def _of(generation: Generation) -> dict[str, float | None] | None:
         "time_to_first_token_ms": _ms(times.first_token_s),
         "generation_time_ms": _ms(spent_s),
         "queue_time_ms": _ms(times.queue_s),
-        **{f"{name}_time_ms": _ms(end_s - begin_s) for name, begin_s, end_s in _parts(generation)},
+        "hop_time_ms": _ms(generation.budget.hop_s),
+        **{f"{name}_time_ms": _ms(end_s - begin_s) for name, begin_s, end_s in generation.time_spans()},
         "mean_itl_ms": _ms(spent_s / more) if spent_s and more > 0 else None,
         "tokens_per_second": round(more / spent_s, 3) if spent_s and more > 0 else None,
     }
-
-
-def _parts(generation: Generation) -> list[tuple[str, float, float]]:
-    """tokenize, schedule (the queue is part of it), prefill, decode: together all until the last token."""
-    return generation.budget.spans(generation.request.arrival_s)
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -96,6 +96,16 @@ class PoolingFormat(VectorFormat):
             {"object": "pooling", "index": index, "data": self.written(vector)} for index, vector in enumerate(vectors)
         ]
 
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        """Of single tokens a list of vectors, in base64 one behind the other."""
+        answer = super().whole(deltas, generation)
+        counts = generation.num_vectors
+        if counts is not None and not self._as_base64:
+            for entry, column, count in zip(answer["data"], generation.vectors, counts, strict=True):
+                rows = orjson.dumps(f32(column).reshape(count, -1), option=orjson.OPT_SERIALIZE_NUMPY)
+                entry["data"] = orjson.Fragment(rows)
+        return answer
+
 
 class ClassifyFormat(PooledFormat):
     """POST /classify"""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
+from services.frontend.generation import Generation
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
 from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor import pooling
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.input_processor.scoring import Scoring
 from services.frontend.openai_edge.bodies import (
@@ -62,7 +65,9 @@ class PoolingRoutes:
     async def embed(self, body: EmbeddingBody, http: Request) -> Response:
         """A vector for each input: text or token ids."""
         body.refuse_unknown()
-        asked = Pooling(body.pooler or "", body.normalize is not False, body.dimensions)
+        if body.pooler in (pooling.ALL, pooling.STEP):
+            raise InvalidArgument(f"pooler: {body.pooler} gives several vectors; ask /pooling for them", field="pooler")
+        asked = Pooling(body.pooler or "", body.normalize, body.dimensions, prompt_name=body.prompt_name or "")
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
         return self._answer(
             request, EmbeddingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
@@ -71,8 +76,11 @@ class PoolingRoutes:
     async def pool(self, body: PoolingBody, http: Request) -> Response:
         """A vector for each input: of its hidden states, or a classifier's scores as they are."""
         body.refuse_unknown()
-        classify = bool(self._processor.classes) if body.task is None else body.task == "classify"
-        asked = Pooling(body.pooler or "", body.normalize is not False, body.dimensions, classify)
+        task = body.task or ("classify" if self._processor.classes else "embed")
+        by_token = task.startswith("token_") or (task == "embed" and self._processor.compares_tokens)
+        pooler = body.pooler or (pooling.ALL if by_token else "")
+        classify, name = task.endswith("classify"), body.prompt_name or ""
+        asked = Pooling(pooler, body.normalize, body.dimensions, classify, body.step_tag_id, name)
         request = pooled(body, _texts(body.input, body), asked, headers.read(http))
         return self._answer(
             request, PoolingFormat(self._catalogue.called(body.model), as_base64=body.encoding_format == "base64")
@@ -88,23 +96,37 @@ class PoolingRoutes:
         """How well texts go together, pair by pair."""
         body.refuse_unknown()
         queries = _either(body, "queries", "text_1")
-        scoring = Scoring.of(queries, _either(body, "documents", "text_2"), self._processor.classes)
+        scoring = self._processor.scoring(queries, _either(body, "documents", "text_2"))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.called(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
         """Documents by how well they answer the query."""
         body.refuse_unknown()
-        scoring = Scoring.of([body.query], body.documents, self._processor.classes)
+        scoring = self._processor.scoring([body.query], body.documents)
         answer_format = RerankFormat(
             self._catalogue.called(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
         )
         return self._scored(body, scoring, answer_format, http)
 
     def _scored(self, body: PooledBody, scoring: Scoring, answer_format: PooledFormat, http: Request) -> Response:
-        return self._answer(pooled(body, scoring.prompts, scoring.pooling, headers.read(http)), answer_format)
+        request = pooled(body, scoring.prompts, scoring.pooling, headers.read(http))
+        return ScoredAnswer(self._generator, request, answer_format, scoring)
 
     def _answer(self, request: Asked, answer_format: PooledFormat) -> Response:
         return Answer(self._generator, request, answer_format, stream=False)
+
+
+class ScoredAnswer(Answer):
+    """Whose scores take time of their own."""
+
+    def __init__(self, generator: Generator, request: Asked, answer_format: PooledFormat, scoring: Scoring) -> None:
+        super().__init__(generator, request, answer_format, stream=False)
+        self._scoring = scoring
+
+    async def _body(self, generation: Generation) -> bytes:
+        await generation.collect()
+        await self._scoring.settle(generation.vectors)
+        return orjson.dumps(self._format.whole([], generation))
 
 
 def _texts(given: object, body: PooledBody) -> list[Prompt]:
@@ -133,6 +155,6 @@ def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: 
         tenant=body.tenant or call.tenant,
         cache_salt=body.cache_salt or "",
         truncate_prompt_tokens=body.truncate_prompt_tokens,
-        truncation_side=body.truncation_side or "left",
+        truncation_side=body.truncation_side or "right",
         final_only=True,
     )

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from services.frontend.admission import Admission
 from shared.errors import Unavailable
-from shared.metrics.frontend import FrontendMetrics
 from shared.version import VERSION
 
 
@@ -23,12 +22,13 @@ class ServiceRoutes:
         serving: Callable[[], bool],
         alive: Callable[[], bool],
         admission: Admission,
-        metrics: FrontendMetrics,
+        page: Callable[[], bytes],
     ) -> None:
+        """`page`: what /metrics answers."""
         self._serving = serving
         self._alive = alive
         self._admission = admission
-        self._metrics = metrics
+        self._page = page
         self.router = APIRouter(tags=["service"])
         self.router.add_api_route("/health", self.health, methods=["GET"], response_class=Response)
         self.router.add_api_route("/ready", self.health, methods=["GET"], response_class=Response)
@@ -62,4 +62,4 @@ class ServiceRoutes:
         return {"server_load": self._admission.num_samples}
 
     async def metrics(self) -> Response:
-        return Response(self._metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._page(), media_type=CONTENT_TYPE_LATEST)

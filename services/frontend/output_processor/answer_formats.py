@@ -28,6 +28,7 @@ log = logger("answer_formats")
 DETECT = "auto"
 PLAIN_JSON = "xlam"  # for models that must call, where their own way of calling cannot be enforced
 PROMPT_END = 32  # tokens in which a marker at the end of a prompt fits
+END_CHARACTERS = 256  # likewise
 
 
 class AnswerFormats:
@@ -73,14 +74,14 @@ class AnswerFormats:
         if not request.sampling.detokenize:
             raise InvalidArgument("tools: calls are found in the text, which needs detokenize=True", field="tools")
 
-    def constrained(self, request: Request) -> Request:
+    async def constrained(self, request: Request) -> Request:
         """With what tool_choice asks for as a constraint on the output, and constraints behind the reasoning."""
         form, use = request.sampling.structured_output, request.tool_use
         must_call = use is not None and use.choice != AUTO
         if not request.parse_answer or not (form or must_call):
             return self._strict(request)
         answer = self._answer(request)
-        place = self._place_of_answers(request.prompts)
+        place = await self._place_of_answers(request.prompts)
         if answer is None or (form is not None and use is None and place is Place.AFTER_REASONING):
             return request
         made = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
@@ -146,7 +147,7 @@ class AnswerFormats:
         if reasoning is None and tools is None:
             return None
         return [
-            self._parser(request, reasoning, tools, self._place(prompt, self._end_of(ready.token_ids)))
+            self._parser(request, reasoning, tools, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END))))
             for prompt, ready in zip(request.prompts, prepared, strict=True)
             for _ in range(request.sampling.n)
         ]
@@ -166,21 +167,23 @@ class AnswerFormats:
         )
 
     def _end_of(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _place_of_answers(self, prompts: Sequence[Prompt]) -> Place:
+    async def _place_of_answers(self, prompts: Sequence[Prompt]) -> Place:
         """One for all of them: they share their constraint."""
-        first, *others = {self._place_of_answer(prompt) for prompt in prompts}
+        first, *others = {await self._place_of_answer(prompt) for prompt in prompts}
         if others:
             text = "messages: a form of the output needs conversations that have all begun to reason, or none"
             raise InvalidArgument(text, field="messages")
         return first
 
-    def _place_of_answer(self, prompt: Prompt) -> Place:
+    async def _place_of_answer(self, prompt: Prompt) -> Place:
         """Before anything is tokenized, since constraints are checked first."""
         if self._reasoning is None or not isinstance(prompt, ChatPrompt):
             return Place.AFTER_REASONING
-        return self._place(prompt, self._tokenizer.template.text_of(prompt))
+        if prompt.continue_last:
+            return self._place(prompt, "")
+        return self._place(prompt, await self._tokenizer.conversations.end(prompt, END_CHARACTERS))
 
     def _place(self, prompt: Prompt, end: str) -> Place:
         """`end`: of the prompt's text. Many templates write the start of reasoning themselves, or its end for none."""

@@ -59,6 +59,10 @@ class Mailbox:
             if self._has_rung:
                 self._pace.ring(self)
             await self._reader
+        return self.take_ready()
+
+    def take_ready(self) -> list[Delta]:
+        """News without waiting for any; for a reader that calls nothing else."""
         if not self._ready and self._error is not None:
             raise self._error
         ready, self._ready = self._ready, []

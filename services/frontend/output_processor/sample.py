@@ -34,6 +34,8 @@ class Sample:
     __slots__ = (
         "_due",
         "_finish",
+        "_has_failed",
+        "_has_failed",
         "_interval",
         "_logprobs",
         "_mailbox",
@@ -85,6 +87,7 @@ class Sample:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._finish: Finish | None = None
+        self._has_failed = False
 
     @property
     def finish(self) -> Finish | None:
@@ -139,6 +142,7 @@ class Sample:
     def _end(self, end: End, now: float) -> None:
         self.done = True
         self._finish = end.finish
+        self._has_failed = end.error is not None
         self._owner.on_done(self, end, now)
 
     def _post(self) -> None:
@@ -148,7 +152,8 @@ class Sample:
 
     def take(self) -> Delta:
         told = self._prompt_logprobs
-        delta = Delta(self.index, self._token_ids, self._text, self._logprobs, self._finish, prompt_logprobs=told)
+        finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
+        delta = Delta(self.index, self._token_ids, self._text, self._logprobs, finish, prompt_logprobs=told)
         self._posted = False
         self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
-from services.frontend.delta import Finish
 from services.frontend.scheduler_client.connection import Connection
+from services.frontend.scheduler_client.patience import Patience
 from services.frontend.scheduler_client.placement import NOTHING_HELD, Held, choose, usable
 from services.frontend.scheduler_client.roster import Roster
-from services.frontend.scheduler_client.sequence import End, Sequence
+from services.frontend.scheduler_client.sequence import Sequence
 from services.frontend.scheduler_client.session import Session
-from services.frontend.scheduler_client.waiting_room import MOST_WAITS, Group, WaitingRoom
+from services.frontend.scheduler_client.token_batch import failed
+from services.frontend.scheduler_client.waiting_room import Group, WaitingRoom
+from shared import adapter_contents
 from shared.errors import DeadlineExceeded, Internal, QuireError, ResourceExhausted, Unavailable
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
@@ -37,7 +39,7 @@ class Limits:
     max_logprobs: int
     scheduling_policies: frozenset[str]
     logits_processors: frozenset[str] = frozenset()  # that all of them have
-    adapters: frozenset[str] = frozenset()  # the same
+    adapters: Mapping[str, bytes] = field(default_factory=dict)  # the same; digests of what they compute by name
 
 
 class SchedulerClient:
@@ -48,23 +50,25 @@ class SchedulerClient:
         addresses: Seq[str],
         hello: pb.FrontendHello,
         *,
-        patience_s: float,
+        patience: Patience,
         retry_after_ms: int,
         metrics: FrontendMetrics,
         dialler: Dialler,
     ) -> None:
-        """`patience_s`: how long work waits while no worker can run it."""
         self.roster = Roster(addresses, lambda address, known: Connection(address, hello, self, dialler, known=known))
-        self._patience_s = patience_s
+        self._patience = patience
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
         self._sessions: list[Session] = []
-        self._opened_s = -math.inf  # when a session opened last
+        self._seen_s = -math.inf  # when a session began or broke last
+        self._num_held = 0  # requests in ready()
         self._room = WaitingRoom(self._fail_for_want_of_workers)
         self._refused = WaitingRoom(self._resubmit)  # until they are offered again
         self._starving: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
+        metrics.held_requests.set_function(lambda: self._num_held + self.num_waiting)
+        metrics.worker_start.set(patience.start_s)
 
     async def run(self) -> None:
         """Until cancelled; raises FailedPrecondition if a scheduler of the settings serves another model."""
@@ -85,7 +89,7 @@ class SchedulerClient:
             max(v.max_logprobs for v in views),
             frozenset(v.scheduling_policy for v in views),
             frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
-            frozenset.intersection(*(frozenset(v.adapters) for v in views)),
+            _common_adapters(views),
         )
 
     @property
@@ -116,9 +120,19 @@ class SchedulerClient:
 
     async def ready(self, deadline_s: float | None) -> Limits:
         """Waits until somebody can run something: Unavailable after the patience, DeadlineExceeded at the deadline."""
+        if (limits := self.limits) is not None:
+            return limits
         began_s = asyncio.get_running_loop().time()
+        self._num_held += 1
+        try:
+            return await self._first_limits(began_s, deadline_s)
+        finally:
+            self._num_held -= 1
+            self._metrics.held.observe(asyncio.get_running_loop().time() - began_s)
+
+    async def _first_limits(self, began_s: float, deadline_s: float | None) -> Limits:
         while (limits := self.limits) is None:
-            patience_ends_s = self._patience_ends_s(began_s)
+            patience_ends_s = self._patience.ends_s(began_s, self._seen_s, has_scheduler=self.is_open)
             until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
             try:
                 async with asyncio.timeout_at(until_s):
@@ -126,13 +140,16 @@ class SchedulerClient:
             except TimeoutError:
                 if until_s == deadline_s:
                     raise DeadlineExceeded("the deadline passed") from None
-                raise self._no_worker() from None
+                waited_s = round(until_s - began_s, 1)
+                raise Unavailable(
+                    f"no worker came within {waited_s:g} s", retry_after_ms=self._retry_after_ms
+                ) from None
         return limits
 
-    def _patience_ends_s(self, began_s: float) -> float:
-        """For one who waits since `began_s`: a session that opens without workers shows that there may soon be some."""
-        last_s = max(began_s, self._opened_s)
-        return min(last_s + self._patience_s, began_s + MOST_WAITS * self._patience_s)
+    @property
+    def _wait_s(self) -> float:
+        """What comes now waits for so long."""
+        return self._patience.wait_s(has_scheduler=self.is_open)
 
     def submit(self, sequences: Seq[Sequence], held: Held) -> None:
         """All samples of one work, in order."""
@@ -167,7 +184,7 @@ class SchedulerClient:
     def _send(self, wanted: Group, held: Held) -> None:
         session = choose(self._sessions, wanted[0].work.num_promised_tokens, held)
         if session is None:
-            self._room.enter(wanted, self._patience_s)
+            self._room.enter(wanted, self._wait_s, self._patience.most_s)
         else:
             session.submit(wanted, held.get(session.scheduler_id, 0))
 
@@ -181,8 +198,8 @@ class SchedulerClient:
     def on_open(self, session: Session) -> None:
         self._sessions.append(session)
         self._metrics.sessions_open.set(len(self._sessions))
-        self._opened_s = asyncio.get_running_loop().time()
-        self._room.renew(self._patience_s)
+        self._seen_s = asyncio.get_running_loop().time()
+        self._room.renew(self._wait_s)
         self.on_view(session)
 
     def twin(self, welcome: pb.SchedulerWelcome) -> Session | None:
@@ -191,6 +208,7 @@ class SchedulerClient:
 
     def on_broken(self, session: Session) -> None:
         self._sessions.remove(session)
+        self._seen_s = asyncio.get_running_loop().time()
         orphans = session.abandon()
         self._feed(session)
         self._metrics.sessions_open.set(len(self._sessions))
@@ -207,7 +225,7 @@ class SchedulerClient:
             self._feed(session)
         elif session not in self._starving:
             loop = asyncio.get_running_loop()
-            self._starving[session] = loop.call_later(self._patience_s, self._starve, session)
+            self._starving[session] = loop.call_later(self._wait_s, self._starve, session)
         self._move_starving()
         self._notify()
 
@@ -227,7 +245,7 @@ class SchedulerClient:
 
     def _starve(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
-        idle_until_s = session.last_tokens_s + self._patience_s
+        idle_until_s = session.last_tokens_s + self._wait_s
         if idle_until_s > loop.time():  # a worker on its way out still finishes what it has
             self._starving[session] = loop.call_at(idle_until_s, self._starve, session)
             return
@@ -260,10 +278,11 @@ class SchedulerClient:
         sequence.refused_since = sequence.refused_since or now
         if passing and sequence.group and sequence is not sequence.group[0]:
             return  # they are asked again together
-        if not passing or now - sequence.refused_since > self._patience_s:
+        if not passing or now - sequence.refused_since > self._patience.outage_s:
             self._fail(sequence, error)
         else:
-            self._refused.enter(sequence.group or (sequence,), error.retry_after_ms / 1000 or REFUSAL_PAUSE_S)
+            pause_s = error.retry_after_ms / 1000 or REFUSAL_PAUSE_S
+            self._refused.enter(sequence.group or (sequence,), pause_s, pause_s)
 
     def _fail_for_want_of_workers(self, group: Group) -> None:
         for sequence in group:
@@ -277,7 +296,7 @@ class SchedulerClient:
         sequence.wanted = False
         now = asyncio.get_running_loop().time()
         try:
-            sequence.sink.on_end(End(Finish(finish_pb2.FINISH_REASON_ERROR), error), now)
+            sequence.sink.on_end(failed(error), now)
         except Exception:  # others of the same step have to hear of theirs
             log.exception("the end of a request went wrong", request=sequence.work.request_id)
 
@@ -285,6 +304,12 @@ class SchedulerClient:
         """Wakes everybody in changed(); later callers wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _common_adapters(views: Seq[pb.ClusterView]) -> dict[str, bytes]:
+    """Those that are the same everywhere, by content as well."""
+    found = [adapter_contents.by_name(view.adapters, view.adapter_digests) for view in views]
+    return dict(set.intersection(*(set(adapters.items()) for adapters in found)))
 
 
 def _groups(sequences: Seq[Sequence]) -> Iterator[Group]:

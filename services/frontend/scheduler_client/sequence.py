@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from services.frontend.delta import Finish, TokenLogprobs
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from shared.adapter_contents import AdapterId
 from shared.errors import QuireError
 from shared.pb.common.v1 import sampling_pb2
 
@@ -33,6 +34,7 @@ class Work:
     grammar: bytes = b""  # a serialized StructuredOutput; empty: the output is not constrained
     samples_nothing: bool = False  # it ends with a vector when its prompt is computed; max_tokens is 0
     traceparent: str = ""  # of a request that is sampled
+    adapter: AdapterId | None = None  # that it goes through
 
     @property
     def is_search(self) -> bool:

@@ -40,6 +40,8 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         beam_search=sampling.beam_search if work.is_search else None,
         num_logprobs=sampling.logprobs if work.is_search and sampling.HasField("logprobs") else None,
         grammar=work.grammar,
+        adapter=work.adapter.name if work.adapter else "",
+        adapter_digest=work.adapter.digest if work.adapter else b"",
         priority=work.priority,
         tenant=work.tenant,
         timeout_ms=_timeout_ms(work.deadline_s, now),

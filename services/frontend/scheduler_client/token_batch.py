@@ -113,6 +113,11 @@ def _end(finished: pb.FinishedSequence) -> End:
     return End(Finish(finished.reason, stop_token_id, score=score), _error(finished))
 
 
+def failed(error: QuireError) -> End:
+    """Of a sequence that its reader gets `error` for."""
+    return End(Finish(finish_pb2.FINISH_REASON_ERROR), error)
+
+
 def _error(finished: pb.FinishedSequence) -> QuireError | None:
     if finished.reason not in (finish_pb2.FINISH_REASON_ERROR, finish_pb2.FINISH_REASON_DEADLINE):
         return None

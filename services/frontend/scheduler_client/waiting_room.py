@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from services.frontend.scheduler_client.sequence import Sequence
 
 LATE_S = 1.0  # a timer that goes off so late tells of a standstill of this process
-MOST_WAITS = 5  # as long as somebody shows up now and then, in all
 SECOND_WAIT_S = 5.0  # for sessions to come back after one: they ended meanwhile
 
 Group = tuple[Sequence, ...]  # consecutive samples of one work without tokens, or a single sequence
@@ -34,9 +33,9 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._stays)
 
-    def enter(self, group: Group, wait_s: float) -> None:
-        """If it raises, leave() undoes what it did."""
-        stay = _Stay(group, len(group), asyncio.get_running_loop().time() + MOST_WAITS * wait_s)
+    def enter(self, group: Group, wait_s: float, most_s: float) -> None:
+        """`most_s`: however often it is renewed. If it raises, leave() undoes what it did."""
+        stay = _Stay(group, len(group), asyncio.get_running_loop().time() + most_s)
         self._stay_of.update(dict.fromkeys(group, stay))
         self._stays[stay] = None
         self._wait(stay, wait_s)

@@ -68,7 +68,8 @@ class ChatTemplate:
         """`with_tools`: another one, for conversations that offer tools."""
         self._template = self._compile(source) if source is not None else None
         self._with_tools = self._compile(with_tools) if with_tools is not None else self._template
-        self._variables = variables
+        self.variables = variables
+        self.with_tools = with_tools
         self.default = source
         self.source = (source or "") + (with_tools or "")
 
@@ -109,7 +110,7 @@ class ChatTemplate:
             raise InvalidArgument("messages: this model has no chat template; send a prompt instead", field="messages")
         scope = {
             "documents": None,  # templates ask whether these are none
-            **self._variables,
+            **self.variables,
             **variables,
             "messages": messages,
             "tools": list(tools) or None,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tokenizers import Tokenizer as HfTokenizer
@@ -33,6 +35,16 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A prompt as tokens."""
+
+    token_ids: list[int]
+    second_text_from: int = 0  # its first token; 0: there is one text, or the tokenizer does not tell two apart
+    num_seen: int = 0  # of its first tokens, by others; 0: all
+    pooled_tokens: tuple[int, ...] = ()  # those that have a vector each; empty: all that the pooler names
+
+
 class Reader:
     """One tokenizer."""
 
@@ -48,9 +60,9 @@ class Reader:
         ids: list[int] = batch[0].ids
         return ids
 
-    def pair(self, texts: tuple[str, str]) -> list[int]:
-        ids: list[int] = self.tokenizer.encode_batch_fast([texts], add_special_tokens=True)[0].ids
-        return ids
+    def pair(self, texts: tuple[str, str]) -> Tokenized:
+        found = self.tokenizer.encode_batch_fast([texts], add_special_tokens=True)[0]
+        return Tokenized(found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0)
 
 
 class Encoder:
@@ -64,7 +76,7 @@ class Encoder:
         self._plain = Reader(*plain_tokenizer(tokenizer, control_tokens)) if control_tokens else self.own
         threads = threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))  # streams need the others
         self._pool = ThreadPoolExecutor(threads, "tokenize", step_back)
-        self._whole = ThreadPoolExecutor(1, "tokenize-whole", step_back)  # texts that cannot be cut, and templates
+        self._whole = ThreadPoolExecutor(1, "tokenize-whole", step_back)  # texts that cannot be cut
         self._turns, self._turns_of_whole = SmallestFirst(threads), SmallestFirst(1)
         self._before, self._behind = self._frame()
         self._pair_frame = self._find_pair_frame()
@@ -74,6 +86,11 @@ class Encoder:
         inner, framed = self.encode_now("a", add_special_tokens=False), self.encode_now("a", add_special_tokens=True)
         at = next((i for i in range(len(framed)) if framed[i : i + len(inner)] == inner), 0)
         return framed[:at], framed[at + len(inner) :]
+
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """What stands before and behind any text that special tokens are added to."""
+        return self._before, self._behind
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """For short texts."""
@@ -86,7 +103,7 @@ class Encoder:
         ids = await self._in_pieces(self.own, text, enough)
         return self._framed(ids) if add_special_tokens else ids
 
-    async def encode_pair(self, first: str, second: str, *, plain: bool, enough: int | None = None) -> list[int]:
+    async def encode_pair(self, first: str, second: str, *, plain: bool, enough: int | None = None) -> Tokenized:
         """As the tokenizer joins them. `plain`: they spell no control tokens. `enough`: of long texts, ids need not go
         on once there are more than so many."""
         length, frame = len(first) + len(second), self._pair_frame
@@ -97,22 +114,26 @@ class Encoder:
         if frame is None:
             text = "control_tokens: none: what this tokenizer puts between two texts cannot be told from the texts"
             raise InvalidArgument(text, field="control_tokens")
-        before, between, behind = frame
+        before, between, behind, of_second = frame
         ids = await self._section(Section(first, plain), False, enough)
         others = await self._section(
             Section(second, plain), False, None if enough is None else max(0, enough - len(ids))
         )
-        return [*before, *ids, *between, *others, *behind]
+        begin = len(before) + len(ids) + len(between)
+        return Tokenized([*before, *ids, *between, *others, *behind], 0 if of_second is None else begin - of_second)
 
-    def _find_pair_frame(self) -> tuple[list[int], list[int], list[int]] | None:
-        """What the tokenizer puts before, between and behind two texts; None where that cannot be seen."""
-        inner, framed = self.encode_now("a", add_special_tokens=False), self.own.pair(("a", "a"))
+    def _find_pair_frame(self) -> tuple[list[int], list[int], list[int], int | None] | None:
+        """What the tokenizer puts before, between and behind two texts, and how many of those between count as the
+        second's (None: it does not tell them apart); None where that cannot be seen."""
+        inner, pair = self.encode_now("a", add_special_tokens=False), self.own.pair(("a", "a"))
+        framed = pair.token_ids
         size = len(inner)
         found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
         if size == 0 or len(found) != 2:
             return None
         first, second = found
-        return framed[:first], framed[first + size : second], framed[second + size :]
+        of_second = second - pair.second_text_from if pair.second_text_from else None
+        return framed[:first], framed[first + size : second], framed[second + size :], of_second
 
     async def encode_sections(
         self, sections: Sequence[Section], *, add_special_tokens: bool, enough: int | None = None
@@ -152,16 +173,16 @@ class Encoder:
             return await self._run(self._whole, reader, text, add_special_tokens)
 
     async def _in_pieces(self, reader: Reader, text: str, enough: int | None) -> list[int]:
-        ids: list[int] = []
+        ids = array("i")  # not Python's own numbers, nine times as large, while it waits for its next turn
         try:
             for piece in reader.cuts.pieces(text, PIECE_CHARACTERS, LONGEST_WORD):
-                ids += await self._in_turn(reader, piece, len(text), add_special_tokens=False)
+                ids.extend(await self._in_turn(reader, piece, len(text), add_special_tokens=False))
                 if enough is not None and len(ids) > enough:
                     break
         except ValueError:
             message = f"prompt: more than {LONGEST_WORD} characters in a row without a blank, a digit or a mark."
             raise InvalidArgument(message, field="prompt") from None
-        return ids
+        return ids.tolist()
 
     async def _in_turn(self, reader: Reader, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
         async with self._turns.turn(length):
@@ -170,19 +191,23 @@ class Encoder:
     async def _run(self, pool: ThreadPoolExecutor, reader: Reader, text: str, add_special_tokens: bool) -> list[int]:
         return await asyncio.get_running_loop().run_in_executor(pool, reader.ids, text, add_special_tokens)
 
-    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
         """Each by itself, without what the tokenizer puts around a text."""
         characters = sum(map(len, texts))
         if characters <= INLINE_CHARACTERS:
             return self._encode_all(texts)
-        loop, found = asyncio.get_running_loop(), list[list[int]]()
+        loop = asyncio.get_running_loop()
+        found: list[array[int]] = []
         for some in _portions(texts):
             async with self._turns.turn(characters):
                 found += await loop.run_in_executor(self._pool, self._encode_all, some)
         return found
 
-    def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def _encode_all(self, texts: Sequence[str]) -> list[array[int]]:
+        # Numbers of Python's own are nine times as large, and all wait for the last one.
+        return [
+            array("i", found.ids) for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     async def in_thread(self, work: Callable[[Argument], Result], argument: Argument, amount: int) -> Result:
         """Other work of the kind, on texts that are not short; the one with the least `amount` goes first."""

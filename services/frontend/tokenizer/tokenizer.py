@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from tokenizers import Tokenizer as HfTokenizer
 
-from services.frontend.bounds.prompts import characters_of
+from services.frontend.bounds.turns import SmallestFirst
 from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer import chat_template as templates
-from services.frontend.tokenizer.control_tokens import ControlTokens, Section
-from services.frontend.tokenizer.encoder import Encoder
+from services.frontend.tokenizer.control_tokens import Section
+from services.frontend.tokenizer.conversations.conversations import Conversations
+from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from services.frontend.tokenizer.encoder import Encoder, Tokenized
 from services.frontend.tokenizer.folder import read_optional, special_tokens
 from services.frontend.tokenizer.generation_config import GenerationDefaults, read_defaults, read_eos_ids
 from services.frontend.tokenizer.pieces import Pieces, is_byte_level
@@ -34,7 +38,7 @@ NOWHERE, EVERYWHERE = "none", "everywhere"
 
 ANY_CLASS = "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
 LIGHT_IDS = 8192  # decoded in a millisecond
-LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes under a millisecond
+IDS_IN_A_TURN = 2048  # of the event loop: 0.4 ms
 
 
 class Tokenizer:
@@ -45,14 +49,17 @@ class Tokenizer:
     ) -> None:
         """`chat_template`: a file to use instead of the folder's own. `control_tokens`: where users may write them."""
         self._hf = _read(folder)
-        self.template = templates.load(folder, chat_template)
+        template = templates.load(folder, chat_template)
+        rendering = self._rendering(template, guarded=control_tokens != EVERYWHERE)
+        self.template = rendering.template
+        self.conversations = Conversations(rendering)
         self.info = {
             "tokenizer_class": ANY_CLASS,
             **read_optional(folder / "tokenizer_config.json"),
             "chat_template": self.template.default,
         }
         self._allowed = control_tokens
-        self._control = self._control_tokens()
+        self._control = rendering.control
         self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.marks))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
@@ -63,14 +70,21 @@ class Tokenizer:
         self._plain_pieces: dict[frozenset[str], Pieces] = {}  # likewise
         self._pieces = Pieces(self._hf.id_to_token, frozenset())
         self.byte_level = is_byte_level(self._hf)
+        self._decoding = SmallestFirst(1)
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
 
-    def _control_tokens(self) -> ControlTokens:
-        added = json.loads(self._hf.to_str(pretty=False))["added_tokens"]
-        marks = {mark for pair in THINKING_MARKS for mark in pair}
-        normalizer = self._hf.normalizer
-        normalize = None if normalizer is None else normalizer.normalize_str
-        return ControlTokens(added, self.template.source, marks, normalize)
+    def _rendering(self, template: templates.ChatTemplate, *, guarded: bool) -> Rendering:
+        return Rendering(
+            Introduction(
+                template=template.default,
+                with_tools=template.with_tools,
+                variables=template.variables,
+                added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
+                marks=frozenset(mark for pair in THINKING_MARKS for mark in pair),
+                normalizer=self._hf.normalizer,
+                guarded=guarded,
+            )
+        )
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
         """The tokenizer's own first, then what generation_config.json adds."""
@@ -101,10 +115,15 @@ class Tokenizer:
         """`enough`: of a long text, ids need not go on once there are more than so many."""
         return await self._encoder.encode(text, add_special_tokens=add_special_tokens, enough=enough)
 
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and behind a text."""
+        return self._encoder.frame
+
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._encoder.encode_now(text, add_special_tokens=add_special_tokens)
 
-    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
         """Each by itself, without what the tokenizer puts around a text."""
         return await self._encoder.encode_all(texts)
 
@@ -115,25 +134,16 @@ class Tokenizer:
         plain = [Section(text, plain=True)]
         return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, enough=enough)
 
-    async def encode_pair(self, first: str, second: str, enough: int | None = None) -> list[int]:
+    async def encode_pair(self, first: str, second: str, enough: int | None = None) -> Tokenized:
         """Two texts as one prompt, with what the tokenizer puts around and between them."""
         return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, enough=enough)
 
     async def encode_chat(self, prompt: ChatPrompt, enough: int | None = None) -> list[int]:
         """What the chat template makes of it."""
-        if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
-            sections = self._sections(prompt)
-        else:
-            sections = await self._encoder.in_thread(self._sections, prompt, len(prompt.messages) + len(prompt.tools))
+        sections = await self.conversations.sections(prompt)
         return await self._encoder.encode_sections(
             sections, add_special_tokens=prompt.add_special_tokens, enough=enough
         )
-
-    def _sections(self, prompt: ChatPrompt) -> list[Section]:
-        if self._allowed == EVERYWHERE:
-            return [Section(self.template.text_of(prompt), plain=False)]
-        shown, hidden = self._control.hide(prompt)
-        return self._control.sections(self.template.text_of(shown), hidden)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
         """`shown`: special tokens that are not skipped in any case."""
@@ -144,9 +154,12 @@ class Tokenizer:
         return text
 
     async def decode_long(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The same, of many ids in a thread."""
+        """The same, of many ids in portions or, where a token's text depends on others, in a thread."""
         if len(ids) <= LIGHT_IDS:
             return self.decode(ids, skip_special_tokens=skip_special_tokens)
+        if self.byte_level:
+            async with self._decoding.turn(len(ids)):  # else each has a portion of every turn of the loop
+                return await self._decode_in_portions(ids, self.pieces(skip_special_tokens=skip_special_tokens))
 
         def decode(ids: list[int]) -> str:
             # A batch of one, because the GIL is released for it.
@@ -154,6 +167,15 @@ class Tokenizer:
             return texts[0]
 
         return await self._encoder.in_thread(decode, list(ids), len(ids))
+
+    @staticmethod
+    async def _decode_in_portions(ids: Sequence[int], pieces: Pieces) -> str:
+        decoded = bytearray()
+        for start in range(0, len(ids), IDS_IN_A_TURN):
+            portion = map(pieces.__getitem__, ids[start : start + IDS_IN_A_TURN])
+            decoded += b"".join([piece.encode() if isinstance(piece, str) else piece for piece in portion])
+            await asyncio.sleep(0)
+        return decoded.decode(errors="replace")
 
     def _skipped_but(self, shown: frozenset[str]) -> frozenset[int]:
         if shown not in self._skipped:
@@ -201,6 +223,7 @@ class Tokenizer:
 
     def close(self) -> None:
         self._encoder.close()
+        self.conversations.close()
 
 
 def _read(folder: Path) -> HfTokenizer:

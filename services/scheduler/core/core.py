@@ -24,7 +24,7 @@ from services.scheduler.core.scheduling.growth import Grower
 from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
 from services.scheduler.core.scheduling.results import ResultProcessor
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.state import State
+from services.scheduler.core.state import CoreState
 from services.scheduler.core.timing.depth import Depth
 from services.scheduler.core.timing.pace import PromptPace
 from services.scheduler.core.timing.step_times import StepTimes
@@ -37,9 +37,10 @@ class Core:
     def __init__(self, limits: Limits, counts: Counts | None = None, observer: Observer | None = None) -> None:
         self.limits = limits
         self.counts = Counts() if counts is None else counts
-        self.state = State(limits, self.counts, observer)
+        self.state = CoreState(limits, self.counts, observer)
         self.kv, self.running, self.waiting = self.state.kv, self.state.running, self.state.waiting
         self.grammars, self.flights = self.state.grammars, self.state.flights
+        self.transfers = self.state.transfers
         self.depth = Depth(limits.max_steps_in_flight)
         self.speculation = Speculation(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
@@ -86,11 +87,15 @@ class Core:
         for sequence in self.grammars.failed(grammar_id):
             self.state.end(sequence, Reason.ERROR, failure=failure)
 
+    def transferred(self, transfer_id: int, *, failed: bool = False) -> None:
+        """The worker is done with a transfer, or could not do it."""
+        self.state.end_transfer(transfer_id, failed=failed)
+
     # The two verbs.
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None while there is nothing to do or enough under way. `now`: seconds, any fixed origin."""
-        self._expire(now)
+        self.expire(now)
         if len(self.flights) >= self.depth.most or now < self.next_at:
             return None
         if self.speculation.waits_for(self.flights):
@@ -149,7 +154,8 @@ class Core:
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot, whatever they wait for."""
-        return len(self.waiting) + self.grammars.num_blocked + self.state.siblings.num_parked
+        moving = 0 if self.transfers is None else self.transfers.num_blocked
+        return len(self.waiting) + self.grammars.num_blocked + self.state.siblings.num_parked + moving
 
     @property
     def use(self) -> BlockUse:
@@ -163,8 +169,12 @@ class Core:
         return self.num_waiting_tokens + rest + len(running) - len(running.prefilling)
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Tokens of `sequence` that it would find computed here."""
-        return self._entry.start(sequence).num_cached
+        """Tokens of `sequence` that it would find computed here, on the device or in host memory."""
+        start = self._entry.start(sequence)
+        if self.transfers is None or start.match is None or sequence.skip_reading_prefix_cache:
+            return start.num_cached
+        behind = self.transfers.num_behind(sequence.block_hashes, len(start.whole))
+        return max(start.num_cached, (len(start.whole) + behind) * self.limits.block_size)
 
     def find(self, key: int) -> Sequence | None:
         return self.state.sequences.get(key)
@@ -187,17 +197,29 @@ class Core:
         """Those that hold no slot, in order of arrival; the core forgets them."""
         return self.state.evacuate_waiting()
 
+    def expire(self, now: float) -> None:
+        """Ends those whose deadline has passed, as schedule() does: for the time in which nothing is scheduled."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, key = heapq.heappop(self._deadlines)
+            sequence = self.state.sequences.get(key)
+            if sequence is not None:
+                failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
+                self.state.end(sequence, Reason.DEADLINE, failure=failure)
+
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
         """Forgets all prefixes; returns the number of blocks, None if sequences run and may not be preempted.
 
-        Only while no step is under way.
+        Only while no step and no transfer is under way.
         """
         if preempt_running:
             by_age = np.argsort(-self.running.order, kind="stable")
             for slot in by_age[: len(self.running)].tolist():
                 if self.running.live[slot]:  # its search may have left with another beam
                     self.state.preempt(slot)
-        return self.kv.reset() if self.kv.idle else None
+        if not self.kv.idle:
+            return None
+        in_host_memory = 0 if self.transfers is None else self.transfers.forget()
+        return self.kv.reset() + in_host_memory
 
     def _build(self, now: float) -> PlanBuilder:
         if self.kv.parts is not None:
@@ -217,14 +239,6 @@ class Core:
             self._beams.hold(builder)
         return builder
 
-    def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, key = heapq.heappop(self._deadlines)
-            sequence = self.state.sequences.get(key)
-            if sequence is not None:
-                failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
-                self.state.end(sequence, Reason.DEADLINE, failure=failure)
-
     def _begun(self, oldest: Flight) -> float:
         return max(oldest.planned_at, self._last_applied_at)
 
@@ -235,6 +249,8 @@ class Core:
         self.flights.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
         self.state.tables.cache_full_blocks()
+        if self.transfers is not None:
+            self.transfers.store_filled()
         finishing = builder.finishing
         if finishing:
             self.state.tables.cache_prompts(finishing)

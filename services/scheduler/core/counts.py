@@ -19,4 +19,7 @@ class Counts:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    stored_blocks: int = 0  # copied to host memory
+    fetched_blocks: int = 0  # brought back from there
+    failed_transfers: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
 from services.scheduler.core.policies.fcfs import Fcfs
 from services.scheduler.kv_cache.groups import Groups
-from shared.kv_specs import ONE_FULL, KVSpec
+from shared.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,15 @@ class Limits:
     policy: PolicyMaker = Fcfs
     policy_options: PolicyOptions = DEFAULTS
     kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
+    num_host_blocks: int = 0  # that the worker can keep in host memory
+    # Derived once: every block that is filled and every sequence that comes in asks for them, and specs are compared
+    # field by field.
+    whole_prompts: bool = field(init=False)  # nothing is kept: a prompt is computed in one step, and none goes on
+    caches_prefixes: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "whole_prompts", self.kv_specs == (NOTHING,))
+        object.__setattr__(self, "caches_prefixes", self.enable_prefix_caching and not self.whole_prompts)
 
     @property
     def groups(self) -> Groups:
@@ -52,8 +61,18 @@ class Limits:
                 f"The decoder prompt (length {num_tokens}) plus the number of requested output tokens (at least 1) is "
                 f"longer than the maximum model length of {self.max_model_len}."
             )
+        if self.whole_prompts:
+            return self._refusal_of_whole(num_tokens, samples=samples)
         num_blocks = -(-num_tokens // self.block_size)
         most = num_blocks * len(self.kv_specs)
         if most > self.usable_blocks and self.groups.least_cost(num_blocks) > self.usable_blocks:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
+        return None
+
+    def _refusal_of_whole(self, num_tokens: int, *, samples: bool) -> str | None:
+        if samples:
+            return "The model reads texts and generates none: it is an encoder."
+        if num_tokens > self.max_num_batched_tokens:
+            most = self.max_num_batched_tokens
+            return f"The prompt (length {num_tokens}) is longer than a step, {most} tokens, and is computed in one."
         return None

@@ -198,12 +198,16 @@ class Running:
         filled: Slots = slots[known % self.block_size == 0]
         return filled
 
-    def take_block(self, slot: int) -> tuple[Sequence, bytes]:
-        """Moves a block of known tokens to the slot's sequence; returns both, the tokens as an i32 column."""
-        sequence = self.sequence(slot)
-        block: bytes = self._tail[slot].tobytes()
-        sequence.tokens += block
-        return sequence, block
+    def take_blocks(self, slots: Slots) -> list[tuple[Sequence, bytes]]:
+        """Moves a block of known tokens to the sequence of each of `slots`; returns both, the tokens as i32 columns."""
+        size = self.block_size * TOKEN_BYTES
+        tails: bytes = self._tail[slots].tobytes()
+        taken = []
+        for begin, slot in zip(range(0, len(tails), size), slots.tolist(), strict=True):
+            sequence, block = self.sequence(slot), tails[begin : begin + size]
+            sequence.tokens += block
+            taken.append((sequence, block))
+        return taken
 
     def may_end(self, slots: Slots, tokens: I32) -> Slots:
         """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""

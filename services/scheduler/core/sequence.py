@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 4
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     """Where a sequence is in its life."""
 
     BLOCKED = "blocked"
@@ -64,6 +64,7 @@ class Sequence:
     min_output_tokens: int = 0  # no repetition is seen before
     grammar_id: bytes = b""  # what constrains its output; empty: nothing
     grammar_bytes: int = 0  # of its text
+    adapter: object = None  # what only some workers have and it needs; not looked at here
     family: Family | None = None  # if it has siblings
     search: BeamSearch | None = None  # of a root: it runs as beams (beam/beams.py)
     outputs: list[Sequence] = field(default_factory=list)  # of a root: what the frontend gets, itself first
@@ -76,7 +77,7 @@ class Sequence:
     arrival: float = 0.0  # seconds, the scheduler's clock
     deadline: float = math.inf
 
-    status: Status = Status.WAITING
+    status: SequenceStatus = SequenceStatus.WAITING
     slot: int = -1
     row: Row | None = None  # while it holds a slot
     order: int = -1  # arrival rank within a core
@@ -84,6 +85,7 @@ class Sequence:
     urgency: float = 0.0  # under the priority policy: smaller comes first
     fence: int = 0  # step that must have returned before it may run again
     num_preemptions: int = 0
+    num_fetches: int = 0  # times that blocks of it were brought back from host memory
     num_losses: int = 0  # workers lost in a row while it ran, without a token in between
     moved_at: float | None = None  # its last token on a worker that it had to leave; None once it goes on
     num_queued_tokens: int = 0  # num_tokens when it was last put into the queue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence as Blocks
 
 import numpy as np
 
@@ -20,13 +21,14 @@ from services.scheduler.core.plan import Events, finish
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
 from services.scheduler.core.scheduling.siblings import Siblings
-from services.scheduler.core.sequence import Sequence, Status
+from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.tables import Tables
 from services.scheduler.core.timing.forecast import Forecast
+from services.scheduler.core.transfers import Transfers
 from services.scheduler.kv_cache.block_pool import Observer
 
 
-class State:
+class CoreState:
     """The one owner of it."""
 
     def __init__(self, limits: Limits, counts: Counts, observer: Observer | None) -> None:
@@ -39,6 +41,8 @@ class State:
         self.siblings = Siblings()
         self.searches = Searches()
         self.forecast = Forecast()
+        moves = limits.num_host_blocks and limits.enable_prefix_caching and self.kv.groups.plain
+        self.transfers = Transfers(self.kv, limits.num_host_blocks, counts) if moves else None
         self.events = Events()
         self.flights: deque[Flight] = deque()
         self.last_applied = 0  # step
@@ -61,7 +65,7 @@ class State:
 
     def refuse(self, sequence: Sequence, failure: Failure) -> None:
         """It ends before it comes in."""
-        sequence.status = Status.FINISHED
+        sequence.status = SequenceStatus.FINISHED
         self.events.finished += finish(sequence, Reason.ERROR, failure=failure)
 
     def _take_in(self, sequence: Sequence) -> None:
@@ -70,7 +74,7 @@ class State:
             sequence.order = next(self._orders)
         self._count_waiting(sequence)
         if sequence.grammar_id and not self.grammars.join(sequence):
-            sequence.status = Status.BLOCKED
+            sequence.status = SequenceStatus.BLOCKED
         else:
             self.queue(sequence)
 
@@ -87,12 +91,27 @@ class State:
     def queue(self, sequence: Sequence) -> None:
         """Lets it wait for a slot, or for the sibling that computes its prompt."""
         if self.siblings.parks(sequence):
-            sequence.status = Status.BLOCKED
+            sequence.status = SequenceStatus.BLOCKED
             self.num_waiting_tokens -= sequence.num_queued_tokens - 1  # the last one of its prompt
             sequence.num_queued_tokens = 1
             return
-        sequence.status = Status.WAITING
+        sequence.status = SequenceStatus.WAITING
         self.waiting.push(sequence)
+
+    def block_on_transfer(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
+        """The head of the queue waits for blocks from host memory, if they are worth it. Whether it does."""
+        if self.transfers is None or not self.transfers.fetch(sequence, found, most):
+            return False
+        self.waiting.remove(sequence)
+        sequence.status = SequenceStatus.BLOCKED
+        return True
+
+    def end_transfer(self, transfer_id: int, *, failed: bool) -> None:
+        """Who waited for it comes next."""
+        assert self.transfers is not None, "it was ordered"
+        for sequence in reversed(self.transfers.done(transfer_id, failed=failed)):
+            sequence.status = SequenceStatus.WAITING
+            self.waiting.push_back(sequence)
 
     def next_waiting(self) -> Sequence:
         """Takes the head of the queue."""
@@ -104,7 +123,7 @@ class State:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
         freed = self.siblings.computed(slots, map(self.running.sequence, slots))
         for sibling in reversed(freed):
-            sibling.status = Status.WAITING
+            sibling.status = SequenceStatus.WAITING
             self.waiting.push_back(sibling)
 
     # Running.
@@ -113,7 +132,7 @@ class State:
         """Tokens of a prompt to compute now, taken from the budget."""
         threshold = self.limits.long_prefill_token_threshold
         alone = len(self.sequences) == 1
-        at_most = num_remaining if threshold == 0 or alone else threshold
+        at_most = num_remaining if threshold == 0 or alone or self.limits.whole_prompts else threshold
         return builder.budget.try_add(num_remaining, at_most)
 
     def take_slot(self, sequence: Sequence) -> int | None:
@@ -141,7 +160,7 @@ class State:
         else:
             self.tables.cache_partial_block(slot)
             sequence.fence = self.take_slot(sequence) or 0
-        sequence.status = Status.PREEMPTED
+        sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
         self.counts.preemptions += 1
         self.waiting.push_back(sequence)
@@ -169,14 +188,14 @@ class State:
 
     def forget(self, sequence: Sequence, reason: Reason) -> None:
         """It is over: what it holds is taken back."""
-        if sequence.status is Status.RUNNING:
+        if sequence.status is SequenceStatus.RUNNING:
             self._leave_running(sequence, reason)
         else:
             self._leave_queue(sequence)
             self.num_waiting_tokens -= sequence.num_queued_tokens
         if sequence.grammar_id:
             self.grammars.leave(sequence)
-        sequence.status = Status.FINISHED
+        sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.key]
         self._hand_on(sequence)
 
@@ -198,10 +217,10 @@ class State:
             if lost:
                 sequence.num_losses = 1 if progressed else sequence.num_losses + 1
             if not sequence.is_beam:
-                sequence.status = Status.WAITING
+                sequence.status = SequenceStatus.WAITING
                 self.waiting.push(sequence)
         for root in self.searches.abandon():
-            root.status = Status.WAITING
+            root.status = SequenceStatus.WAITING
             root.num_losses += lost
             self.waiting.push(root)
         self.flights.clear()
@@ -209,7 +228,8 @@ class State:
 
     def evacuate_waiting(self) -> list[Sequence]:
         """Those that hold no slot, in order of arrival; they are forgotten here."""
-        blocked = [*self.grammars.blocked(), *self.siblings.parked()]
+        moving = () if self.transfers is None else self.transfers.blocked()
+        blocked = [*self.grammars.blocked(), *self.siblings.parked(), *moving]
         sequences = sorted([*self.waiting, *blocked], key=lambda s: s.order)
         for sequence in sequences:
             self._leave_queue(sequence)
@@ -218,7 +238,7 @@ class State:
             self.siblings.ended(sequence)
             del self.sequences[sequence.key]
             sequence.order = -1
-            sequence.status = Status.WAITING
+            sequence.status = SequenceStatus.WAITING
         self.num_waiting_tokens = 0
         return sequences
 
@@ -237,8 +257,10 @@ class State:
         return max(self.take_slot(beam.sequence) or 0 for beam in self.searches.leave(root))
 
     def _leave_queue(self, sequence: Sequence) -> None:
-        if sequence.status is Status.BLOCKED:
+        if sequence.status is SequenceStatus.BLOCKED:
             self.siblings.unpark(sequence)
+            if self.transfers is not None:
+                self.transfers.leave(sequence)
         else:
             self.waiting.remove(sequence)
 

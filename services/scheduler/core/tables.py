@@ -28,7 +28,7 @@ class Tables:
             limits.num_blocks,
             limits.groups,
             limits.max_num_seqs,
-            limits.enable_prefix_caching,
+            limits.caches_prefixes,
             observer=observer,
             prefix_grain=limits.prefix_grain,
         )
@@ -126,8 +126,10 @@ class Tables:
 
     def extend(self, slots: Slots, tokens: I32) -> None:
         """The next token of each of `slots` is known."""
-        for slot in self.running.append(slots, tokens).tolist():
-            self._extend_chain(*self.running.take_block(slot))
+        filled = self.running.append(slots, tokens)
+        if len(filled):
+            for sequence, block in self.running.take_blocks(filled):
+                self._extend_chain(sequence, block)
 
     def extend_late(self, sequence: Sequence, token: int) -> None:
         """The next token of one that has lost its slot meanwhile is known."""
@@ -137,7 +139,7 @@ class Tables:
             self._extend_chain(sequence, bytes(sequence.tokens[-size:]))
 
     def _extend_chain(self, sequence: Sequence, block: bytes) -> None:
-        if self.limits.enable_prefix_caching:
+        if self.limits.caches_prefixes:
             parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
             sequence.block_hashes.append(block_hash.block_hash(parent, block))
 
@@ -151,14 +153,18 @@ class Tables:
         certain = running.surely(running.num_computed)  # drafts may turn out wrong, or find no room
         certain = self._num_ordered = np.minimum(certain, running.capacity)
         filled = np.minimum(running.num_known, certain) // running.block_size
-        slots = (running.live & (filled > self.kv.num_named)).nonzero()[0]
-        for slot, num_filled in zip(slots.tolist(), filled[slots].tolist(), strict=True):
-            self.cache_blocks(slot, num_filled)
+        named = self.kv.num_named
+        slots = (running.live & (filled > named)).nonzero()[0]
+        for slot, first, num_filled in zip(slots.tolist(), named[slots].tolist(), filled[slots].tolist(), strict=True):
+            self._cache_between(slot, first, num_filled)
 
     def cache_blocks(self, slot: int, num_filled: int) -> None:
         """Puts on record what the first `num_filled` blocks of `slot` hold."""
-        first = int(self.kv.num_named[slot])
-        self.kv.name(slot, self.running.sequence(slot).block_hashes[first:num_filled])
+        self._cache_between(slot, int(self.kv.num_named[slot]), num_filled)
+
+    def _cache_between(self, slot: int, first: int, num_filled: int) -> None:
+        """`first`: those before are on record."""
+        self.kv.name(slot, self.running.sequence(slot).block_hashes[first:num_filled], first)
         if self.kv.parts is not None:
             self.kv.note_wholes(slot, [self._content(slot, i) for i in range(first, num_filled)])
 

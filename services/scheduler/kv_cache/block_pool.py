@@ -100,9 +100,10 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks, forgetting what they held."""
         blocks = self._free.popleft_n(count)
+        references, hash_of = self._references, self._hash_of
         for block in blocks:
-            self._references[block] = 1
-            if self._hash_of[block] is not None:
+            references[block] = 1
+            if hash_of[block] is not None:
                 self._num_cached_free -= 1
                 self._forget(block)
         return blocks
@@ -120,20 +121,23 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """One reference less to each, in the given order; a sequence gives its blocks back last to first, so that the
         tail of a prefix is evicted before its head. Blocks that hold no known prefix are taken first."""
+        references, hash_of = self._references, self._hash_of
+        known = []
         for block in blocks:
-            self._references[block] -= 1
-            if self._references[block]:
+            references[block] -= 1
+            if references[block]:
                 self.num_shared -= 1
                 continue
             if self._twin_hash and block in self._twin_hash:
                 self._drop_twin(block)
                 if self._parts is not None:
                     self._parts.forget(block)
-            if self._hash_of[block] is None:
+            if hash_of[block] is None:
                 self._free.prepend(block)
             else:
-                self._free.append(block)
-                self._num_cached_free += 1
+                known.append(block)
+        self._free.extend(known)
+        self._num_cached_free += len(known)
 
     def name(self, block: int, block_hash: bytes) -> None:
         """Records what an owned block holds. If another block holds the same, that one stays the one to be found."""

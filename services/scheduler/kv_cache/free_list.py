@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 class FreeList:
@@ -33,6 +33,18 @@ class FreeList:
     def append(self, block: int) -> None:
         """To the right end: taken last."""
         self._insert(self._prev[self._end], block, self._end)
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        """To the right end, one behind the other."""
+        following, preceding = self._next, self._prev
+        last = preceding[self._end]
+        for block in blocks:
+            following[last] = block
+            preceding[block] = last
+            last = block
+        following[last] = self._end
+        preceding[self._end] = last
+        self._size += len(blocks)
 
     def prepend(self, block: int) -> None:
         """To the left end: taken next."""

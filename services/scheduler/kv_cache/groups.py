@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.kv_retention import KeepsWindow, Retention, longest_match, retention_of
-from shared.kv_specs import ONE_FULL, KVSpec
+from shared.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
 
@@ -36,7 +36,12 @@ class Groups:
     @cached_property
     def plain(self) -> bool:
         """One group that keeps everything: the usual case."""
-        return self.specs == ONE_FULL or (self.num == 1 and not self.has_windows)
+        return self.specs == ONE_FULL or (self.num == 1 and not self.has_windows and not self.keep_nothing)
+
+    @cached_property
+    def keep_nothing(self) -> bool:
+        """Sequences are computed whole and have no blocks."""
+        return self.specs == (NOTHING,)
 
     @cached_property
     def has_windows(self) -> bool:

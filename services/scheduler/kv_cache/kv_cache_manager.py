@@ -40,7 +40,7 @@ class KVCacheManager:
         self.groups, self.num_groups = groups, groups.num
         self._plain, self._has_windows = groups.plain, groups.has_windows
         self.block_size = block_size = groups.block_size
-        self.enable_caching = enable_caching
+        self.enable_caching = enable_caching and not groups.keep_nothing
         has_parts = enable_caching and 0 < prefix_grain < block_size and groups.plain
         self.parts = PartIndex(block_size, prefix_grain) if has_parts else None
         self.pool = BlockPool(num_blocks, observer, self.parts)
@@ -49,6 +49,8 @@ class KVCacheManager:
         self.num_named = np.zeros(num_slots, dtype=np.int32)  # blocks at the head of each table that are on record
         self._fenced: deque[tuple[int, Sequence[int]]] = deque()  # (step id, blocks), step ids ascending
         self.num_fenced = 0
+        self._held: dict[int, Sequence[int]] = {}  # by transfer
+        self._filled: list[tuple[int, bytes]] | None = None  # blocks put on record; None: nobody asks
         self._num_slid = {window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows}  # block positions
 
     @property
@@ -65,7 +67,7 @@ class KVCacheManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Block positions."""
-        return -(-num_tokens // self.block_size)
+        return 0 if self.groups.keep_nothing else -(-num_tokens // self.block_size)
 
     def match(self, block_hashes: Sequence[bytes]) -> Match:
         """Blocks that hold the longest known prefix of the chain. Changes nothing."""
@@ -168,13 +170,16 @@ class KVCacheManager:
         for place in places:
             table[place] = NULL_BLOCK
 
-    def name(self, slot: int, block_hashes: Sequence[bytes]) -> None:
-        """Records the content of the next blocks of the table, which computed steps have filled."""
-        start = int(self.num_named[slot])
+    def name(self, slot: int, block_hashes: Sequence[bytes], first: int | None = None) -> None:
+        """Records the content of the next blocks of the table, which computed steps have filled. `first`: how many come
+        before them, from those who have read num_named."""
+        start = int(self.num_named[slot]) if first is None else first
         table = self._tables[slot]
         if self._plain:
             for offset, block_hash in enumerate(block_hashes, start):
                 self.pool.name(table[offset], block_hash)
+            if self._filled is not None:
+                self._filled += zip(table[start : start + len(block_hashes)], block_hashes, strict=True)
         else:
             self._name_groups(table[start * self.num_groups :], block_hashes)
         self.num_named[slot] = start + len(block_hashes)
@@ -220,10 +225,40 @@ class KVCacheManager:
             self.num_fenced -= len(blocks)
             self.pool.release(blocks)
 
+    def watch_filled(self) -> None:
+        """From here on take_filled() is asked for."""
+        self._filled = []
+
+    def take_filled(self) -> list[tuple[int, bytes]]:
+        """Blocks of tables that have been put on record since the last call, and what they hold."""
+        assert self._filled is not None, "somebody watches"
+        filled, self._filled = self._filled, []
+        return filled
+
+    def hold(self, transfer_id: int, blocks: Sequence[int]) -> None:
+        """They stay as they are until let_go()."""
+        self.pool.share(blocks)
+        self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
+
+    def take(self, transfer_id: int, count: int) -> list[int]:
+        """Blocks for what comes with a transfer, which holds them; there are enough."""
+        blocks = self.pool.allocate(count)
+        self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
+        return blocks
+
+    def let_go(self, transfer_id: int) -> None:
+        self.pool.release(self._held.pop(transfer_id)[::-1])
+
+    @property
+    def num_held(self) -> int:
+        """References of transfers."""
+        return sum(map(len, self._held.values()))
+
     def num_unowned(self) -> int:
-        """Blocks that are used though no table and no fence holds them: 0, or there is a leak. Walks everything."""
+        """Blocks that are used though no table, fence or transfer has them: 0, or there is a leak. Walks all of it."""
         owned = {block for table in self._tables for block in table if block}
         owned.update(block for _, blocks in self._fenced for block in blocks)
+        owned.update(block for blocks in self._held.values() for block in blocks)
         return self.use.used - len(owned)
 
     @property

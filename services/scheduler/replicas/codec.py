@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from services.scheduler.core.ending import Failure
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from services.scheduler.core.transfers import TransferOrder
 from services.scheduler.submissions import Payload
 from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
@@ -69,6 +70,17 @@ def encode_order(order: GrammarOrder) -> pb.AttachResponse:
     assert isinstance(payload, Payload)
     prepare = pb.PrepareGrammar(grammar_id=order.grammar_id, grammar=payload.grammar)
     return pb.AttachResponse(prepare_grammar=prepare)
+
+
+def encode_transfer(order: TransferOrder) -> pb.AttachResponse:
+    transfer = pb.Transfer(
+        transfer_id=order.transfer_id,
+        to_host=order.to_host,
+        block_ids=u32_bytes(order.blocks),
+        place_ids=u32_bytes(order.places),
+        block_hashes=b"".join(order.hashes),
+    )
+    return pb.AttachResponse(transfer=transfer)
 
 
 def decode_failure(error: finish_pb2.Error) -> Failure:

@@ -12,12 +12,22 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.prefix_directory.changes import BlockChanges
-from services.scheduler.replicas.codec import decode_failure, decode_result, encode_order, encode_plan
+from services.scheduler.replicas.adapters import ReplicaAdapters
+from services.scheduler.replicas.codec import (
+    decode_failure,
+    decode_result,
+    encode_order,
+    encode_plan,
+    encode_transfer,
+)
 from services.scheduler.replicas.result_checks import ResultChecks
 from services.scheduler.throughput import Throughput
 from shared.errors import FailedPrecondition
+from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
+
+log = logger("replicas")
 
 Clock = Callable[[], float]
 
@@ -45,6 +55,7 @@ class Replica:
         self.core = core
         self.changes = changes
         self.leaving = False
+        self.adapters = ReplicaAdapters(hello, send)
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
@@ -56,6 +67,7 @@ class Replica:
         self._next_at = -math.inf  # will be pumped then
         self._awake = False
         self.paused = False
+        self.held = False
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(self.id)
@@ -99,19 +111,28 @@ class Replica:
         self.paused = False
         self.wake()
 
+    def hold(self, held: bool) -> None:
+        """Orders no further steps while generation is paused, whoever else pauses and resumes meanwhile."""
+        self.held = held
+        self.wake()
+
     def pump(self) -> None:
         """Sends the steps that can go out now, and what happened to the frontends."""
         self._awake = False
         self._send_orders()
         started = perf_counter()
-        while not self.paused and (plan := self.core.schedule(self._clock())) is not None:
+        if self.held:
+            self.core.expire(self._clock())
+        while not (self.paused or self.held) and (plan := self.core.schedule(self._clock())) is not None:
             planned = perf_counter()
             self._metrics.schedule.observe(planned - started)
             self.send(encode_plan(plan, self.epoch))
             self._metrics.encode.observe(perf_counter() - planned)
             self._step_tokens.observe(plan.num_tokens)
             self._sent_at.append(self._clock())
+            self._send_transfers()
             started = perf_counter()
+        self._send_transfers()
         self.flush()
         self._wake_in_time()
 
@@ -161,6 +182,29 @@ class Replica:
         failure = decode_failure(wire.error) if wire.HasField("error") else None
         self.core.grammar_prepared(wire.grammar_id, failure)
         self.wake()
+
+    def take_transferred(self, wire: pb.Transferred) -> None:
+        """The worker has moved blocks, or says why not."""
+        transfers = self.core.transfers
+        if transfers is None or not transfers.awaits(wire.transfer_id):
+            raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
+        failed = wire.HasField("error")
+        if failed:
+            log.warning("blocks could not be moved", worker=self.id, reason=wire.error.message)
+        self.core.transferred(wire.transfer_id, failed=failed)
+        self._metrics.transfer.observe(wire.transfer_us / 1e6)
+        self.wake()
+
+    @property
+    def moves_blocks(self) -> bool:
+        """Transfers are under way."""
+        return self.core.transfers is not None and self.core.transfers.num_under_way > 0
+
+    def _send_transfers(self) -> None:
+        """Behind the plans that fill or free their blocks."""
+        if self.core.transfers is not None:
+            for order in self.core.transfers.take_orders():
+                self.send(encode_transfer(order))
 
     def _send_orders(self) -> None:
         for order in self.core.grammars.take_orders():

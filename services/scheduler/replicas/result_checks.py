@@ -11,9 +11,9 @@ from services.scheduler.core.scheduling.plan_builder import Flight
 from shared.columns import U32, u32
 from shared.errors import FailedPrecondition
 from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.worker_limits import MOST_POOLED_ELEMENTS
 
 WIDTH = 4  # bytes of an element of every column
-MOST_ELEMENTS = 2**20  # of a vector: far more than any model's hidden states have
 MOST_STEPS_WITHOUT_TOKEN = 1000  # in a row, of a slot that is to sample: far beyond any wait for blocks
 
 
@@ -104,8 +104,8 @@ class ResultChecks:
         if len(set(slots)) != len(slots) or not due <= set(slots) <= flight.ended.keys():
             raise _wrong(flight, f"pooled: vectors of slots {sorted(due)} are due, the worker sent those of {slots}")
         sizes = _column(pooled.sizes, "pooled.sizes", len(slots), flight)
-        if len(sizes) and (not sizes.all() or int(sizes.max()) > MOST_ELEMENTS):
-            raise _wrong(flight, f"pooled.sizes: 1 to {MOST_ELEMENTS} elements of each, the worker sent {sizes}")
+        if len(sizes) and (not sizes.all() or int(sizes.max()) > MOST_POOLED_ELEMENTS):
+            raise _wrong(flight, f"pooled.sizes: 1 to {MOST_POOLED_ELEMENTS} elements of each, the worker sent {sizes}")
         _column(pooled.values, "pooled.values", int(sizes.sum()), flight)
 
     def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: Flight) -> int:

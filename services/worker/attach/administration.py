@@ -18,3 +18,18 @@ class Administration:
 
     async def reset_prefix_cache(self, _request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
         raise FailedPrecondition("a worker does not own its prefix cache: ask its scheduler to reset it")
+
+    async def pause_generation(self, _request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
+        raise FailedPrecondition("a worker runs the steps that its scheduler orders: ask that to pause generation")
+
+    async def resume_generation(self, _request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
+        raise FailedPrecondition("a worker runs the steps that its scheduler orders: ask that to resume generation")
+
+    async def load_adapter(self, _request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
+        raise FailedPrecondition("a worker has the adapters that its scheduler orders: ask that to load one")
+
+    async def unload_adapter(self, _request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
+        raise FailedPrecondition("a worker has the adapters that its scheduler orders: ask that to unload one")
+
+    async def list_adapters(self) -> pb.ListAdaptersResponse:
+        raise FailedPrecondition("a worker has the adapters that its scheduler orders: ask that to list them")

@@ -37,6 +37,12 @@ class Executor(Protocol):
 
     def release_grammar(self, grammar_id: bytes) -> None: ...
 
+    def transfer(self, receiver: Attachment, order: pb.Transfer) -> None: ...
+
+    def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None: ...
+
+    def unload_adapter(self, order: pb.UnloadAdapter) -> None: ...
+
 
 class BrokenSession(Exception):
     """The attachment cannot go on; another one can."""
@@ -65,6 +71,11 @@ class Attachment:
         held = await self._engine.rest(self)
         hello.held_block_ids, hello.held_block_hashes = columns.u32_bytes(held.block_ids), held.hashes
         hello.held_block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
+        hello.held_place_ids = columns.u32_bytes(list(held.in_host_memory))
+        hello.held_place_hashes = b"".join(held.in_host_memory.values())
+        hello.adapters.extend(adapter.name for adapter, _ in held.adapters)
+        hello.adapter_digests = b"".join(adapter.digest for adapter, _ in held.adapters)
+        hello.adapter_paths.extend(path for _, path in held.adapters)
         self._session.send(pb.AttachRequest(hello=hello))
         await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
 
@@ -76,6 +87,14 @@ class Attachment:
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None:
         """Engine: a grammar is ready, or never will be."""
         self._session.send(pb.AttachRequest(grammar_prepared=prepared))
+
+    def transferred(self, done: pb.Transferred) -> None:
+        """Engine: blocks have been moved, or cannot be."""
+        self._session.send(pb.AttachRequest(transferred=done))
+
+    def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None:
+        """Engine: an adapter is ready, or cannot be had."""
+        self._session.send(pb.AttachRequest(adapter_loaded=loaded))
 
     def break_off(self, reason: str) -> None:
         """Engine: no further result will come."""
@@ -106,6 +125,12 @@ class Attachment:
                     self._engine.prepare_grammar(self, message.prepare_grammar)
                 case "release_grammar":
                     self._engine.release_grammar(message.release_grammar.grammar_id)
+                case "transfer":
+                    self._engine.transfer(self, message.transfer)
+                case "load_adapter":
+                    self._engine.load_adapter(self, message.load_adapter)
+                case "unload_adapter":
+                    self._engine.unload_adapter(message.unload_adapter)
                 case "cache_reset":
                     self._engine.forget_cache()
                 case "redirect":

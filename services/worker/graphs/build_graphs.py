@@ -54,7 +54,8 @@ class GraphMaker:
         self._place = place
         self._most_chunk_tokens: int | None = None  # of a step that a graph pays for; None: not known yet
         reason = model.single_row(model.config, place)
-        self._single_row = None if reason else SingleRowProgram(model, pdl=torch.cuda.get_device_capability() >= HOPPER)
+        pdl = torch.cuda.get_device_capability() >= HOPPER
+        self._single_row = None if reason else SingleRowProgram(model, place.shard, pdl=pdl)
         if reason:
             log.info("no fused chain for single rows", reason=reason)
 

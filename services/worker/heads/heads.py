@@ -54,12 +54,12 @@ class Heads:
     """Owns all heads of a worker. Sampling is one with a way of its own: steps feed each other with what it chose, and
     graphs end in it by themselves."""
 
-    def __init__(self, sampler: Sampler, others: Sequence[Head], adapters: SlotState | None = None) -> None:
-        """`adapters` have to know of sequences, too."""
+    def __init__(self, sampler: Sampler, others: Sequence[Head], told: Sequence[SlotState] = ()) -> None:
+        """`told`: who have to know of sequences, too."""
         self.sampling = SamplingHead(sampler)
         self._sampler = sampler
         self._others = list(others)
-        self._told: tuple[SlotState, ...] = () if adapters is None else (adapters,)
+        self._told = tuple(told)
 
     def add(self, head: Head) -> None:
         """Before the first step."""

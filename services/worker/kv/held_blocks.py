@@ -7,12 +7,14 @@ which life of it (a block that is handed out anew starts another life).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shared.adapter_contents import AdapterId
 from shared.block_hash import block_hash
 from shared.columns import I32
 
@@ -28,6 +30,8 @@ class HeldReport:
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
     groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
+    in_host_memory: dict[int, bytes] = field(default_factory=dict)  # hashes, by place
+    adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
 
 
 class HeldBlocks:
@@ -46,6 +50,7 @@ class HeldBlocks:
         self._group = np.zeros(num_blocks, dtype=np.int32)
         self._child = np.zeros(num_blocks, dtype=np.int32)  # the last block that was handed out behind it
         self._roots: dict[int, bytes] = {}  # the hash of what comes before, of blocks whose parent is none
+        self._given: dict[int, bytes] = {}  # the hash of what a block holds that no step has filled
 
     def hand_out(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes], groups: Blocks | int = 0) -> None:
         """`blocks` go to sequences, each behind its parent; `roots`: root hashes of those that have none."""
@@ -54,6 +59,9 @@ class HeldBlocks:
             self._child[parents] = blocks
             for block in blocks[parents == NO_PARENT].tolist():
                 self._roots.pop(block, None)  # of another life
+        if self._given:
+            for block in blocks.tolist():
+                self._given.pop(block, None)
         self._group[blocks] = groups
         self._num_written[blocks] = 0
         self._known[blocks] = True
@@ -61,6 +69,21 @@ class HeldBlocks:
         self._parent[blocks] = parents
         self._parent_life[blocks] = self._life[parents]
         self._roots.update(roots)
+
+    def fill(self, blocks: Blocks, hashes: list[bytes]) -> None:
+        """They get what they hold from elsewhere; nobody owns them yet."""
+        self._life[blocks] += 1
+        self._group[blocks] = 0
+        self._parent[blocks] = NO_PARENT
+        self._num_written[blocks] = self._block_size
+        self._known[blocks] = True
+        self._given.update(zip(blocks.tolist(), hashes, strict=True))
+
+    def lose(self, blocks: Blocks) -> None:
+        """Nobody knows what they hold."""
+        self._known[blocks] = False
+        for block in blocks.tolist():
+            self._given.pop(block, None)
 
     def write(self, places: I32, token_ids: I32) -> None:
         """KV of these tokens has been computed into `places` (block * block_size + offset), offsets ascending."""
@@ -72,9 +95,12 @@ class HeldBlocks:
         """KV of whole blocks has been copied; the targets have been handed out."""
         self._tokens[targets] = self._tokens[sources]
         self._num_written[targets] = self._num_written[sources]
+        if self._given:  # whose tokens nobody knows
+            self._known[[int(t) for s, t in zip(sources, targets, strict=True) if int(s) in self._given]] = False
 
     def forget(self) -> None:
         self._known[:] = False
+        self._given.clear()
 
     def complete(self) -> npt.NDArray[np.bool_]:
         """[num_blocks] whether the block is full and its content known."""
@@ -111,6 +137,9 @@ class HeldBlocks:
         """Hashes `block` and those before it; None for a block whose chain is broken."""
         pending = []
         while block not in hashes:
+            if block in self._given:
+                hashes[block] = self._given[block]
+                break
             pending.append(block)
             parent = int(self._parent[block])
             if parent == NO_PARENT:

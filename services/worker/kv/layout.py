@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, Full, KVGroup, KVSpec, Window, form_groups
+from shared.kv_specs import FULL, NOTHING, Full, KVGroup, KVSpec, Window, form_groups
 
 LEAST_WINDOW = 2  # a token and the one before
 
@@ -29,6 +29,11 @@ class KVLayout:
                 raise InvalidArgument(text, field="model")
         keeps_all = [isinstance(spec, Window) and spec.length >= max_model_len for spec in specs]
         return cls(form_groups([FULL if all_ else spec for spec, all_ in zip(specs, keeps_all, strict=True)]))
+
+    @cached_property
+    def keeps_nothing(self) -> bool:
+        """Sequences have no blocks, and are computed whole."""
+        return any(group.spec == NOTHING for group in self.groups)
 
     @cached_property
     def num_groups(self) -> int:

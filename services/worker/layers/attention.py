@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.worker.layers.linear import Linear, Part
+from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.sharding import HeadShare, of_heads, portion
 
@@ -65,15 +65,19 @@ class Attention:
         self._place = place
 
     @staticmethod
-    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Part]:
+    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
         """Queries, keys and values as the checkpoint has them, in this order."""
         if config.fused_qkv:
-            return [Part(f"{name}.qkv_proj", q_size + 2 * kv_size)]
-        return [Part(f"{name}.q_proj", q_size), Part(f"{name}.k_proj", kv_size), Part(f"{name}.v_proj", kv_size)]
+            return [Projection(f"{name}.qkv_proj", q_size + 2 * kv_size)]
+        return [
+            Projection(f"{name}.q_proj", q_size),
+            Projection(f"{name}.k_proj", kv_size),
+            Projection(f"{name}.v_proj", kv_size),
+        ]
 
     @staticmethod
-    def outputs(name: str, config: DecoderConfig) -> Part:
-        return Part(f"{name}.o_proj", config.hidden_size)
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.o_proj", config.hidden_size)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
@@ -164,10 +168,10 @@ class Attention:
             scale=self._scale,
             window=self._window,
         )
-        kernels.linear(attended, self.output.packed, residual=residual)
+        kernels.linear_into(residual, attended, self.output.packed)
 
 
-def _of_heads(inputs: list[Part], heads: HeadShare, config: DecoderConfig) -> list[Part]:
+def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:
     """What a rank needs of queries, keys and values, which may be one tensor."""
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads

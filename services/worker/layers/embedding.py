@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.linear import Linear, Part
+from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.sharding import WHOLE, portion
 
 if TYPE_CHECKING:
@@ -54,14 +54,18 @@ class Embedding:
 class OutputHead(Linear):
     """Logits by a projection of its own."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, place: Placement) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, place: Placement, name: str = "lm_head") -> None:
         rows = place.shard.rows(vocab_size)
-        super().__init__([Part("lm_head", vocab_size, taken=(rows,))], hidden_size, False, place, quantized=False)
+        super().__init__([Projection(name, vocab_size, taken=(rows,))], hidden_size, False, place, quantized=False)
         self._vocab_size, self._missing = vocab_size, place.shard.room(vocab_size) - len(rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_rows, hidden_size] -> [num_rows, vocab_size], on all ranks"""
-        return _gathered(super().__call__(x), self._shard, self._vocab_size, self._missing)
+        return self.of_all_ranks(super().__call__(x))
+
+    def of_all_ranks(self, logits: Tensor) -> Tensor:
+        """Of the vocabulary, from what each rank has."""
+        return _gathered(logits, self._shard, self._vocab_size, self._missing)
 
 
 class TiedOutputHead:
@@ -79,7 +83,11 @@ class TiedOutputHead:
         self.packed = self._ops.prepare_linear(self._embedding.table, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _gathered(self._ops.linear(x, self.packed), self._shard, self._embedding.vocab_size)
+        return self.of_all_ranks(self._ops.linear(x, self.packed))
+
+    def of_all_ranks(self, logits: Tensor) -> Tensor:
+        """Of the vocabulary, from what each rank has."""
+        return _gathered(logits, self._shard, self._embedding.vocab_size)
 
 
 def _gathered(logits: Tensor, shard: Shard, vocab_size: int, missing: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.linear import Linear, Part
+from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.mlp import MLP
 from services.worker.layers.sharding import portion, shifted
 from shared.errors import InvalidArgument
@@ -29,14 +29,15 @@ class Experts:
         self._name, self._names, self._gate = name, config.names, config.activation
         self._ops = place.ops
         self._total = config.intermediate_size
-        self._features = place.shard.part(self._total, "the experts' intermediate_size")
-        count, size = config.num_experts, len(self._features)
+        self._num_experts, self._whole = config.num_experts, place.shard.whole_experts
+        self.here, self._features = place.shard.experts(config.num_experts, self._total)
+        count, size = len(self.here), len(self._features)
         self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
         self._down: Tensor = place.empty(count, hidden_size, size)
         self.packed: Any = None  # as the ops want it, once loaded
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        for expert, (gate_up, down) in enumerate(zip(self._gate_up, self._down, strict=True)):
+        for expert, gate_up, down in zip(self.here, self._gate_up, self._down, strict=True):
             gate, up = (portion(part, 0, (self._features,), self._total) for part in gate_up.chunk(2))
             down_part = portion(down, 1, (self._features,), self._total)
             yield from zip(self._part_names(expert), (gate, up, down_part), strict=True)
@@ -45,7 +46,7 @@ class Experts:
     def alternatives(self) -> Mapping[str, Alternative]:
         from services.worker.layers.placement import Alternative
 
-        parts = [self._part_names(expert) for expert in range(len(self._down))]
+        parts = [self._part_names(expert) for expert in self.here]
         gates_and_ups = tuple(name for gate, up, _ in parts for name in (gate, up))
         return {
             f"{self._name}.gate_up_proj": Alternative(self._all_gates_and_ups, gates_and_ups),
@@ -56,11 +57,23 @@ class Experts:
     def _all_gates_and_ups(self) -> Destination:
         """Of one tensor that has the gates of an expert before its ups."""
         both = (self._features, shifted(self._features, self._total))
-        return portion(self._gate_up, 1, both, 2 * self._total)
+        return self._of_stacked(self._gate_up, 1, both, 2 * self._total)
 
     @property
     def _all_downs(self) -> Destination:
-        return portion(self._down, 2, (self._features,), self._total)
+        return self._of_stacked(self._down, 2, (self._features,), self._total)
+
+    def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
+        """Of a tensor [num_experts, ...]: experts, or what is `taken` of each."""
+        if self._whole:
+            return portion(tensor, 0, (self.here,), self._num_experts)
+        return portion(tensor, dim, taken, total)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Tensors of experts that other ranks have."""
+        others = (expert for expert in range(self._num_experts) if expert not in self.here)
+        return tuple(name for expert in others for name in self._part_names(expert))
 
     def _part_names(self, expert: int) -> tuple[str, str, str]:
         gate, up, down = self._modules(expert)
@@ -103,7 +116,7 @@ class SparseMLP:
                 field="quantization",
             )
         self._routing, self._ops, self._shard = config.routing, place.ops, place.shard
-        router = Part(f"{name}.{config.names.router}", config.num_experts)
+        router = Projection(f"{name}.{config.names.router}", config.num_experts)
         self.router = Linear([router], hidden_size, config.router_bias, place)
         self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
         self._choice_bias = ChoiceBias(router.name, config.num_experts, place) if config.choice_bias else None
@@ -113,7 +126,7 @@ class SparseMLP:
             shared = f"{name}.{config.names.shared}"
             self._shared = MLP(shared, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
             if config.shared_is_gated:
-                self._shared_gate = Linear([Part(f"{shared}_gate", 1)], hidden_size, False, place)
+                self._shared_gate = Linear([Projection(f"{shared}_gate", 1)], hidden_size, False, place)
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
         self.load: Tensor | None = None
 
@@ -146,8 +159,15 @@ class SparseMLP:
         ids, weights = self._ops.route(self.router(x), self._routing, bias)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
-        made: Tensor = self._ops.experts(x, ids, weights, self.experts.packed, shared, gate, self.load)
+        made: Tensor = self._ops.experts(x, self._here(ids), weights, self.experts.packed, shared, gate, self.load)
         return self._shard.collectives.add_up(made)
+
+    def _here(self, ids: Tensor) -> Tensor:
+        """As this rank numbers its experts; -1 for those of others, who add what these make."""
+        if not self._shard.whole_experts:
+            return ids
+        here = self.experts.here
+        return (ids - here.start).masked_fill_((ids < here.start) | (ids >= here.stop), -1)
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.layers.linear import Linear, Part
+from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.sharding import of_heads
 
@@ -52,20 +52,20 @@ class LatentAttention:
         self._parts: list[Loadable] = []
         self._q_down = self._q_norm = None
         if latent.q_rank:
-            self._q_down = Linear([Part(f"{name}.q_a_proj", latent.q_rank)], hidden, bias, place)
+            self._q_down = Linear([Projection(f"{name}.q_a_proj", latent.q_rank)], hidden, bias, place)
             self._q_norm = RMSNorm(f"{name}.q_a_layernorm", latent.q_rank, NORM_EPS, place)
-            self._q_up = Linear([Part(f"{name}.q_b_proj", q_size, taken=queries)], latent.q_rank, False, place)
+            self._q_up = Linear([Projection(f"{name}.q_b_proj", q_size, taken=queries)], latent.q_rank, False, place)
             self._parts += [self._q_down, self._q_norm]
         else:
-            self._q_up = Linear([Part(f"{name}.q_proj", q_size, taken=queries)], hidden, False, place)
+            self._q_up = Linear([Projection(f"{name}.q_proj", q_size, taken=queries)], hidden, False, place)
         kv_size = latent.kv_rank + latent.rotated_dim
-        self._kv_down = Linear([Part(f"{name}.kv_a_proj_with_mqa", kv_size)], hidden, bias, place)
+        self._kv_down = Linear([Projection(f"{name}.kv_a_proj_with_mqa", kv_size)], hidden, bias, place)
         self._kv_norm = RMSNorm(f"{name}.kv_a_layernorm", latent.kv_rank, NORM_EPS, place)
         made_dim = latent.still_dim + latent.value_dim
-        made = Part(f"{name}.kv_b_proj", heads * made_dim, taken=of_heads(own, made_dim))
+        made = Projection(f"{name}.kv_b_proj", heads * made_dim, taken=of_heads(own, made_dim))
         self._kv_up = Linear([made], latent.kv_rank, False, place)
         (values,) = of_heads(own, latent.value_dim)
-        output = Part(f"{name}.o_proj", hidden)
+        output = Projection(f"{name}.o_proj", hidden)
         self._output = Linear([output], heads * latent.value_dim, config.o_bias, place, columns=values)
         self._parts += [self._q_up, self._kv_down, self._kv_norm, self._kv_up, self._output]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Projection:
     """One projection as the checkpoint has it."""
 
     name: str  # without ".weight"
@@ -38,7 +38,7 @@ class DenseParts:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[Projection],
         in_features: int,
         bias: bool,
         place: Placement,
@@ -65,7 +65,7 @@ class DenseParts:
                 yield f"{part.name}.bias", portion(bias, 0, part.rows, part.out_features)
             row += part.num_rows
 
-    def _portion(self, weight: Tensor, part: Part, dims: tuple[int, int]) -> Destination:
+    def _portion(self, weight: Tensor, part: Projection, dims: tuple[int, int]) -> Destination:
         """`dims`: that of outputs, that of inputs."""
         outputs, inputs = dims
         if len(self._columns) < self._in_features:
@@ -89,17 +89,19 @@ class DenseParts:
     def pack(self) -> Any:
         if self._quantization == "none":
             return self._ops.prepare_linear(self._weight, self._bias)
-        blocks = self._quantization == "fp8_block"
-        return self._ops.prepare_fp8_linear(self._weight, self._bias, blocks=blocks)
+        from kernels.reference.fp8_weight import quantize_to_fp8
+
+        weight = quantize_to_fp8(self._weight, self._bias, blocks=self._quantization == "fp8_block")
+        return self._ops.prepare_quantized_linear(weight, self._weight.dtype)
 
 
 class Linear:
-    """The outputs of all parts side by side, in their order. A rank has output features of its own (`Part.taken`),
-    input features of its own (`columns`), or all of it."""
+    """The outputs of all parts side by side, in their order. A rank has output features of its own
+    (`Projection.taken`), input features of its own (`columns`), or all of it."""
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[Projection],
         in_features: int,
         bias: bool,
         place: Placement,
@@ -122,7 +124,7 @@ class Linear:
         else:
             quantization = place.quantization if quantized else "none"
             self._loaded = DenseParts(parts, in_features, bias, place, columns=columns, quantization=quantization)
-            self._multiply = place.ops.linear if quantization == "none" else place.ops.fp8_linear
+            self._multiply = place.ops.linear if quantization == "none" else place.ops.quantized_linear
         self.packed: Any = None  # as the ops want it, once loaded
         sizes = [(part.name, part.num_rows) for part in parts]
         self._adapters = place.adapters.of_linear(sizes, in_features) if place.adapters else None
@@ -147,6 +149,8 @@ class Linear:
             self._loaded.drop_bias()  # it is added once
         self.packed = self._loaded.pack()
         del self._loaded
+        if self._adapters is not None:
+            self._adapters.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.worker.layers.activation import SILU, activate, gated
-from services.worker.layers.linear import Linear, Part
+from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.sharding import shifted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class PlainMLP:
     """down(activation(up(x)))"""
 
     def __init__(
-        self, up: Part, down: Part, hidden_size: int, bias: bool, place: Placement, *, activation: str
+        self, up: Projection, down: Projection, hidden_size: int, bias: bool, place: Placement, *, activation: str
     ) -> None:
         features = place.shard.part(up.out_features, "intermediate_size")
         self._up = Linear([replace(up, taken=(features,))], hidden_size, bias, place)
@@ -60,14 +60,14 @@ class MLP:
         """`fused`: gate and up are one tensor in the checkpoint. `scale`: of what the layer gives. `adds_up`: ranks do;
         otherwise what one gives is its part of the sum."""
         features = place.shard.part(intermediate_size, "intermediate_size")
-        gate_up = [Part(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
+        gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
         if fused:
             both = (features, shifted(features, intermediate_size))
-            gate_up = [Part(f"{name}.gate_up_proj", 2 * intermediate_size, taken=both)]
+            gate_up = [Projection(f"{name}.gate_up_proj", 2 * intermediate_size, taken=both)]
         self._scale = scale
         self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
         self.gate_up = Linear(gate_up, hidden_size, bias, place)
-        down = Part(f"{name}.down_proj", hidden_size)
+        down = Projection(f"{name}.down_proj", hidden_size)
         self.down = Linear([down], intermediate_size, bias, place, columns=features, adds_up=adds_up)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -86,4 +86,4 @@ class MLP:
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
         gated = kernels.linear(residual, self.gate_up.packed, norm=norm, gated=True)
-        kernels.linear(gated, self.down.packed, residual=residual)
+        kernels.linear_into(residual, gated, self.down.packed)

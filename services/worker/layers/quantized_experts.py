@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from services.worker.layers.experts import Experts
-from services.worker.layers.linear import Part
+from services.worker.layers.linear import Projection
 from services.worker.layers.quantization.parts import QuantizedParts, scheme_of
 from shared.errors import InvalidArgument
 
@@ -19,14 +19,16 @@ class QuantizedExperts(Experts):
     """Gate and up of an expert are quantized alike."""
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        if place.shard.whole_experts:
+            raise InvalidArgument("expert_parallel: quantized experts are cut among ranks", field="expert_parallel")
         super().__init__(name, hidden_size, config, place)
         size, taken = config.intermediate_size, (self._features,)
         self._gates_and_ups: list[QuantizedParts] = []
         self._downs: list[QuantizedParts] = []
-        for gate, up, down in map(self._modules, range(config.num_experts)):
-            pair = [Part(gate, size, taken=taken), Part(up, size, taken=taken)]
+        for gate, up, down in map(self._modules, self.here):
+            pair = [Projection(gate, size, taken=taken), Projection(up, size, taken=taken)]
             self._gates_and_ups.append(_quantized(pair, hidden_size, range(hidden_size), place))
-            self._downs.append(_quantized([Part(down, hidden_size)], size, self._features, place))
+            self._downs.append(_quantized([Projection(down, hidden_size)], size, self._features, place))
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for parts in (*self._gates_and_ups, *self._downs):
@@ -43,7 +45,7 @@ class QuantizedExperts(Experts):
         super().finish()
 
 
-def _quantized(parts: list[Part], in_features: int, columns: range, place: Placement) -> QuantizedParts:
+def _quantized(parts: list[Projection], in_features: int, columns: range, place: Placement) -> QuantizedParts:
     scheme = scheme_of(parts, place)
     if scheme is None:
         raise InvalidArgument(f"model: {parts[0].name} is not quantized, but other experts are", field="model")

@@ -22,8 +22,16 @@ FIELD = "tensor_parallel_size"
 class Collectives(Protocol):
     """What ranks do together: all of them, in the same order, with tensors of the same shape."""
 
+    @property
+    def joins_chains(self) -> bool:
+        """Whether add_up_into() is one kernel, for a row at least."""
+
     def add_up(self, x: Tensor) -> Tensor:
         """The sum over all ranks, with the same bits on each; may be `x` itself, changed in place."""
+
+    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+        """The same sum is added to `residual`, which all ranks have; `x` may be changed. `pdl`: in a chain of kernels
+        that are launched before their inputs are there (kernels.triton.pdl)."""
 
     def side_by_side(self, x: Tensor) -> Tensor:
         """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
@@ -35,8 +43,13 @@ class Collectives(Protocol):
 class _Alone:
     """Of a rank that has the whole model."""
 
+    joins_chains = True
+
     def add_up(self, x: Tensor) -> Tensor:
         return x
+
+    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+        residual += x
 
     def side_by_side(self, x: Tensor) -> Tensor:
         return x
@@ -70,10 +83,16 @@ class Shard:
     rank: int = 0
     size: int = 1
     collectives: Collectives = field(default_factory=_Alone)
+    whole_experts: bool = False  # each expert has one rank; otherwise all ranks have a part of each
 
     @property
     def is_whole(self) -> bool:
         return self.size == 1
+
+    @property
+    def expert_ranks(self) -> int:
+        """That have experts of their own."""
+        return self.size if self.whole_experts else 1
 
     def part(self, total: int, what: str) -> range:
         """Of `total` features that are cut evenly. Raises InvalidArgument where they cannot be."""
@@ -81,6 +100,12 @@ class Shard:
             raise InvalidArgument(f"{FIELD}: {self.size} ranks do not divide {what}, {total}", field=FIELD)
         count = total // self.size
         return range(self.rank * count, (self.rank + 1) * count)
+
+    def experts(self, count: int, size: int) -> tuple[range, range]:
+        """Of `count` experts those that this rank has, and which of their `size` intermediate features."""
+        if self.whole_experts:
+            return self.part(count, "the experts"), range(size)
+        return range(count), self.part(size, "the experts' intermediate_size")
 
     def room(self, total: int) -> int:
         """For rows of a table of `total`, as many on every rank."""

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.reference.low_rank import AdaptedRows
+
 
 @dataclass(slots=True)
 class StepRows:
-    """Written by the runner around a forward pass, read by linear layers."""
+    """Written by the runner before a forward pass, read by linear layers."""
 
-    # An adapter's number and the int32 indices of its tokens; None: all of them.
+    # On the CPU: in memory that stays where it is, which a tape reads at every replay.
+    rows: AdaptedRows | None = None
+    # Elsewhere: an adapter's number and the int32 indices of its tokens; None: all of them.
     groups: Sequence[tuple[int, Tensor | None]] = ()
 
     @contextmanager

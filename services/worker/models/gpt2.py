@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from services.worker.layers.activation import KNOWN
 from services.worker.layers.attention import Attention
 from services.worker.layers.layer_norm import LayerNorm
-from services.worker.layers.linear import Part
+from services.worker.layers.linear import Projection
 from services.worker.layers.mlp import PlainMLP
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
@@ -35,12 +35,12 @@ class Gpt2Attention(Attention):
     """One tensor for queries, keys and values."""
 
     @staticmethod
-    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Part]:
-        return [Part(f"{name}.c_attn", q_size + 2 * kv_size, transposed=True)]
+    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
+        return [Projection(f"{name}.c_attn", q_size + 2 * kv_size, transposed=True)]
 
     @staticmethod
-    def outputs(name: str, config: DecoderConfig) -> Part:
-        return Part(f"{name}.c_proj", config.hidden_size, transposed=True)
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.c_proj", config.hidden_size, transposed=True)
 
 
 class GPT2LMHeadModel(LearnedPositions):
@@ -66,8 +66,8 @@ class GPT2LMHeadModel(LearnedPositions):
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
         name, size, eps = f"transformer.h.{index}", config.hidden_size, config.rms_norm_eps
-        up = Part(f"{name}.mlp.c_fc", config.intermediate_size, transposed=True)
-        down = Part(f"{name}.mlp.c_proj", size, transposed=True)
+        up = Projection(f"{name}.mlp.c_fc", config.intermediate_size, transposed=True)
+        down = Projection(f"{name}.mlp.c_proj", size, transposed=True)
         return PrenormLayer(
             LayerNorm(f"{name}.ln_1", size, eps, place),
             Gpt2Attention(f"{name}.attn", config, 0, backend, place),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from kernels.routing import Gate, Routing
 from services.worker.layers.experts import Experts, SparseMLP
 from services.worker.layers.mxfp4 import GROUP, GROUP_BYTES
-from services.worker.layers.sharding import portion
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
 from services.worker.models.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
@@ -32,7 +31,7 @@ class InterleavedExperts(Experts):
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
         super().__init__(name, hidden_size, config, place)
-        count, size, self._shard = config.num_experts, len(self._features), place.shard
+        count, size, self._shard = len(self.here), len(self._features), place.shard
         self._gate_up = place.empty(count, hidden_size, 2 * size)
         self._down = place.empty(count, size, hidden_size)
         self._gate_up_bias: Tensor = place.empty(count, 2 * size)
@@ -41,13 +40,17 @@ class InterleavedExperts(Experts):
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.gate_up_proj", self._pairs(self._gate_up, 2)
         yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
-        yield f"{self._name}.down_proj", portion(self._down, 1, (self._features,), self._total)
-        yield f"{self._name}.down_proj_bias", self._down_bias
+        yield f"{self._name}.down_proj", self._of_stacked(self._down, 1, (self._features,), self._total)
+        yield f"{self._name}.down_proj_bias", self._all_down_biases
 
     def _pairs(self, tensor: Tensor, dim: int) -> Destination:
         """Of a tensor that has a gate and an up for each feature."""
         first, last = 2 * self._features.start, 2 * self._features.stop
-        return portion(tensor, dim, (range(first, last),), 2 * self._total)
+        return self._of_stacked(tensor, dim, (range(first, last),), 2 * self._total)
+
+    @property
+    def _all_down_biases(self) -> Destination:
+        return self._of_stacked(self._down_bias, 1, (range(self._down_bias.size(1)),), self._down_bias.size(1))
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
@@ -56,7 +59,7 @@ class InterleavedExperts(Experts):
     def finish(self) -> None:
         gate_up, down = _gates_first(self._gate_up.transpose(1, 2)), self._down.transpose(1, 2).contiguous()
         bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
-        if self._shard.rank:
+        if self._shard.rank and not self._whole:
             self._down_bias.zero_()  # it is added once
         self.packed = self._ops.prepare_experts(gate_up, down, bias, self._down_bias, self._gate)
         del self._gate_up, self._down, self._gate_up_bias, self._down_bias
@@ -71,7 +74,7 @@ class Mxfp4Experts(InterleavedExperts):
 
         size = len(self._features)
         self._dtype, self._sizes = place.dtype, (2 * size, hidden_size)
-        count, widths = config.num_experts, (hidden_size, size)
+        count, widths = len(self.here), (hidden_size, size)
         if size % GROUP:
             raise refusal("intermediate_size", self._total, f"{GROUP} numbers of MXFP4 share a scale on each rank")
 
@@ -86,11 +89,11 @@ class Mxfp4Experts(InterleavedExperts):
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
-        yield f"{self._name}.down_proj_bias", self._down_bias
+        yield f"{self._name}.down_proj_bias", self._all_down_biases
         groups = range(self._features.start // GROUP, self._features.stop // GROUP)
         for kind, (gate_up, down) in (("blocks", self._blocks), ("scales", self._scales)):
             yield f"{self._name}.gate_up_proj_{kind}", self._pairs(gate_up, 1)
-            yield f"{self._name}.down_proj_{kind}", portion(down, 2, (groups,), self._total // GROUP)
+            yield f"{self._name}.down_proj_{kind}", self._of_stacked(down, 2, (groups,), self._total // GROUP)
 
     def finish(self) -> None:
         self._gate_up, self._down = (

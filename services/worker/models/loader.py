@@ -1,10 +1,10 @@
-"""Fills a model's tensors from safetensors files, or with random numbers. Strict: every tensor has its place."""
+"""Fills a model's tensors from safetensors or GGUF, or with random numbers. Strict: every tensor has its place."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,19 +17,27 @@ from torch import Tensor
 
 from services.worker.layers.placement import Destination, LoadableModel, LoadsItself, memory_of
 from services.worker.layers.sharding import TensorPart
+from services.worker.models.gguf import tensors as gguf
 from shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
+# The better first; the last is what Medusa's authors call their heads.
+FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
 NAMED_IN_ERRORS = 5
 
 # Tensors that old checkpoints carry although they follow from the configuration.
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".weight_shape", ".weight_format", ".g_idx")
 
 # What some converters call what others have under another name.
-OTHER_NAMES = {".weight_scale_inv": ".weight_scale", ".activation_scale": ".input_scale"}
+OTHER_NAMES = {
+    ".weight_scale_inv": ".weight_scale",
+    ".activation_scale": ".input_scale",
+    ".gamma": ".weight",  # of norms, in the first BERTs
+    ".beta": ".bias",
+}
 
-BASES = ("model.", "transformer.", "model.decoder.")  # what families call their decoder
+BASES = ("model.", "transformer.", "model.decoder.", "bert.", "roberta.")  # what families call what is below their head
 
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
@@ -41,6 +49,10 @@ class Loader:
     load_format: str
     seed: int
 
+    def names(self, folder: Path) -> frozenset[str]:
+        """Of the tensors that the folder holds; none where weights are made up."""
+        return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in _tensors(folder))
+
     def load(self, model: LoadableModel, folder: Path) -> None:
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
@@ -51,9 +63,22 @@ class Loader:
 
 
 def load_checkpoint(model: LoadableModel, folder: Path) -> None:
+    _load(model, _tensors(folder), str(folder))
+
+
+def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """As a checkpoint that holds these."""
+    sources = (
+        (name, Source(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
+    )
+    _load(model, sources, "what is given")
+
+
+def _load(model: LoadableModel, sources: Iterable[tuple[str, Source]], given: str) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
-    unexpected, known = [], {*missing, *alternatives, *model.passed_over}
-    for written, source in _tensors(folder):
+    unexpected, passed_over = [], frozenset(model.passed_over)
+    known = {*missing, *alternatives, *passed_over}
+    for written, source in sources:
         name = _full(_usual(written), known)
         destination = missing.pop(name, None)
         if destination is not None:
@@ -62,10 +87,10 @@ def load_checkpoint(model: LoadableModel, folder: Path) -> None:
             _copy(name, source, alternatives[name].destination)
             for covered in alternatives[name].instead_of:
                 missing.pop(covered, None)
-        elif not name.endswith(DERIVED_SUFFIXES) and name not in model.passed_over:
+        elif not name.endswith(DERIVED_SUFFIXES) and name not in passed_over:
             unexpected.append(name)
-    _complain(folder, "lacks tensors that the model needs", list(missing))
-    _complain(folder, "holds tensors that the model does not have", unexpected)
+    _complain(given, "lacks tensors that the model needs", list(missing))
+    _complain(given, "holds tensors that the model does not have", unexpected)
     model.finish()
 
 
@@ -161,8 +186,11 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
     for path in _files(folder):
         try:
-            if path.suffix == ".bin":
+            if path.suffix in (".bin", ".pt"):
                 yield from _pickled(path)
+                continue
+            if path.suffix == ".gguf":
+                yield from ((name, Source(one.shape, one.read, one)) for name, one in gguf.tensors(path))
                 continue
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict
@@ -173,13 +201,17 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Source]]:
             raise InvalidArgument(f"model: cannot read {path}: {reason}", field="model") from None
 
 
+def _source(held: Tensor) -> Source:
+    return Source(held.shape, partial(held.view, held.shape), held)
+
+
 def _pickled(path: Path) -> Iterator[tuple[str, Source]]:
     """PyTorch's older format, of which only tensors are read: nothing in it is run."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
     for name, tensor in held.items():
-        yield name, Source(tensor.shape, partial(tensor.view, tensor.shape), tensor)
+        yield name, _source(tensor)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -188,18 +220,18 @@ def _files(folder: Path) -> list[Path]:
         if index.exists():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             return [folder / name for name in names]
-    for pattern in ("*.safetensors", "pytorch_model*.bin"):
+    for pattern in FILES:
         files = sorted(folder.glob(pattern))
         if files:
             return files
-    raise InvalidArgument(f"model: no *.safetensors and no pytorch_model*.bin in {folder}", field="model")
+    raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
 
 
-def _complain(folder: Path, what: str, names: list[str]) -> None:
+def _complain(given: str, what: str, names: list[str]) -> None:
     if names:
         named = ", ".join(names[:NAMED_IN_ERRORS])
         more = f" and {len(names) - NAMED_IN_ERRORS} more" if len(names) > NAMED_IN_ERRORS else ""
-        raise InvalidArgument(f"model: {folder} {what}: {named}{more}", field="model")
+        raise InvalidArgument(f"model: {given} {what}: {named}{more}", field="model")
 
 
 def num_parameters(model: LoadableModel) -> int:

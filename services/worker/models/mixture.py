@@ -56,7 +56,8 @@ class MixtureForCausalLM(LlamaForCausalLM):
         assert config.experts is not None
         counts = torch.zeros(len(sparse), config.experts.num_experts, dtype=torch.int64, device=place.device)
         for experts, row in zip(sparse.values(), counts, strict=True):
-            experts.load = row
+            here = experts.experts.here
+            experts.load = row[here.start : here.stop]
         self.expert_counts = counts, tuple(sparse)
 
     @property
@@ -76,7 +77,13 @@ class MixtureForCausalLM(LlamaForCausalLM):
     @staticmethod
     def single_row(config: DecoderConfig, place: Placement) -> str | None:
         assert config.experts is not None
-        return single_row.reject_reason(config, place) or single_row.experts_reject_reason(config.experts)
+        return single_row.reject_reason(config, place) or single_row.experts_reject_reason(config.experts, place.shard)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Also the experts of other ranks."""
+        layers = (layer.experts for layer in self._mixture_layers if layer.experts is not None)
+        return (*super().passed_over, *(name for experts in layers for name in experts.experts.absent))
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from services.worker.layers.activation import KNOWN
 from services.worker.layers.attention import Attention
 from services.worker.layers.layer_norm import LayerNorm
-from services.worker.layers.linear import Part
+from services.worker.layers.linear import Projection
 from services.worker.layers.mlp import PlainMLP
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
@@ -27,8 +27,8 @@ class OptAttention(Attention):
     """Its output has a name of its own."""
 
     @staticmethod
-    def outputs(name: str, config: DecoderConfig) -> Part:
-        return Part(f"{name}.out_proj", config.hidden_size)
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.out_proj", config.hidden_size)
 
 
 class OPTForCausalLM(LearnedPositions):
@@ -61,7 +61,7 @@ class OPTForCausalLM(LearnedPositions):
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
         name, size = f"model.decoder.layers.{index}", config.hidden_size
-        up, down = Part(f"{name}.fc1", config.intermediate_size), Part(f"{name}.fc2", size)
+        up, down = Projection(f"{name}.fc1", config.intermediate_size), Projection(f"{name}.fc2", size)
         return PrenormLayer(
             LayerNorm(f"{name}.self_attn_layer_norm", size, EPS, place),
             OptAttention(f"{name}.self_attn", config, 0, backend, place),

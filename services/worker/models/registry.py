@@ -9,8 +9,10 @@ from services.worker.models import transformers_config
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.encoder import Encoder
+from services.worker.models.encoder_config import EncoderConfig
 from services.worker.models.transformers_model import TransformersCausalLM
-from shared import model_identity, plugins
+from shared import encoder_names, model_identity, plugins
 from shared.errors import InvalidArgument
 
 GROUP = "quire.models"
@@ -47,6 +49,40 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "services.worker.models.starcoder2:Starcoder2ForCausalLM",
 }
 
+# The same for encoders, by family (shared/encoder_names.py).
+ENCODERS = {
+    "Bert": "services.worker.models.bert:Bert",
+    "ModernBert": "services.worker.models.modernbert:ModernBert",
+    "Roberta": "services.worker.models.roberta:Roberta",
+    "XLMRoberta": "services.worker.models.roberta:Roberta",
+}
+
+
+def find_encoder(values: dict[str, Any]) -> type[Encoder] | None:
+    """`values`: config.json; None where it is no encoder's."""
+    family = encoder_names.family_of(values)
+    if family is None:
+        return None
+    encoder: type[Encoder] = plugins.load(ENCODERS[family])
+    return encoder
+
+
+def read_encoder_config(values: dict[str, Any]) -> EncoderConfig:
+    """Of what find_encoder() finds. Raises InvalidArgument for what cannot be run as it is meant."""
+    encoder = find_encoder(values)
+    assert encoder is not None
+    return replace(encoder.read(ConfigFile(values)), num_classes=len(model_identity.class_names(values)))
+
+
+def check_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig | EncoderConfig:
+    """What no worker could run is refused: InvalidArgument."""
+    if find_encoder(values) is not None:
+        if implementation == "transformers":
+            text = "model_impl: encoders run with code of their own, not with that of transformers"
+            raise InvalidArgument(text, field="model_impl")
+        return read_encoder_config(values)
+    return read_model_config(values, implementation)
+
 
 def find_model(values: dict[str, Any], implementation: Implementation = "auto") -> type[CausalLM]:
     """`values`: config.json. Raises InvalidArgument for an architecture that nobody has code for."""
@@ -60,7 +96,9 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
             kind = values.get("model_type")
             raise InvalidArgument(f"config.json: model_type is {kind!r}: transformers has no such model", field="model")
     if name is None:
-        raise InvalidArgument(f"config.json: architectures is {names!r}; there are {', '.join(known)}", field="model")
+        encoders = (f"{family}{ending}" for family in ENCODERS for ending in ("Model", CLASSIFIES))
+        there_are = ", ".join((*known, *encoders))
+        raise InvalidArgument(f"config.json: architectures is {names!r}; there are {there_are}", field="model")
     model: type[CausalLM] = plugins.load(known[name])
     return model
 

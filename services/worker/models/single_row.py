@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.experts_config import ExpertsConfig
 
@@ -27,29 +28,45 @@ if TYPE_CHECKING:
 
 def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     """Why a chain of attention and gated feed-forward layers cannot run here, or None."""
-    if place.batch_invariant or not place.shard.is_whole:
+    if place.batch_invariant:
         return "sums in an order of its own"
+    if not place.shard.collectives.joins_chains:
+        return "ranks add up with NCCL"
     if place.ops.sources["rms_norm"] != "kernels.triton":
         return "needs kernels.triton"
-    if place.checkpoint is not None or config.attention_sinks:
-        return "quantized checkpoints and attention sinks have no place in the chain"
-    from kernels.reference.fp8_linear import GROUP
+    if config.attention_sinks:
+        return "attention sinks have no place in the chain"
+    return _weights_reject_reason(place) or _sizes_reject_reason(config, place)
+
+
+def _weights_reject_reason(place: Placement) -> str | None:
+    if place.checkpoint is None or place.checkpoint.by_row:
+        return None
+    return f"{place.checkpoint.method} has other weights than those of 8 bits with a scale for each row"
+
+
+def _sizes_reject_reason(config: DecoderConfig, place: Placement) -> str | None:
+    from kernels.reference.fp8_weight import BLOCK
     from kernels.triton.row_attention import row_attention_takes
     from kernels.triton.row_linear import row_linear_takes
 
     if not row_attention_takes(config.head_dim):
         return f"heads of {config.head_dim} do not fall into halves of matrix operands"
-    if place.quantization == "fp8_block" and config.intermediate_size % GROUP:
-        return f"blocks of {GROUP} do not divide {config.intermediate_size} gates"
-    sizes = (config.hidden_size, config.num_q_heads * config.head_dim, config.intermediate_size)
+    heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
+    gates = len(place.shard.part(config.intermediate_size, "intermediate_size"))
+    if place.quantization == "fp8_block" and gates % BLOCK:
+        return f"blocks of {BLOCK} do not divide {gates} gates"
+    sizes = (config.hidden_size, heads.num_q * config.head_dim, gates)
     uneven = [size for size in sizes if not row_linear_takes(size)]
     return f"rows of {uneven[0]} elements are not whole chunks" if uneven else None
 
 
-def experts_reject_reason(experts: ExpertsConfig) -> str | None:
+def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
     """The same for a choice of experts in place of the feed-forward layer."""
     from kernels.triton.row_experts import row_experts_takes
 
+    if not shard.is_whole:
+        return "experts' results are added to the residual before ranks could add them up"
     if experts.biased or experts.choice_bias or experts.router_bias:
         return "experts' biases have no place in the chain"
     if experts.shared_intermediate_size:
@@ -60,7 +77,7 @@ def experts_reject_reason(experts: ExpertsConfig) -> str | None:
 class RowKernels:
     """What layers can ask for, on one row each."""
 
-    def __init__(self, cos_sin: Tensor, *, pdl: bool) -> None:
+    def __init__(self, cos_sin: Tensor, shard: Shard, *, pdl: bool) -> None:
         """`pdl`: the device has programmatic dependent launch."""
         from kernels.triton.row_attention import row_attention
         from kernels.triton.row_experts import row_experts
@@ -70,7 +87,7 @@ class RowKernels:
         self._experts: Callable[..., None] = row_experts
         self._linear: Callable[..., Tensor] = row_linear
         self._norm: Any = Norm
-        self._cos_sin = cos_sin
+        self._cos_sin, self._shard = cos_sin, shard
         self._pdl = pdl
 
     def linear(
@@ -79,13 +96,19 @@ class RowKernels:
         packed: Any,
         *,
         norm: RMSNorm | None = None,
-        residual: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Of the normalised x, if there is a norm; `gated`: silu of the first half times the second. With a `residual`
-        the result is added to it, in place."""
+        """Of the normalised x, if there is a norm; `gated`: silu of the first half times the second."""
         normed = self._norm(norm.weight, norm.eps) if norm is not None else None
-        return self._linear(x, packed, norm=normed, gated=gated, residual=residual, pdl=self._pdl)
+        return self._linear(x, packed, norm=normed, gated=gated, pdl=self._pdl)
+
+    def linear_into(self, residual: Tensor, x: Tensor, packed: Any) -> None:
+        """The product is added to the residual, in place; where ranks have a part of its inputs each, all of their
+        products."""
+        if self._shard.is_whole:
+            self._linear(x, packed, residual=residual, pdl=self._pdl)
+        else:
+            self._shard.collectives.add_up_into(residual, self._linear(x, packed, pdl=self._pdl), pdl=self._pdl)
 
     def experts(
         self, residual: Tensor, norm: RMSNorm, logits: Tensor, *, routing: Routing, packed: Any, load: Tensor | None
@@ -127,9 +150,9 @@ class RowKernels:
 class SingleRowProgram:
     """Runs the weights of a model that offers it (CausalLM.single_row); made after they are loaded."""
 
-    def __init__(self, model: CausalLM, *, pdl: bool) -> None:
+    def __init__(self, model: CausalLM, shard: Shard = WHOLE, *, pdl: bool) -> None:
         self._model = model
-        self._kernels = RowKernels(model.cos_sin, pdl=pdl)
+        self._kernels = RowKernels(model.cos_sin, shard, pdl=pdl)
 
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """[1, vocab_size] after a step of one token."""
@@ -138,4 +161,4 @@ class SingleRowProgram:
         for layer, cache in zip(model.layers, caches, strict=True):
             layer.run_row(self._kernels, residual, batch.of(cache.group), cache)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"
-        return self._kernels.linear(residual, model.head.packed, norm=model.norm)
+        return model.head.of_all_ranks(self._kernels.linear(residual, model.head.packed, norm=model.norm))

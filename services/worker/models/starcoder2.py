@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from services.worker.layers.activation import KNOWN
 from services.worker.layers.attention import Attention
 from services.worker.layers.layer_norm import LayerNorm
-from services.worker.layers.linear import Part
+from services.worker.layers.linear import Projection
 from services.worker.layers.mlp import PlainMLP
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
@@ -39,12 +39,14 @@ class Starcoder2ForCausalLM(CausalLM):
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
-        up = Part(f"{name}.mlp.c_fc", config.intermediate_size)
+        up = Projection(f"{name}.mlp.c_fc", config.intermediate_size)
         return PrenormLayer(
             LayerNorm(f"{name}.input_layernorm", size, eps, place),
             Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place),
             LayerNorm(f"{name}.post_attention_layernorm", size, eps, place),
-            PlainMLP(up, Part(f"{name}.mlp.c_proj", size), size, config.mlp_bias, place, activation=config.activation),
+            PlainMLP(
+                up, Projection(f"{name}.mlp.c_proj", size), size, config.mlp_bias, place, activation=config.activation
+            ),
         )
 
     @staticmethod

@@ -29,7 +29,8 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
         return "a tape has no collectives"
     if not model.taped_functions:
         return "this family's forward pass cannot be recorded"
-    elsewhere = [name for name in model.taped_functions if place.ops.sources[name] != PACKAGE]
+    functions = (*model.taped_functions, "add_low_rank") if place.adapters else model.taped_functions
+    elsewhere = [name for name in functions if place.ops.sources[name] != PACKAGE]
     if elsewhere:
         return f"{elsewhere[0]} is not that of {PACKAGE}"
     if place.dtype not in (torch.float32, torch.bfloat16):

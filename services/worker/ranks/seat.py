@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from services.worker.layers.sharding import WHOLE, Shard
+from services.worker.ranks.peer_memory import Store, open_mailbox
+
+if TYPE_CHECKING:
+    from kernels.triton.rank_sums import Mailbox
 
 # By the name that torch has for it: a newer one, or that of 2.11.
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -29,8 +34,9 @@ class Seat:
     host: str = ""  # where rank 0 is reached
     port: int = 0
 
-    def join(self, device: torch.device) -> Shard:
-        """Meets the other ranks, all of which have to come; once in a process, until leave()."""
+    def join(self, device: torch.device, *, own_sums: bool = False) -> Shard:
+        """Meets the other ranks, all of which have to come; once in a process, until leave(). `own_sums`: GPUs add up
+        few rows in memory that they write to each other, if they can."""
         if self.size == 1:
             return WHOLE
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
@@ -45,7 +51,10 @@ class Seat:
             timeout=PATIENCE,
             device_id=device if device.type == "cuda" else None,
         )
-        return Shard(self.rank, self.size, Together(self.size, device))
+        together = Together(self.size, device)
+        if own_sums and device.type == "cuda":
+            together.open_mailbox(store, self.rank)
+        return Shard(self.rank, self.size, together)
 
 
 ALONE = Seat()
@@ -58,15 +67,37 @@ def leave() -> None:
 
 
 class Together:
-    """Collectives of torch.distributed, in the order of the device's work."""
+    """Collectives of torch.distributed, and sums of our own if asked for, in the order of the device's work."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size, self._device = size, device
+        self._mailbox: Mailbox | None = None
+
+    @property
+    def joins_chains(self) -> bool:
+        return self._mailbox is not None
+
+    def open_mailbox(self, store: Store, rank: int) -> None:
+        """Sums of few bytes are then the work of one kernel of our own, if all ranks can write to each other."""
+        mailbox = open_mailbox(store, rank, self._size, self._device)
+        if self.least(int(mailbox is not None)):
+            self._mailbox = mailbox
 
     def add_up(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
+        return self._sum(x.contiguous(), None)
+
+    def add_up_into(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+        self._sum(x.contiguous(), residual, pdl=pdl)
+
+    def _sum(self, x: Tensor, residual: Tensor | None, *, pdl: bool = False) -> Tensor:
+        """In place of the residual, or of `x`."""
+        if self._mailbox is not None:
+            from kernels.triton.rank_sums import sum_of_ranks, sum_of_ranks_takes
+
+            if sum_of_ranks_takes(x, self._mailbox):
+                return sum_of_ranks(x, self._mailbox, residual, pdl=pdl)
         distributed.all_reduce(x)
-        return x
+        return x if residual is None else residual.add_(x)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         parts = x.new_empty((self._size * x.size(0), x.size(1)))

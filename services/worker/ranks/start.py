@@ -25,5 +25,6 @@ def build_part(settings: WorkerSettings, seat: Seat) -> RankReplica:
     """In the process of the rank."""
     logs.configure(f"{settings.name} rank {seat.rank}", settings.log_level, settings.log_format)
     pool = CompilePool(lambda: open_grammars(settings))
+    pool.look_ahead()
     replica = build_replica(settings, pool, seat=seat)
     return RankReplica(replica, FollowedGrammars(pool), synchronous=settings.device == "cpu")

@@ -20,7 +20,8 @@ SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 BY_TORCH = "kernels.reference"
 # Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
-NOT_CALLED = frozenset({"prepare_fp8_linear", "fp8_linear", "prepare_quantized_linear", "quantized_linear"})
+NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
+OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})  # not called where there is none
 TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset({"embed"}) | NOT_CALLED}
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
 
@@ -31,6 +32,8 @@ def check(settings: WorkerSettings, place: Placement, drafting: SpeculativeConfi
     for reason in _excluded(settings, place, drafting):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
     by_torch = {name for name, source in ops.sources.items() if source == BY_TORCH} - TAKES_ROWS[settings.device]
+    if not settings.lora:
+        by_torch -= OF_ADAPTERS
     if by_torch:
         package = PACKAGE[settings.device]
         reason = ops.refused.get(package, f"{package} has no {min(by_torch)}")
@@ -47,6 +50,8 @@ def _excluded(settings: WorkerSettings, place: Placement, drafting: SpeculativeC
             "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "
             "take coupled"
         )
+    if settings.custom_all_reduce:
+        yield "with custom_all_reduce ranks add up few rows and many in two ways, in two orders"
     if settings.device == "cpu" and place.dtype not in COMPILED_DTYPES:
         name = str(place.dtype).removeprefix("torch.")
         yield f"dtype {name} is computed by torch on the CPU, which sums by the batch; take bfloat16 or float32"

@@ -6,7 +6,7 @@ this one have reached the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from services.worker.heads.heads import Heads, StepHeads
 from services.worker.heads.port import HeadLaunch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
+from services.worker.kv.pages_ahead import PagesAhead
 from services.worker.lora.adapters import AdapterGroups, Adapters
 from services.worker.runner.output import Launch
 from services.worker.sampling.sampler import Sampled, Sampler
@@ -34,6 +35,7 @@ from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
+from services.worker.step.text_marks import TextMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,16 @@ class Model(Protocol):
 class ModelRunner:
     """Owns the model, its KV memory and everything by slot that lives on the device."""
 
-    def __init__(self, model: Model, heads: Heads, device: Device, adapters: Adapters | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        heads: Heads,
+        device: Device,
+        adapters: Adapters | None = None,
+        marks: TextMarks | None = None,
+    ) -> None:
         self.heads = heads
+        self._marks = marks
         self._adapters = adapters
         self._whole_model = model  # what steps go through that nothing recorded takes
         self._model = model
@@ -78,6 +88,7 @@ class ModelRunner:
         self._staging: Staging = staging_for(device)
         self._timer = StepTimer(device)
         self.caches: list[LayerCache] = []
+        self._pages: PagesAhead | None = None
         self.slot_memory = SlotMemory.none()
         self._graphs: DecodeGraphs | None = None
         self._chunk_graphs: ChunkGraphs | None = None
@@ -97,7 +108,9 @@ class ModelRunner:
         num_slots, width = block_table.shape
         device = self._device.torch_device
         tables = torch.from_numpy(block_table)
-        if not self._device.is_synchronous:
+        if self._device.is_synchronous:
+            self._pages = PagesAhead(caches)
+        else:
             tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.slot_memory = SlotMemory(tables, last_tokens, 1 + max((cache.group for cache in caches), default=0))
@@ -135,10 +148,14 @@ class ModelRunner:
         unchanged until the step has been waited for, because the CPU reads the arrays where they are. Raises what the
         device raises: the slots' state on it is then unknown, and the attachment has to end.
         """
+        if self._pages is not None and len(new_blocks.ids):
+            self._pages.reach(int(new_blocks.ids.max()))
         heads = self.heads
         heads.begin()
         others = heads.of(inputs)
-        if self._adapters is not None and (groups := self._adapters.groups(inputs)):
+        if self._adapters is not None and self._device.is_synchronous:
+            self._adapters.write_rows(inputs)
+        elif self._adapters is not None and (groups := self._adapters.groups(inputs)):
             return self._launch_adapted(self._adapters, groups, inputs, new_blocks, others)
         graphs = self._graphs_for(inputs, new_blocks, others)
         if graphs is not None:
@@ -258,7 +275,6 @@ class ModelRunner:
 
     def _batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None) -> ForwardBatch:
         first, *others = tables = self._tables_of(inputs, up)
-        of_last_layer = tables[self.caches[-1].group]
         mapping, *mappings = up.slot_mapping.view(len(tables), inputs.num_tokens) if others else (up.slot_mapping,)
         batch = ForwardBatch(
             token_ids=self._feed(inputs, up),
@@ -272,19 +288,27 @@ class ModelRunner:
                 longest_seq=int(inputs.seq_lens.max(initial=0)),
             ),
             logit_tokens=wanted,
-            last=self._last(inputs, up, of_last_layer) if wanted is up.sampling_tokens else None,
+            last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
         )
+        if self._marks is not None:
+            device = up.positions.device
+            types, seen = self._marks.types(inputs, device), self._marks.num_seen(inputs, device)
+            batch = replace(batch, token_types=types, num_seen=seen)
         return batch.with_groups(others, mappings)
 
-    def _last(self, inputs: StepInputs, up: Uploaded, tables: Tensor) -> AttentionMetadata | None:
-        """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved."""
-        if inputs.drafts is not None or self._device.is_synchronous or inputs.num_tokens == inputs.num_rows:
+    def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
+        """Of the rows that sample, as if they had one token each; None where more is wanted, or nothing saved.
+        `tables`: by KV group."""
+        if not self.caches or inputs.drafts is not None or self._device.is_synchronous:
+            return None
+        if inputs.num_tokens == inputs.num_rows:
             return None
         if self._adapters is not None and self._adapters.step.groups:
             return None
+        of_last_layer = tables[self.caches[-1].group]
         return AttentionMetadata(
-            tables.index_select(0, up.sampling_rows),
-            torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=tables.device),
+            of_last_layer.index_select(0, up.sampling_rows),
+            torch.arange(inputs.num_samples + 1, dtype=torch.int32, device=of_last_layer.device),
             up.seq_lens.index_select(0, up.sampling_rows),
             longest_query=1,
             longest_seq=int(inputs.seq_lens.max(initial=0)),

@@ -36,8 +36,11 @@ class WeightCounts:
     element_bytes: int
 
     @classmethod
-    def of(cls, destinations: Iterable[tuple[str, Destination]], config: DecoderConfig) -> WeightCounts:
-        """`destinations`: names and tensors of a model, as it is loaded; whole, however it is cut among ranks."""
+    def of(
+        cls, destinations: Iterable[tuple[str, Destination]], config: DecoderConfig, *, expert_ranks: int = 1
+    ) -> WeightCounts:
+        """`destinations`: names and tensors of a model, as it is loaded; whole, however it is cut among ranks.
+        `expert_ranks`: that have experts of their own, of which others know nothing."""
         dense = routed = 0
         element_bytes = 1
         for name, destination in destinations:
@@ -45,7 +48,7 @@ class WeightCounts:
                 continue
             tensor, size = memory_of(destination), math.prod(destination.shape)
             if ROUTED.search(name):
-                routed += size
+                routed += size * expert_ranks if len(destination.shape) == MATRIX else size
             elif not EMBEDDING.search(name) and not HEAD.search(name):
                 dense += size
             element_bytes = max(element_bytes, tensor.element_size() if tensor.is_floating_point() else 1)
@@ -59,7 +62,7 @@ class CostModel:
         self._weights = weights
         experts = config.experts
         self._taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # share of them, by a token
-        self._layers = Counter(config.sliding_windows)  # number of layers by window; 0: none
+        self._layers = tuple(Counter(config.sliding_windows).items())  # windows, 0: none; how many layers have each
         self._num_layers = config.num_layers
         self._attention_flops = 4 * config.num_q_heads * config.head_dim  # a token and one before it, in a layer
         self._kv_bytes = 2 * config.num_kv_heads * config.head_dim * kv_element_bytes  # of a token, in a layer
@@ -68,8 +71,8 @@ class CostModel:
         weights, num_tokens = self._weights, inputs.num_tokens
         read = 1.0 - (1.0 - self._taken) ** num_tokens  # share of the experts that some token takes
         attended = kept = 0
-        for window, num_layers in self._layers.items():
-            attended += num_layers * _sum(inputs.positions + 1, window)
+        for window, num_layers in self._layers:
+            attended += num_layers * (_sum(inputs.positions + 1, window) if window else _seen(inputs))
             kept += num_layers * _sum(inputs.seq_lens, window)
         active = num_tokens * (weights.dense + weights.routed * self._taken) + inputs.num_samples * weights.head
         elements = weights.dense + weights.routed * read + (weights.head if inputs.num_samples else 0)
@@ -81,5 +84,10 @@ class CostModel:
         )
 
 
+def _seen(inputs: StepInputs) -> int:
+    """Tokens that the step's tokens look at, themselves included, where no window hides any."""
+    return _sum(inputs.positions, 0) + len(inputs.positions)
+
+
 def _sum(lengths: np.ndarray, window: int) -> int:
-    return int((np.minimum(lengths, window) if window else lengths).sum(dtype=np.int64))
+    return int(np.add.reduce(np.minimum(lengths, window) if window else lengths, dtype=np.int64))

@@ -57,6 +57,16 @@ class SimulatedEngine:
     def release_grammar(self, grammar_id: bytes) -> None:
         pass
 
+    def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
+        receiver.break_off("a simulation has no host memory for blocks, and said so")
+
+    def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
+        error = to_proto(Unimplemented("a simulated worker has no weights to adapt"))
+        receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=error))
+
+    def unload_adapter(self, order: pb.UnloadAdapter) -> None:
+        pass
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared import plugins
 from shared.errors import InvalidArgument
+from shared.model_identity import read_config
 
 GROUP = "quire.drafters"
 
@@ -31,7 +33,7 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    method: str = Field(description="who drafts")
+    method: str = Field(description="who drafts; told from the folder where it is left out")
     num_speculative_tokens: int = Field(ge=1, le=MOST_TOKENS, description="most drafts per sequence and step")
     adaptive_length: bool = Field(
         True, description="fewer drafts where they do not pay, by load and by sequence; otherwise always as many"
@@ -73,6 +75,20 @@ class SpeculativeConfig(BaseModel):
         return self.prompt_lookup_min or self.prompt_lookup_max
 
 
+def method_of(values: dict[str, Any]) -> str:
+    """Who drafts with the checkpoint whose config.json this is. Raises InvalidArgument where it does not say."""
+    names = values.get("architectures")
+    named = " ".join(map(str, names if isinstance(names, list) else [])).lower()
+    if "medusa_num_heads" in values or "medusa" in named:
+        return "medusa"
+    if "eagle" in named:
+        return "eagle"
+    if values.get("num_hidden_layers") == 1:
+        text = f"{SETTING}.method: config.json says num_hidden_layers is 1: is it an eagle head or a draft_model?"
+        raise InvalidArgument(text, field=SETTING)
+    return "draft_model"
+
+
 def parse(text: str) -> SpeculativeConfig | None:
     """From the setting; None if it is empty. Raises InvalidArgument."""
     if not text.strip():
@@ -83,6 +99,8 @@ def parse(text: str) -> SpeculativeConfig | None:
         raise InvalidArgument(f"{SETTING}: not JSON: {error} (value: {text!r})", field=SETTING) from None
     if not isinstance(values, dict):
         raise InvalidArgument(f"{SETTING}: must be a JSON object (value: {text!r})", field=SETTING)
+    if "method" not in values and isinstance(values.get("model"), str):
+        values["method"] = method_of(read_config(Path(values["model"]).expanduser()))
     try:
         return SpeculativeConfig(**values)
     except ValidationError as error:

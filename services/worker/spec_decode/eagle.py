@@ -43,10 +43,11 @@ class Eagle:
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
         limits, self.model = target.limits, target.model
-        config = read_eagle(read_config(folder), self.model.config)
+        head_config = read_eagle(read_config(folder), self.model.config)
+        config = head_config.decoder
         self.place = replace(target.place, checkpoint=config.quantization)
         backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
-        self.head = EagleHead(config, backend, self.place, limits.max_model_len)
+        self.head = EagleHead(head_config, backend, self.place, limits.max_model_len)
         target.loader.load(self.head, folder)
         self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype)
         self.block_bytes = self.shape.num_bytes

@@ -1,83 +1,123 @@
-"""The weights of an EAGLE head: one decoder layer behind a projection of two inputs."""
+"""The weights of an EAGLE head: one decoder layer behind a projection of two inputs, as its authors publish it.
+
+The published layer has no norm at its door and none behind it: its residual stream continues the model's features.
+vLLM's names for heads that have norms as well are read, too: `add_para_norm` (`enorm`, `hnorm`), `skip_prenorm` and
+`skip_output_norm`. Embeddings and output head are the model's; checkpoints that repeat them are not read there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from services.worker.attention.port import AttentionBackend
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.layers.placement import Alternative, Destination, Placement
+from services.worker.layers.attention import Attention
+from services.worker.layers.mlp import MLP
+from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.llama import LlamaLayer
+from services.worker.models.decoder_config import DecoderConfig, read_decoder
 from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
 
-MODEL_TYPE = "quire_eagle"
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """A head's config.json is that of a decoder with one layer."""
+
+    decoder: DecoderConfig
+    norms_inputs: bool
+    norms_layer: bool
+    norms_output: bool
 
 
-def read_eagle(values: dict[str, Any], target: DecoderConfig) -> DecoderConfig:
-    """`values`: the head's config.json. What it does not name is the model's."""
+def read_eagle(values: dict[str, Any], target: DecoderConfig) -> EagleConfig:
+    """`values`: the head's config.json; raises InvalidArgument where it does not fit the model."""
     config = ConfigFile(values)
-    if config.get("model_type") != MODEL_TYPE:
-        raise InvalidArgument(
-            f"speculative_config.model: model_type is {config.get('model_type')!r}, an EAGLE head's is {MODEL_TYPE!r}",
-            field="speculative_config",
-        )
-    head = replace(
-        target,
-        num_layers=1,
-        attention_sinks=False,
-        attention_softcap=0.0,
-        experts=None,
-        quantization=None,
-        latent=None,
-        attention_scale=None if target.latent else target.attention_scale,  # that of another head_dim
-        sliding_windows=(0,),
-        num_q_heads=config.integer("num_attention_heads"),
-        num_kv_heads=config.integer("num_key_value_heads"),
-        head_dim=config.integer("head_dim"),
-        intermediate_size=config.integer("intermediate_size"),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=config.flag("qk_norm"),
+    _check_fits(config, target)
+    return EagleConfig(
+        _read_decoder(config),
+        norms_inputs=config.flag("add_para_norm"),
+        norms_layer=not config.flag("skip_prenorm", True),
+        norms_output=not config.flag("skip_output_norm", True),
     )
+
+
+def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
+    if config.has("draft_vocab_size") or "Eagle3" in _architectures(config):
+        raise _refused("an EAGLE-3 head (draft_vocab_size, architectures): heads of the first EAGLE are read")
+    if config.integer("num_hidden_layers") != 1:
+        raise _refused(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
     for name, ours in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config.integer(name) != ours:
-            raise InvalidArgument(
-                f"speculative_config.model: the head's {name} is {config.integer(name)}, the model's {ours}",
-                field="speculative_config",
-            )
-    return head
+            raise _refused(f"the head's {name} is {config.integer(name)}, the model's {ours}")
+
+
+def _read_decoder(config: ConfigFile) -> DecoderConfig:
+    """Its architecture says whether queries and keys are normed and whether projections have biases."""
+    names = _architectures(config)
+    bias = config.flag("attention_bias")
+    return replace(
+        read_decoder(config),
+        qkv_bias=config.flag("qkv_bias", bias or "Qwen2" in names),
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+        qk_norm="Qwen3" in names,
+    )
+
+
+def _architectures(config: ConfigFile) -> str:
+    return " ".join(map(str, config.get("architectures", [])))
+
+
+def _refused(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 
 class EagleHead:
     """From features and the tokens behind them to features one position on."""
 
-    passed_over = ()
-    alternatives: ClassVar[dict[str, Alternative]] = {}
+    passed_over = ("model.embed_tokens.weight", "lm_head.weight")  # the model's
 
-    def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
+    def __init__(self, config: EagleConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
+        decoder = config.decoder
+        size, eps = decoder.hidden_size, decoder.rms_norm_eps
+
+        def norm(name: str, wanted: bool = True) -> RMSNorm | None:
+            return RMSNorm(f"model.{name}", size, eps, place) if wanted else None
+
+        layer = "layers.0"
         self._ops = place.ops
-        self._embed_norm = RMSNorm("model.embed_norm", size, eps, place)
-        self._hidden_norm = RMSNorm("model.hidden_norm", size, eps, place)
-        self._layer = LlamaLayer(0, config, backend, place)
-        self._norm = RMSNorm("model.norm", size, eps, place)
+        self._embed_norm, self._hidden_norm = (norm(name, config.norms_inputs) for name in ("enorm", "hnorm"))
+        self._input_norm = norm(f"{layer}.input_layernorm", config.norms_layer)
+        self._attention = Attention(f"model.{layer}.self_attn", decoder, 0, backend, place)
+        self._middle_norm = RMSNorm(f"model.{layer}.post_attention_layernorm", size, eps, place)
+        self._mlp = MLP(
+            f"model.{layer}.mlp",
+            size,
+            decoder.intermediate_size,
+            decoder.mlp_bias,
+            place,
+            activation=decoder.activation,
+        )
+        self._norm = norm("norm", config.norms_output)
         self._fc: Tensor = place.empty(size, 2 * size)
-        self._of_token: Any = None  # its two halves, as the ops want them, once loaded
+        self._bias: Tensor = place.empty(size).zero_()  # some checkpoints have one
+        self._of_token: Any = None  # the two halves of fc, as the ops want them, once loaded
         self._of_feature: Any = None
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, num_positions).to(place.device)
-        self._parts = (self._embed_norm, self._hidden_norm, self._layer, self._norm)
+        self._cos_sin = cos_sin_table(decoder.rope, decoder.head_dim, num_positions).to(place.device)
+        norms = (self._embed_norm, self._hidden_norm, self._input_norm, self._middle_norm, self._norm)
+        self._parts: tuple[Loadable, ...] = (*(each for each in norms if each is not None), self._attention, self._mlp)
+
+    @property
+    def alternatives(self) -> dict[str, Alternative]:
+        return {"model.fc.bias": Alternative(self._bias, instead_of=())}
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield "model.fc.weight", self._fc
@@ -85,19 +125,23 @@ class EagleHead:
             yield from part.destinations()
 
     def finish(self) -> None:
-        halves = [half.contiguous() for half in self._fc.chunk(2, dim=1)]
-        self._of_token, self._of_feature = (self._ops.prepare_linear(half, None) for half in halves)
+        token, feature = (half.contiguous() for half in self._fc.chunk(2, dim=1))
+        self._of_token = self._ops.prepare_linear(token, self._bias)
+        self._of_feature = self._ops.prepare_linear(feature, None)
         del self._fc
         for part in self._parts:
             part.finish()
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """`features` [num_tokens, hidden_size] of `model` -> those one position on, behind `batch.logit_tokens`."""
-        tokens = self._embed_norm(model.embedding(batch.token_ids))
-        x = self._ops.linear(tokens, self._of_token)
-        residual = self._ops.linear(self._hidden_norm(features), self._of_feature)
-        x = self._layer(x, residual, batch, cache, self._cos_sin)
+        """`features` [num_tokens, hidden_size] -> those one position on, behind `batch.logit_tokens`."""
+        tokens: Tensor = model.embedding(batch.token_ids)
+        if self._embed_norm is not None and self._hidden_norm is not None:
+            tokens, features = self._embed_norm(tokens), self._hidden_norm(features)
+        residual = self._ops.linear(tokens, self._of_token)
+        residual += self._ops.linear(features, self._of_feature)
+        x = residual if self._input_norm is None else self._input_norm(residual)
+        attended = self._attention(x, batch, cache, self._cos_sin)
+        x = self._mlp(self._middle_norm(attended, residual))
         if batch.logit_tokens is not None:
             x, residual = (t.index_select(0, batch.logit_tokens) for t in (x, residual))
-        made: Tensor = self._norm(x, residual)
-        return made
+        return x + residual if self._norm is None else self._norm(x, residual)

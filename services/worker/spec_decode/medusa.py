@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor
 
 from services.worker.device.staging import upload
-from services.worker.layers.placement import Alternative, Placement
+from services.worker.layers.embedding import OutputHead
+from services.worker.layers.placement import Alternative, Destination, Placement
+from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
+from services.worker.models.decoder_config import DecoderConfig
 from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.config import MOST_TOKENS, SpeculativeConfig
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
@@ -25,34 +29,51 @@ from services.worker.step.step_inputs import StepInputs
 from shared.errors import InvalidArgument
 from shared.model_identity import read_config
 
-MODEL_TYPE = "quire_medusa"
-
 
 class MedusaHeads:
-    """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0."""
+    """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0.
+
+    Tensors are named as the authors publish them: of head N, N.0.linear, N.1.linear, ... are residual blocks, and the
+    last number is its output embedding. Heads that have none share the model's.
+    """
 
     passed_over = ()
     alternatives: ClassVar[dict[str, Alternative]] = {}
 
-    def __init__(self, hidden_size: int, num_heads: int, place: Placement) -> None:
-        self.num_heads = num_heads
-        self._weights: Tensor = place.empty(num_heads, hidden_size, hidden_size)
-        self._biases: Tensor = place.empty(num_heads, hidden_size)
+    def __init__(self, num_heads: int, num_blocks: int, target: DecoderConfig, place: Placement, *, own: bool) -> None:
+        """`own`: each head has an output embedding of its own."""
+        self.num_heads, self._num_blocks, size = num_heads, num_blocks, target.hidden_size
+        place = replace(place, checkpoint=None)
+        self._weights: Tensor = place.empty(num_heads, num_blocks, size, size)
+        self._biases: Tensor = place.empty(num_heads, num_blocks, size)
+        self._outputs = [
+            OutputHead(target.vocab_size, size, place, f"{head}.{num_blocks}")
+            for head in range(num_heads if own else 0)
+        ]
         self._ops = place.ops
-        self._packed: list[Any] = []
+        self._packed: list[list[Any]] = []
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
         for head in range(self.num_heads):
-            yield f"heads.{head}.weight", self._weights[head]
-            yield f"heads.{head}.bias", self._biases[head]
+            for block in range(self._num_blocks):
+                yield f"{head}.{block}.linear.weight", self._weights[head, block]
+                yield f"{head}.{block}.linear.bias", self._biases[head, block]
+        for output in self._outputs:
+            yield from output.destinations()
 
     def finish(self) -> None:
-        pairs = zip(self._weights, self._biases, strict=True)
-        self._packed = [self._ops.prepare_linear(weight.contiguous(), bias.contiguous()) for weight, bias in pairs]
+        self._packed = [
+            [self._ops.prepare_linear(w.contiguous(), b.contiguous()) for w, b in zip(weights, biases, strict=True)]
+            for weights, biases in zip(self._weights, self._biases, strict=True)
+        ]
+        for output in self._outputs:
+            output.finish()
 
-    def __call__(self, features: Tensor, head: int) -> Tensor:
-        """[num_rows, hidden_size] -> the same shape"""
-        return features + torch.nn.functional.silu(self._ops.linear(features, self._packed[head]))
+    def logits(self, model: CausalLM, features: Tensor, head: int) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size]"""
+        for block in self._packed[head]:
+            features = features + torch.nn.functional.silu(self._ops.linear(features, block))
+        return self._outputs[head](features) if self._outputs else model.logits(features)
 
 
 class Medusa:
@@ -66,18 +87,27 @@ class Medusa:
         folder = Path(settings.model).expanduser()
         config = ConfigFile(read_config(folder))
         self.model, self.place = target.model, target.place
-        hidden_size = self.model.config.hidden_size
-        if config.get("model_type") != MODEL_TYPE or config.integer("hidden_size") != hidden_size:
-            raise InvalidArgument(
-                f"speculative_config.model: {folder} holds no Medusa heads (model_type {MODEL_TYPE!r}) of size "
-                f"{hidden_size}",
-                field="speculative_config",
-            )
-        self.heads = MedusaHeads(hidden_size, config.integer("num_heads"), self.place)
+        size, blocks = self.model.config.hidden_size, config.integer("medusa_num_layers", 1)
+        for name, value in (("medusa_num_layers", blocks), ("medusa_num_heads", config.integer("medusa_num_heads"))):
+            if not 1 <= value <= MOST_TOKENS:
+                raise _refused(f"{name} is {value}; there are 1 to {MOST_TOKENS}")
+        if config.integer("hidden_size", size) != size:
+            raise _refused(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {size}")
+        names = target.loader.names(folder)
+        found = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
+        if max(found, default=0) >= MOST_TOKENS:
+            raise _refused(f"a tensor of head {max(found)}; there are at most {MOST_TOKENS} heads")
+        num_heads = max(config.integer("medusa_num_heads"), 1 + max(found, default=0))  # published ones say too few
+        own = any(f"{head}.{blocks}.weight" in names for head in range(num_heads))
+        self.heads = MedusaHeads(num_heads, blocks, self.model.config, self.place, own=own)
         target.loader.load(self.heads, folder)
 
     def start(self, worker: DrafterWorker) -> MedusaProposer:
         return MedusaProposer(self, worker)
+
+
+def _refused(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 
 class MedusaProposer:
@@ -124,7 +154,7 @@ class MedusaProposer:
         draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
         features = self._features[self._up(slots)]
         for head in range(int(counts.max())):
-            draws.draw(self._medusa.model.logits(self._medusa.heads(features, head)))
+            draws.draw(self._medusa.heads.logits(self._medusa.model, features, head))
         return draws.drafts()
 
     def _up(self, array: object) -> Tensor:

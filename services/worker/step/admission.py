@@ -29,6 +29,10 @@ class Admission:
     samples_nothing: bool = False
     pooling: pooling_pb2.PoolingParams | None = None  # None: it is not pooled
     adapter: str = ""  # empty: none
+    adapter_digest: bytes = b""  # of its content; empty: the worker's own choice
+    second_text_from: int = 0  # index of its first token; 0: there is one text
+    num_seen_tokens: int = 0  # of its first ones, by other tokens; 0: all
+    pooled_tokens: bytes = b""  # u32 column: which have a vector each; empty: all that the pooler names
 
     @classmethod
     def of(cls, wire: pb.Admission) -> Admission:
@@ -55,6 +59,10 @@ class Admission:
             wire.samples_nothing,
             params.pooling if pooled else None,
             params.adapter,
+            params.adapter_digest,
+            params.second_text_from,
+            params.num_seen_tokens,
+            params.pooled_tokens,
         )
 
 

@@ -21,6 +21,8 @@ class ForwardBatch:
     logit_tokens: Tensor | None  # [num_samples] tokens whose logits are wanted; None: all of them
     last: AttentionMetadata | None = None  # of just these, a row each: more the last layer need not compute
     other_groups: tuple[ForwardBatch, ...] = ()  # the same for the layers of each KV group behind the first
+    token_types: Tensor | None = None  # [num_tokens] which of two texts each is of; None: all of the first
+    num_seen: Tensor | None = None  # [num_seqs] first tokens that others see; None: all of them
 
     def of(self, group: int) -> ForwardBatch:
         """What layers of that KV group read."""

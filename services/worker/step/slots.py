@@ -234,10 +234,20 @@ class SlotTable:
 
     def _grow(self, counts: I32, ids: U32) -> NewBlocks:
         """Hands out `ids`, slots ascending, so that each live slot can hold what it will have computed."""
+        if self._limits.layout.keeps_nothing:
+            return self._grow_nothing(counts, ids)
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
         lacking = np.where(self.live, needed - self.num_blocks, 0)
         growing = np.flatnonzero(lacking)
         return self.hand_out(growing, lacking[growing], ids)
+
+    def _grow_nothing(self, counts: I32, ids: U32) -> NewBlocks:
+        """Slots have no blocks, so that nothing is left of a part that a step has computed."""
+        slots = np.flatnonzero(counts)
+        whole = bool((counts[slots] == self.num_given_tokens[slots]).all())
+        require(whole, lambda: f"slots {slots} compute {counts[slots]} of {self.num_given_tokens[slots]} tokens")
+        require(not len(ids), lambda: f"{len(ids)} new_block_ids, and nothing is kept")
+        return NO_BLOCKS
 
     def grow(self, plan: pb.StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
         """The blocks of a plan that says nothing else; `growing` are the slots that begin a block in it, at these

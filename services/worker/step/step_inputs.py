@@ -119,6 +119,8 @@ def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
 
 
 def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Rows) -> I32:
+    if not table.width:
+        return np.zeros(len(positions), dtype=np.int32)  # nothing is kept: the null block's
     blocks, offsets = np.divmod(positions, table.block_size)
     parts = [
         table.block_table[token_slots, group * table.width + blocks] * table.block_size + offsets

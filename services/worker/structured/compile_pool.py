@@ -122,6 +122,12 @@ class CompilePool:
             ready = self._ready.get(grammar_id)
             return None if ready is None else ready.grammar
 
+    def look_ahead(self) -> None:
+        """Opens the backend beside what the caller does next: reading the vocabulary holds Python's lock, and with the
+        first grammar it would hold up every stream. What is wrong with it is said where a grammar is wanted."""
+        with self._lock:
+            self._in_background(lambda: self.backend)
+
     @property
     def backend(self) -> GrammarBackend:
         """Raises QuireError if there can be none."""
@@ -132,10 +138,13 @@ class CompilePool:
 
     def _begin(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Making:
         making = self._making[grammar_id] = _Making()
+        self._in_background(lambda: self._make(grammar_id, constraint, making))
+        return making
+
+    def _in_background(self, job: Callable[[], object]) -> None:
         if self._threads is None:
             self._threads = Background("grammars", NUM_THREADS, step_back)
-        self._threads.submit(lambda: self._make(grammar_id, constraint, making))
-        return making
+        self._threads.submit(job)
 
     def _make(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, making: _Making) -> None:
         backend_there = self._opened is not None  # reading the vocabulary may take a second

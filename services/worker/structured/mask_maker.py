@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -23,6 +24,7 @@ from shared.columns import I32
 from shared.errors import Internal, QuireError
 
 PATIENCE_S = 5.0  # with masks that the library has been given, each of which is bounded far below that
+NUM_TURNS = 10  # that it is waited in: a process that is stopped and continued loses one, however long that took
 Tokens = Callable[[], Sequence[int]]  # waits until they are on the host
 
 
@@ -94,9 +96,8 @@ class MaskMaker:
             self._gate.open_for_good()
 
     @property
-    def takes_too_long(self) -> bool:
-        since = self._busy_since
-        return since is not None and time.perf_counter() - since > PATIENCE_S
+    def busy_since(self) -> float | None:
+        return self._busy_since
 
     def fill(self, sequences: Sequence[Constrained], places: Sequence[int], masks: I32) -> None:
         """When all masks are made, or on their thread."""
@@ -184,18 +185,24 @@ class MaskedStep:
 
 def wait(job: Future[None], maker: MaskMaker) -> None:
     """A thread that hangs in the library is left to itself, with the memory that it may still write to."""
-    try:
-        job.result(timeout=PATIENCE_S)
-    except TimeoutError:
+    for _ in range(NUM_TURNS):
+        with contextlib.suppress(TimeoutError):
+            job.exception(PATIENCE_S / NUM_TURNS)
+            break
+    else:
         maker.give_up()
-        raise Internal(f"masks were not made within {PATIENCE_S:.0f} s") from None
+        raise Internal(f"masks were not made within {PATIENCE_S:.0f} s")
+    job.result()
 
 
 def _watch(maker_ref: weakref.ref[MaskMaker]) -> None:
     """While a stream waits, the thread that launches may have to wait as well, to load a kernel for instance, and then
     no thread is left to notice that the masks' thread hangs."""
+    seen, num_turns = None, 0
     while (maker := maker_ref()) is not None and not maker.hangs:
-        if maker.takes_too_long:
+        num_turns = num_turns + 1 if maker.busy_since is not None and maker.busy_since == seen else 0
+        seen = maker.busy_since
+        if num_turns > NUM_TURNS:
             maker.give_up()
         del maker
-        time.sleep(PATIENCE_S / 4)
+        time.sleep(PATIENCE_S / NUM_TURNS)

@@ -11,7 +11,7 @@ from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.registry import read_model_config
+from services.worker.models.registry import find_encoder, read_model_config
 from services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
 from shared.logs import logger
 from shared.model_identity import read_config
@@ -52,7 +52,10 @@ def missing(settings: WorkerSettings) -> Missing | None:
         from kernels.triton import precompile
     except ImportError:  # the choice of kernels says why
         return None
-    config = read_model_config(read_config(Path(settings.model)), settings.model_impl)
+    values = read_config(Path(settings.model))
+    if find_encoder(values) is not None:
+        return None  # its few kernels are made when they are first called
+    config = read_model_config(values, settings.model_impl)
     wanted = limits.from_settings(settings, config.max_positions)
     return precompile.missing(model_shape(settings, config, wanted), num_cores(settings))
 
@@ -66,12 +69,13 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     cuda = Device("cuda", "")
     dtype = choose_dtype(settings.dtype, config.dtype, cuda)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype, cuda)
-    shard = Shard(size=settings.tensor_parallel_size)
+    shard = Shard(size=settings.tensor_parallel_size, whole_experts=settings.expert_parallel)
     heads = shard.heads(config.num_q_heads, config.num_kv_heads)
     intermediate_size = len(shard.part(config.intermediate_size, "intermediate_size"))
     sizes = (config.hidden_size, heads.num_q * config.head_dim, intermediate_size)
     experts = None if config.experts is None else experts_shape(config.experts, shard)
-    fused = shard.is_whole and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
+    chained = shard.is_whole or settings.custom_all_reduce
+    fused = chained and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
     return precompile.ModelShape(
         hidden_size=config.hidden_size,
         intermediate_size=intermediate_size,
@@ -89,6 +93,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         experts=experts,
         attention_sinks=config.attention_sinks,
         softcap=config.attention_softcap,
+        is_whole=shard.is_whole,
     )
 
 
@@ -96,14 +101,15 @@ def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
     from kernels.triton import precompile
     from services.worker.models.single_row import experts_reject_reason
 
+    here, features = shard.experts(config.num_experts, config.intermediate_size)
     return precompile.ExpertsShape(
-        num_experts=config.num_experts,
-        intermediate_size=len(shard.part(config.intermediate_size, "the experts' intermediate_size")),
+        num_experts=len(here),
+        intermediate_size=len(features),
         routing=config.routing,
         gate=config.activation,
         biased=config.biased,
         choice_bias=config.choice_bias,
         shared_is_there=config.shared_intermediate_size > 0,
         shared_is_gated=config.shared_is_gated,
-        single_row=experts_reject_reason(config) is None,
+        single_row=experts_reject_reason(config, shard) is None,
     )

@@ -116,3 +116,18 @@ def test_no_rows(dtype):
     packed = cpu.prepare_experts(*weights_of(4, 32, 48, dtype))
     ids, weights = cpu.route(torch.empty(0, 4, dtype=dtype), Routing(2))
     assert cpu.experts(torch.empty(0, 32, dtype=dtype), ids, weights, packed).shape == (0, 32)
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+def test_pairs_without_an_expert_are_left_out(dtype, rows):
+    """Of eight experts the first three are here; the first token has none of them."""
+    gate_up, down, *_ = weights_of(8, 32, 48, dtype)
+    ids, weights = choice(rows, 8, 2)
+    ids[0] = torch.tensor([5, 7])
+    here, load = torch.where(ids < 3, ids, -1), torch.zeros(3, dtype=torch.int64)
+    x = torch.randn(rows, 32).to(dtype)
+    want = cpu.experts(x, ids, weights * (here >= 0), cpu.prepare_experts(gate_up, down))
+    got = cpu.experts(x, here, weights, cpu.prepare_experts(gate_up[:3], down[:3]), load=load)
+    assert torch.equal(got, want)
+    assert not got[0].any()
+    assert load.tolist() == [int((here == expert).sum()) for expert in range(3)]

@@ -10,7 +10,7 @@ from kernels.routing import SILU, Gate, Routing
 from kernels.triton import batch_invariant, grouped_linear
 from kernels.triton.expert_layers import experts_in_tiles, group
 from kernels.triton.grouped_linear import TILES, Tile, most_tiles
-from kernels.triton.row_experts import Shape, row_experts
+from kernels.triton.row_experts import RowExpertsTile, row_experts
 from kernels.triton.row_linear import Norm
 from tests.kernels.triton import ordered_dot
 from tests.kernels.triton.closeness import assert_close
@@ -146,7 +146,28 @@ def test_a_single_row_meets_the_experts_that_it_chooses(dtype, device, hidden, s
     normed = reference.rms_norm(residual.double(), norm.weight.double(), norm.eps)
     ids, weights = reference.route(logits, routing)
     want = residual.double() + exact(normed, ids, weights, packed)
-    shape = None if ON_GPU else Shape(up=32, down=64)  # the interpreter runs one program after the other
+    shape = None if ON_GPU else RowExpertsTile(up=32, down=64)  # the interpreter runs one program after the other
     row_experts(residual, norm, logits, routing, packed, load, pdl=ON_GPU, shape=shape)
     assert_close(residual, want, slack=3)
     assert load.nonzero().flatten().tolist() == sorted(ids[0].tolist())
+
+
+def test_pairs_without_an_expert_are_left_out(dtype, device):
+    x, ids, weights, packed, want, load = _partly_here(device, dtype)
+    got = triton.experts(x, ids, weights, triton.prepare_experts(*packed), load=load)
+    assert_close(got, want)
+    assert load.tolist() == [int((ids == expert).sum()) for expert in range(3)]
+
+
+def _partly_here(device, dtype):
+    """Of six experts the first three are here; a token has none of them. What is wanted is what the others add 0 to."""
+    all_packed = [torch.randn(6, 64, 32), torch.randn(6, 32, 32)]
+    x, ids = torch.randn(5, 32).to(device, dtype), torch.tensor([[0, 5], [3, 4], [2, 1], [4, 0], [1, 2]]).int()
+    weights = torch.rand(5, 2).to(device)
+    packed = [weight.to(device, dtype) for weight in all_packed]
+    here = torch.where(ids < 3, ids, -1).to(device)
+    zeroed = weights * (here >= 0)
+    want = reference.experts(
+        x.double(), ids.to(device), zeroed, reference.prepare_experts(*(w.double() for w in packed))
+    )
+    return x, here, weights, [w[:3] for w in packed], want, torch.zeros(3, dtype=torch.int64, device=device)

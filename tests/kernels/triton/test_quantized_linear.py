@@ -8,17 +8,25 @@ import pytest
 import torch
 
 from kernels import reference, triton
+from kernels.reference.fp8_weight import quantize_to_fp8
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.triton import packed_linear
+from kernels.triton import eight_bit_linear, packed_linear
 from kernels.triton.eight_bit_linear import EightBitWeight
 from kernels.triton.packed_linear import PackedWeight
+from kernels.triton.row_linear import Norm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
-from tests.kernels.triton.test_fp8_linear import representable
 
 DTYPE = torch.bfloat16 if ON_GPU else torch.float16
 SLACK = 2  # weights are rounded to 16 bits before the product, too
 FP8 = torch.float8_e4m3fn
+
+
+def representable(x: torch.Tensor) -> torch.Tensor:
+    """Small powers of two with a full range in every group of 128: the interpreter's cast does not round."""
+    powers = torch.randint(-6, 3, x.shape).float().exp2() * x.sign()
+    powers[..., ::32] = 448.0 * 0.25
+    return powers.to(x)
 
 
 def integers(
@@ -81,18 +89,9 @@ def test_many_rows_are_multiplied_with_a_widened_copy(device, monkeypatch, order
         check(device, torch.randn(9, 128), integers(40, 128, 32, bits, order=order), PackedWeight)
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("kind", [torch.int8, FP8])
-@pytest.mark.parametrize(("tokens", "in_features", "out_features"), [(1, 128, 32), (17, 96, 130), (70, 384, 64)])
-def test_activations_in_8_bits_by_token(device, tokens, in_features, out_features, kind, static):
-    x = torch.randn(tokens, in_features)
-    if kind is FP8 and not ON_GPU:
-        x = representable(x)
-        x[:, 0] = 448.0 * 0.25
-    scale = torch.tensor([0.25 if kind is FP8 else 0.03]) if static else None
-    codes = (torch.randn(out_features, in_features) * 30).to(kind)
-    weight = QuantizedWeight(
-        codes,
+def by_token(out_features: int, in_features: int, kind: torch.dtype, scale: torch.Tensor | None) -> QuantizedWeight:
+    return QuantizedWeight(
+        (torch.randn(out_features, in_features) * 30).to(kind),
         torch.rand(out_features, 1) + 0.1,
         None,
         group_size=in_features,
@@ -100,17 +99,82 @@ def test_activations_in_8_bits_by_token(device, tokens, in_features, out_feature
         activations=QuantizedActivations(kind, 0, scale),
         bias=torch.randn(out_features).to(DTYPE),
     )
-    check(device, x, weight, EightBitWeight)
 
 
-@pytest.mark.parametrize(("tokens", "in_features", "out_features"), [(1, 128, 32), (17, 192, 130), (70, 384, 64)])
-def test_activations_in_8_bits_by_block(device, tokens, in_features, out_features):
+def by_block(out_features: int, in_features: int, kind: torch.dtype, rows: int = 1) -> QuantizedWeight:
+    """`rows` of the weight share their scales."""
+    scales = (torch.rand(-(-out_features // rows), -(-in_features // 128)) + 0.1) / 448
+    codes = (torch.randn(out_features, in_features) * 100).to(kind)
+    activations = QuantizedActivations(kind, 128)
+    return QuantizedWeight(
+        codes, scales.repeat_interleave(rows, 0)[:out_features], None, 128, 8, activations=activations
+    )
+
+
+def inputs(tokens: int, in_features: int, kind: torch.dtype) -> torch.Tensor:
     x = torch.randn(tokens, in_features)
-    scales = (torch.rand(out_features, -(-in_features // 128)) + 0.1) / 448
-    codes = (torch.randn(out_features, in_features) * 100).to(FP8)
-    activations = QuantizedActivations(FP8, 128)
-    weight = QuantizedWeight(codes, scales, None, group_size=128, bits=8, activations=activations)
-    check(device, x if ON_GPU else representable(x), weight, EightBitWeight)
+    if kind is FP8 and not ON_GPU:
+        x = representable(x)
+        x[:, 0] = 448.0 * 0.25
+    return x
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("kind", [torch.int8, FP8])
+@pytest.mark.parametrize(
+    ("tokens", "in_features", "out_features"), [(1, 128, 32), (17, 96, 130), (70, 384, 64), (140, 512, 128)]
+)
+def test_activations_in_8_bits_by_token(device, tokens, in_features, out_features, kind, static):
+    scale = torch.tensor([0.25 if kind is FP8 else 0.03]) if static else None
+    check(device, inputs(tokens, in_features, kind), by_token(out_features, in_features, kind, scale), EightBitWeight)
+
+
+@pytest.mark.parametrize("rows", [1, 128])
+@pytest.mark.parametrize("kind", [torch.int8, FP8])
+@pytest.mark.parametrize(
+    ("tokens", "in_features", "out_features"), [(1, 128, 32), (17, 192, 130), (70, 384, 64), (140, 512, 128)]
+)
+def test_activations_in_8_bits_by_block(device, tokens, in_features, out_features, kind, rows):
+    check(device, inputs(tokens, in_features, kind), by_block(out_features, in_features, kind, rows), EightBitWeight)
+
+
+@pytest.mark.parametrize("weight", [by_token(40, 640, FP8, None), by_token(40, 640, torch.int8, None)])
+@pytest.mark.parametrize("splits", [2, 4])
+def test_sums_in_parts(device, weight, splits):
+    check_in_parts(device, weight, splits)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_sums_of_blocks_in_parts(device, splits):
+    check_in_parts(device, by_block(40, 640, FP8), splits)
+
+
+def check_in_parts(device: torch.device, weight: QuantizedWeight, splits: int) -> None:
+    x, weight = inputs(5, 640, weight.codes.dtype).to(device, DTYPE), on(device, weight)
+    packed = triton.prepare_quantized_linear(weight, DTYPE)
+    shape = eight_bit_linear.EightBitTile(rows=16, columns=64, splits=splits, width=128, stages=3)
+    want = reference.quantized_linear(x.float(), weight)
+    assert_close(eight_bit_linear.eight_bit_linear(x, packed, shape), want, SLACK)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(("in_features", "out_features"), [(256, 128), (2048, 256), (2304, 128)])
+def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_features, blocks):
+    """Plain, normed, gated, added: what row_linear is with the weight widened."""
+    x, norm = torch.randn(1, in_features).to(device, DTYPE), Norm(torch.rand(in_features).to(device, DTYPE), 1e-5)
+    factors = torch.rand(2 * out_features // 128, 1).repeat_interleave(128, 0)
+    made = quantize_to_fp8(
+        (torch.randn(2 * out_features, in_features) * factors).to(device, DTYPE), None, blocks=blocks
+    )
+    packed = triton.prepare_quantized_linear(made, DTYPE)
+    normed = reference.rms_norm(x.double(), norm.weight.double(), norm.eps)
+    plain, wide = x.double() @ made.widened().double().T, normed @ made.widened().double().T
+    assert_close(row_linear(x, packed, pdl=ON_GPU), plain, slack=2)
+    assert_close(row_linear(x, packed, norm=norm, pdl=ON_GPU), wide, slack=2)
+    assert_close(row_linear(x, packed, norm=norm, gated=True, pdl=ON_GPU), reference.silu_mul(wide), slack=3)
+    residual = torch.randn(1, 2 * out_features).to(device, DTYPE)
+    want = residual.double() + plain
+    assert_close(row_linear(x, packed, residual=residual), want, slack=2)
 
 
 def test_float32_is_computed_with_the_values(device):

@@ -8,7 +8,7 @@ import torch
 from kernels import reference
 from kernels.reference.linear import LinearWeight
 from kernels.triton.row_attention import row_attention
-from kernels.triton.row_linear import Norm, Shape, row_linear
+from kernels.triton.row_linear import Norm, RowTile, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 from tests.kernels.triton.paged import Case
@@ -52,7 +52,7 @@ def test_the_gate(dtype, device):
     assert_close(row_linear(x, weight, norm=norm, gated=True, pdl=ON_GPU), exact(x, weight, norm, gated=True), slack=2)
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 256, 1, 1), Shape(8, 512, 2, 2), Shape(16, 1024, 2, 8)])
+@pytest.mark.parametrize("shape", [RowTile(2, 256, 1, 1), RowTile(8, 512, 2, 2), RowTile(16, 1024, 2, 8)])
 def test_the_shape_of_the_work_changes_little(dtype, device, shape):
     x, weight = normal(device, dtype, 1, 2048), weight_of(device, dtype, 40, 2048)
     assert_close(row_linear(x, weight, shape=shape), exact(x, weight), slack=2)

@@ -12,7 +12,7 @@ from quire.cluster.options import ClusterOptions
 from shared.pb.admin.v1 import admin_pb2
 
 FRONTENDS = 3
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def busy(address: str) -> list[int]:

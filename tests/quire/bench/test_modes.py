@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.bench import kernels, page_cache
+from quire.bench import kernels, page_cache, shapes
 from quire.cli.main import main
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
@@ -44,6 +44,20 @@ def test_throughput_starts_a_cluster_and_measures_it(capsys: pytest.CaptureFixtu
     assert {"cpu_us_tok_frontend", "cpu_us_tok_scheduler", "cpu_us_tok_worker"} <= batch.keys()
 
 
+@pytest.mark.slow
+def test_embed_measures_inputs_a_second_beside_transformers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    monkeypatch.setitem(shapes.CONFIGS, "bert-base", shapes.CONFIGS["bert-base"] | small)
+    words = ("--inputs", "5", "--tokens", "16", "--ragged", "--per-call", "2", "--runs", "1", "--json")
+    ours, theirs = bench(capsys, "embed", "bert-base", *words, "--beside-transformers", "cpu")
+    assert [row["side"] for row in (ours, theirs)] == ["quire", "transformers"]
+    assert ours["inputs_s"] * ours["mean_tokens"] == pytest.approx(ours["tokens_s"], rel=0.001)
+    assert ours["ratio"] == pytest.approx(ours["inputs_s"] / theirs["inputs_s"], rel=0.001)
+
+
+@pytest.mark.slow
 def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--methods", "medusa", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--fixed")
     off, medusa = bench(capsys, "speculation", *words, "--max-num-seqs", "2", "--warmup", "0", *SMALL)
@@ -59,6 +73,7 @@ def test_speculation_measures_methods_in_turn(capsys: pytest.CaptureFixture[str]
     assert off["errors"] == medusa["errors"] == 0
 
 
+@pytest.mark.slow
 def test_a_control_is_a_second_cluster_without_drafts(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--methods", "control", "--work", "tiny_counting", "--load", "burst", "--num-blocks", "2000", "--whole")
     off, control = bench(capsys, "speculation", *words, "--warmup", "0", *SMALL)
@@ -97,6 +112,7 @@ def test_serve_drives_any_openai_server(cluster: Cluster, capsys: pytest.Capture
     assert not any(name.startswith("cpu_us_tok") for name in row)
 
 
+@pytest.mark.slow
 def test_serve_takes_turns_with_another_server(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     there = ("--address", cluster.grpc_address, "--http", cluster.http_address)
     words = ("--work", "cpu_batch", "--beside", f"twin=http://{cluster.http_address}")

@@ -60,6 +60,14 @@ def test_the_small_ones_fit_the_bundled_model(
     assert work.within(4096).items == work.items
 
 
+@pytest.mark.parametrize(("name", "count", "length"), [("returning", 64, 4096), ("cpu_returning", 8, 768)])
+def test_prompts_that_come_again_come_when_all_others_have_come(name: str, count: int, length: int) -> None:
+    items = WORKLOADS[name]().items
+    assert {len(item.prompt) for item in items} == {length}
+    assert len({item.prompt for item in items[:count]}) == count
+    assert items == items[:count] * 3
+
+
 def test_requests_behind_a_prefix_share_it_and_nothing_more() -> None:
     prompts = [item.prompt for item in WORKLOADS["shared_prefix"]().items]
     assert len({prompt[:2048] for prompt in prompts}) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.frontend.main import Frontend
 from shared.lifecycle import Shutdown
 from shared.pb.inference.v1 import inference_pb2_grpc
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.rpc.admin_pass import AdminPass
 from shared.settings import FrontendSettings
 from tests.admin import Admin, calling
@@ -46,19 +47,25 @@ class Running:
         return len(self.frontend._client.usable_sessions)
 
     async def until_sessions(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.num_usable_sessions != count:
                 await asyncio.sleep(0.01)
 
+    async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
+        """Of all schedulers: what they told last."""
+        async with asyncio.timeout(60):
+            while not all(holds(session.view) for session in self.frontend._client._sessions):
+                await asyncio.sleep(0.005)
+
     async def until_open(self, is_open: bool) -> None:
         """Until there is a session, or none."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.frontend._client.is_open != is_open:
                 await asyncio.sleep(0.005)
 
     async def until_idle(self) -> None:
         """Until no call has a place: an answer is read a moment before its place is given back."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await self.http.get("/load")).json() != {"server_load": 0}:
                 await asyncio.sleep(0.005)
 
@@ -84,8 +91,9 @@ async def running(
         "grpc_port": 0,
         "http_port": 0,
         "schedulers": schedulers,
-        "unavailable_after_s": 5.0,
+        "unavailable_after_s": 60.0,
         "drain_timeout_s": 5.0,
+        "connections": {"idle_s": 60},
         **settings,
     }
     shutdown = Shutdown()
@@ -93,7 +101,7 @@ async def running(
     task = asyncio.create_task(_serve(frontend))
     try:
         async with (
-            httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=20) as http,
+            httpx.AsyncClient(base_url=f"http://{frontend.http_address}", timeout=60) as http,
             grpc.aio.insecure_channel(frontend.grpc_address) as channel,
             calling(AdminPass(frontend.admin.address, frontend.admin.key)) as admin,
         ):
@@ -102,7 +110,7 @@ async def running(
             yield started
     finally:
         shutdown.request()
-        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 15)
+        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 60)
 
 
 async def _serve(frontend: Frontend) -> None:
@@ -115,7 +123,7 @@ async def _serve(frontend: Frontend) -> None:
 async def _until_health(started: Running, statuses: Collection[int]) -> None:
     """Polls, as whoever starts a real process has to."""
     status = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while statuses and status not in statuses:
             try:
                 status = (await started.http.get("/health")).status_code

@@ -26,6 +26,7 @@ from shared.rpc.parts import InParts
 from shared.rpc.server import Server
 
 EPOCHS = itertools.count(1)
+SLOWLY_S = 0.01  # of a step, where a test wants an answer in pieces: what comes while a frontend stands still is merged
 HEARTBEAT_S = 1.0  # silence of five ends a session: scheduler, frontend and client are one process that may stand still
 
 STOP = finish_pb2.FINISH_REASON_STOP
@@ -154,6 +155,9 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.submissions: list[Heard] = []
         self.cancellations: list[tuple[list[int], int]] = []
         self.resets = 0
+        self.pause_mode: int | None = None
+        self.operated: list[str] = []  # adapters loaded and unloaded
+        self.adapter_refusal: tuple[grpc.StatusCode, str] | None = None
         self.steps = 0
         self.sessions: list[Session] = []
         self._go = asyncio.Event()
@@ -168,7 +172,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._go.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with self._changed, asyncio.timeout(10):
+        async with self._changed, asyncio.timeout(60):
             await self._changed.wait_for(condition)
 
     async def _notify(self) -> None:
@@ -340,11 +344,44 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Administer(self, _requests: Any, context: Any) -> None:
         question = await context.read()
+        kind = question.WhichOneof("message")
         if question.HasField("get_status"):
             answer = pb.AdministerResponse(status=self._status())
+        elif question.HasField("pause_generation"):
+            self.pause_mode = question.pause_generation.mode
+            paused = admin_pb2.PauseGenerationResponse(num_kept=3, num_aborted=4)
+            answer = pb.AdministerResponse(generation_paused=paused)
+        elif question.HasField("resume_generation"):
+            self.pause_mode = None
+            answer = pb.AdministerResponse(generation_resumed=admin_pb2.ResumeGenerationResponse())
+        elif kind.endswith("adapter") or kind == "list_adapters":
+            answer = await self._adapters(kind, question, context)
         else:
             answer = pb.AdministerResponse(prefix_cache_reset=await self._reset(question.reset_prefix_cache, context))
         await context.write(answer)
+
+    async def _adapters(self, kind: str, question: Any, context: Any) -> pb.AdministerResponse:
+        """One that was loaded offers frontends the adapter, one that was unloaded does not; the view follows later."""
+        asked = getattr(question, kind)
+        if kind == "list_adapters":
+            listed = [admin_pb2.Adapter(name=name, num_workers=2, num_sequences=1) for name in self.view.adapters]
+            return pb.AdministerResponse(adapters=admin_pb2.ListAdaptersResponse(adapters=listed))
+        self.operated.append(f"{kind} {asked.name}")
+        if self.adapter_refusal is not None:
+            await context.abort(*self.adapter_refusal)
+        names = {*self.view.adapters} - {asked.name}
+        if kind == "load_adapter":
+            names.add(asked.name)
+        elif asked.name not in self.view.adapters:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such adapter")
+        self.view.ClearField("adapters")
+        self.view.adapters.extend(sorted(names))
+        self.view.adapter_digests = b"d" * 32 * len(names)
+        asyncio.get_running_loop().call_later(0.05, self.set_view)
+        if kind == "load_adapter":
+            loaded = admin_pb2.LoadAdapterResponse(digest=b"d" * 32, num_workers=2)
+            return pb.AdministerResponse(adapter_loaded=loaded)
+        return pb.AdministerResponse(adapter_unloaded=admin_pb2.UnloadAdapterResponse(num_sequences=3))
 
     def _status(self) -> admin_pb2.GetStatusResponse:
         status = admin_pb2.ServiceStatus(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
 from services.frontend.admission import Admission, Lease
-from shared.errors import ResourceExhausted, Unavailable
+from shared.errors import QuireError, ResourceExhausted, Unavailable
 from shared.metrics.frontend import FrontendMetrics
 
 
@@ -84,3 +85,20 @@ async def test_closed_means_unavailable_and_idle_means_empty() -> None:
     assert not waiting.done()
     lease.release()
     await waiting
+
+
+async def test_full_is_when_the_smallest_request_would_be_refused() -> None:
+    chance = random.Random(4)
+    for _ in range(300):
+        made = Admission(chance.randint(1, 4), chance.randint(1, 40), 100, FrontendMetrics("m", 100))
+        with made.lease() as lease:
+            made.add(lease, chance.randint(0, 5), chance.randint(0, 45))
+            if chance.random() < 0.1:
+                made.close()
+            arriving = chance.randint(0, 3)
+            try:
+                made.check_open(arriving)
+                refused = False
+            except QuireError:
+                refused = True
+            assert made.is_full(arriving) == refused

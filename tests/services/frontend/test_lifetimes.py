@@ -70,7 +70,7 @@ async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder:
         script.break_sessions()
         await frontend.until_sessions(0)
         client = frontend.frontend._client
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while client.num_waiting != 3:
                 await asyncio.sleep(0.005)
             call.cancel()

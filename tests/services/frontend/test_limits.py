@@ -118,7 +118,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by
             await frontend.admin.Drain(admin_pb2.DrainRequest())
         else:
             frontend.shutdown.request()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await frontend.http.get("/health")).status_code == 200:
                 await asyncio.sleep(0.005)
         health = await health_pb2_grpc.HealthStub(frontend.channel).Check(health_pb2.HealthCheckRequest())
@@ -129,7 +129,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by
         script.resume()
         assert len(await over_grpc) == 60
         assert (await over_http).json()["usage"]["completion_tokens"] == 60
-        await asyncio.wait_for(frontend.task, 10)
+        await asyncio.wait_for(frontend.task, 60)
         with pytest.raises(httpx.ConnectError):
             await frontend.http.get("/health")
     assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -145,7 +145,7 @@ async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
         stuck = asyncio.create_task(read(frontend, LONG))
         await script.until(lambda: script.num_running)
         frontend.shutdown.request()
-        await asyncio.wait_for(frontend.task, 10)
+        await asyncio.wait_for(frontend.task, 60)
         with pytest.raises(grpc.aio.AioRpcError):
             await stuck
 
@@ -160,9 +160,9 @@ async def test_a_full_frontend_refuses_before_it_has_read_the_body(folder: Path)
         host, _, port = frontend.frontend.http_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head)
-        answer = (await asyncio.wait_for(reader.readuntil(b"}}"), 5)).decode().lower()
+        answer = (await asyncio.wait_for(reader.readuntil(b"}}"), 30)).decode().lower()
         writer.write(b"x" * 1000 + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")  # the connection is not lost
-        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
         writer.close()
         metrics = await frontend.metrics()
         script.resume()
@@ -221,6 +221,7 @@ async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("edge", ["http", "grpc"])
+@pytest.mark.slow
 async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
     """Measured against the answers of a calm second on the same machine, which may have much else to do."""
     for chance in range(5):
@@ -258,7 +259,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
         callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile
         for caller in callers:
             caller.sendall(sent)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while happened.count("refused") + happened.count("prepared") < 100:
                 await asyncio.sleep(0.005)
         for caller in callers:

@@ -13,6 +13,7 @@ from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
 Sampling = sampling_pb2.SamplingParams
+CALLS = "quire_frontend_tenant_calls_total"
 
 
 @dataclass
@@ -107,3 +108,22 @@ async def test_http_requests_are_counted_by_route_and_class_of_status(folder: Pa
     assert metrics["http_requests_total{handler=/v1/models/{name:path},method=GET,status=2xx}"] == 1
     assert metrics["http_requests_total{handler=none,method=GET,status=4xx}"] == 1
     assert metrics["http_request_duration_seconds_count{handler=/v1/completions,method=POST}"] == 1
+
+
+async def test_calls_count_for_their_tenant_and_by_where_their_time_went(folder: Path) -> None:
+    body = {"prompt": "hello world", "max_tokens": 3}
+    async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
+        for tenant in ("a", "a", "b"):
+            await frontend.http.post("/v1/completions", json=body, headers={"x-tenant": tenant})
+        refused = await frontend.http.post("/v1/completions", json={**body, "n": 0}, headers={"x-tenant": "b"})
+        await frontend.http.post("/v1/completions", json=body)
+        await frontend.until_idle()
+        metrics = await frontend.metrics()
+    assert refused.status_code == 400
+    answered = {tenant: metrics[f"{CALLS}{{outcome=answered,tenant={tenant}}}"] for tenant in ("a", "b", "(none)")}
+    assert answered == {"a": 2, "b": 1, "(none)": 1}
+    assert sum(metrics[f"{CALLS}{{outcome=failed,tenant={tenant}}}"] for tenant in ("b", "(none)")) == 1
+    assert metrics["quire_frontend_tenant_tokens_total{kind=output,tenant=a}"] == 6
+    assert metrics["quire_frontend_tenant_first_token_seconds_count{tenant=a}"] == 2
+    for part in ("tokenize", "queue", "hop", "prefill", "decode", "write"):
+        assert metrics[f"quire_frontend_request_part_seconds_count{{part={part}}}"] == 4, part

@@ -52,7 +52,7 @@ async def process(folder: Path, scheduler_address: str, **settings: Any) -> Asyn
 
 async def ready(started: asyncio.subprocess.Process) -> dict[str, str]:
     assert started.stdout is not None
-    line = (await asyncio.wait_for(started.stdout.readline(), 20)).decode()
+    line = (await asyncio.wait_for(started.stdout.readline(), 60)).decode()
     assert line.startswith("quire-frontend ready "), line
     return dict(part.split("=") for part in line.split()[2:])
 
@@ -65,7 +65,7 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
             reply = await http.post("/v1/completions", json={"prompt": "hello"}, timeout=10)
         assert reply.json()["choices"][0]["text"] == "hello"
         frontend.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(frontend.wait(), 10) == 0
+        assert await asyncio.wait_for(frontend.wait(), 60) == 0
     assert [hello.frontend_id for hello in script.hellos] == ["f1"]
     assert script.hellos[0].address == where["grpc"]
 
@@ -84,14 +84,14 @@ async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
                     frontend.send_signal(signal.SIGTERM)
                 tokens += message.token_ids
         assert len(tokens) == 100
-        assert await asyncio.wait_for(frontend.wait(), 10) == 0
+        assert await asyncio.wait_for(frontend.wait(), 60) == 0
 
 
 async def test_a_mismatched_model_is_one_line_and_status_2(folder: Path) -> None:
     script = ScriptedScheduler()
     script.reject_hello = "model.name: frontend f has 'a', scheduler s has 'b'"
     async with scheduler(script), process(folder, script.address) as frontend:
-        _, errors = await asyncio.wait_for(frontend.communicate(), 20)
+        _, errors = await asyncio.wait_for(frontend.communicate(), 60)
     assert frontend.returncode == 2
     assert "quire: model.name: frontend f has 'a', scheduler s has 'b'\n" in errors.decode()
 
@@ -106,7 +106,7 @@ async def test_two_frontends_share_their_ports(folder: Path) -> None:
             assert there["admin"] != where["admin"], "each process has its own"
             assert await _models_over_new_connections(where["http"], 20) == 20
             one.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(one.wait(), 10) == 0
+            assert await asyncio.wait_for(one.wait(), 60) == 0
             assert await _models_over_new_connections(where["http"], 5) == 5
 
 
@@ -122,7 +122,7 @@ async def test_a_port_in_use_is_one_line_and_status_2(folder: Path) -> None:
     async with scheduler(ScriptedScheduler()) as script, process(folder, script.address) as one:
         port = int((await ready(one))["http"].rpartition(":")[2])
         async with process(folder, script.address, http_port=port) as two:
-            _, errors = await asyncio.wait_for(two.communicate(), 20)
+            _, errors = await asyncio.wait_for(two.communicate(), 60)
     assert two.returncode == 2
     assert f"http_port: 127.0.0.1:{port} is in use" in errors.decode()
 

@@ -15,6 +15,7 @@ import numpy as np
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.transfers import TransferOrder
 from shared.kv_specs import Window
 
 VOCAB = 50
@@ -74,6 +75,7 @@ class PaperWorker:
         self.kv: dict[tuple[int, int], tuple[int, bytes]] = {}
         self._windows = [spec.length if isinstance(spec, Window) else 1 << 40 for spec in limits.kv_specs]
         self._num_groups = len(limits.kv_specs)
+        self.host: dict[tuple[int, int], tuple[int, bytes]] = {}
         self.num_computed_tokens = 0
         self._last_step = 0
 
@@ -229,6 +231,15 @@ class PaperWorker:
             self.num_accepted += 1
             sampled.append(self._compute(row, 1))
         return [token for token in sampled if token is not None]
+
+    def transfer(self, order: TransferOrder) -> None:
+        """Whole blocks to host memory, or back."""
+        for block, place in zip(order.blocks, order.places, strict=True):
+            for offset in range(self.limits.block_size):
+                if order.to_host:
+                    self.host[place, offset] = self.kv[block, offset]
+                else:
+                    self.kv[block, offset] = self.host[place, offset]
 
     def adopt(self, blocks: list[int], prefixes: list[list[int]]) -> None:
         """Blocks filled in an earlier life: one prefix for each position."""

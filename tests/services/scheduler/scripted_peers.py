@@ -13,6 +13,7 @@ from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResu
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.submissions import Payload
 from shared import block_hash, columns, lifecycle
+from shared.errors import InvalidArgument, to_proto
 from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -40,12 +41,18 @@ class WorkerPeer:
     hello: worker_pb2.WorkerHello = field(default_factory=worker_pb2.WorkerHello)
     epoch: int = 0
     hold: asyncio.Event | None = None  # results wait for it
+    reads_on: bool = False  # other orders are seen while results wait
+    answering: list[asyncio.Future[None]] = field(default_factory=list)
     wrong: bool = False  # its next result ends the session; gRPC forgets why a call has ended if a write meets the end,
     falls_silent: bool = False  # so it sends no more
     step_s: float = 0.0
     poison: int | None = None  # a sequence that begins with this token ends the connection
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     num_resets: int = 0
+    digests: dict[str, bytes] = field(default_factory=dict)  # of the adapters that it finds, by path
+    hold_loads: asyncio.Event | None = None  # answers to orders for adapters wait for it
+    ordered: list[str] = field(default_factory=list)  # adapters loaded and unloaded
+    digests_asked: list[bytes] = field(default_factory=list)
     dialler: Dialler = field(default_factory=Dialler)
 
     async def run(self) -> None:
@@ -74,17 +81,37 @@ class WorkerPeer:
             self.attached.set()
         elif kind == "cache_reset":
             self.num_resets += 1
+        elif kind == "load_adapter":
+            self.ordered.append(f"load {message.load_adapter.name}")
+            self.digests_asked.append(message.load_adapter.digest)
+            self.loading = asyncio.ensure_future(self._load(message.load_adapter))
+        elif kind == "unload_adapter":
+            self.ordered.append(f"unload {message.unload_adapter.name}")
         elif kind == "plan":
             if any(columns.i32(admission.token_ids)[0] == self.poison for admission in message.plan.admitted):
                 self.call.cancel()
                 return
             result = self.paper.execute(_plan(message.plan, self.paper))
-            if self.hold is not None:
-                await self.hold.wait()
-            await asyncio.sleep(self.step_s)
-            if not self.falls_silent:
-                self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
-            self.falls_silent = self.falls_silent or self.wrong
+            if self.reads_on:
+                self.answering.append(asyncio.ensure_future(self._answer(result)))
+            else:
+                await self._answer(result)
+
+    async def _answer(self, result: StepResult) -> None:
+        if self.hold is not None:
+            await self.hold.wait()
+        await asyncio.sleep(self.step_s)
+        if not self.falls_silent:
+            self.link.send(worker_pb2.AttachRequest(result=self._result(result)))
+        self.falls_silent = self.falls_silent or self.wrong
+
+    async def _load(self, order: worker_pb2.LoadAdapter) -> None:
+        if self.hold_loads is not None:
+            await self.hold_loads.wait()
+        loaded = worker_pb2.AdapterLoaded(order_id=order.order_id, digest=self.digests.get(order.path, b""))
+        if not loaded.digest:
+            loaded.error.CopyFrom(to_proto(InvalidArgument(f"there is no {order.path}")))
+        self.link.send(worker_pb2.AttachRequest(adapter_loaded=loaded))
 
     def _result(self, result: StepResult) -> worker_pb2.StepResult:
         wire = worker_pb2.StepResult(
@@ -221,7 +248,7 @@ class FrontendPeer:
 
     async def until(self, holds: object) -> None:
         """Waits until `holds()` is true; something must come in for it to become so."""
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(holds)
 
     async def ended(self, *streams: int) -> None:

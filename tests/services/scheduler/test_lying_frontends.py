@@ -37,7 +37,7 @@ async def frontend(running: Guarded) -> FrontendPeer:
 
 
 async def end_of(peer: FrontendPeer) -> str:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await peer.call.code() is grpc.StatusCode.INVALID_ARGUMENT
         await asyncio.gather(peer.session, return_exceptions=True)
         return str(await peer.call.details())

@@ -310,7 +310,7 @@ async def test_a_frontend_that_goes_leaves_no_block_behind(start: Start) -> None
     await frontend.until(lambda: len(frontend.tokens[0]) > 2)
     await frontend.close()
     bench.frontends.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (await bench.status())["w0"].blocks.used:
             await asyncio.sleep(0.02)
     assert (await bench.status())["s0"].running == 0
@@ -387,6 +387,10 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
         (worker_pb2.WorkerHello(held_block_groups=b"1234"), "held_block_groups: worker w1 sent 4 bytes for 0 blocks"),
         (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
         (worker_pb2.WorkerHello(adapters=["a"]), "adapters: the cluster has none, worker w1 has a"),
+        (
+            worker_pb2.WorkerHello(adapters=["a"], adapter_digests=b"short"),
+            "adapter_digests: worker w1 sent 5 bytes of digests for 1 adapters",
+        ),
         (worker_pb2.WorkerHello(max_num_batched_tokens=7), "max_num_batched_tokens: worker w1 has 7, needs at least 8"),
     ],
 )
@@ -398,6 +402,14 @@ async def test_a_worker_that_does_not_fit_is_told_both_sides(
     with pytest.raises(grpc.aio.AioRpcError, match=text) as refused:
         await bench.worker(id="w1", hello=hello)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_an_adapter_of_another_content_is_another_adapter(start: Start) -> None:
+    bench = await start()
+    await bench.worker(id="w0", hello=worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=b"x" * 64))
+    other = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=b"x" * 32 + b"y" * 32)
+    with pytest.raises(grpc.aio.AioRpcError, match="has a, b, worker w1 has a, b; b has another content"):
+        await bench.worker(id="w1", hello=other)
 
 
 async def test_a_submission_that_cannot_run_ends_with_a_reason(start: Start) -> None:
@@ -474,7 +486,7 @@ async def test_health_fails_while_steps_do_not_advance(start: Start, monkeypatch
         health = health_pb2_grpc.HealthStub(channel)
 
         async def becomes(status: int) -> None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while (await health.Check(health_pb2.HealthCheckRequest())).status != status:
                     await asyncio.sleep(0.05)
 
@@ -497,7 +509,7 @@ async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: St
     losses = 0
     while 0 not in frontend.finished:
         worker = await bench.worker(poison=13, step_s=0.005)
-        await asyncio.wait([worker.task], timeout=2)  # type: ignore[attr-defined]
+        await asyncio.wait([worker.task], timeout=30)  # type: ignore[attr-defined]
         losses += 1
         assert losses < 8
     assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_INTERNAL

@@ -47,6 +47,10 @@ class New:
     thinking_marks: tuple[int, int] | None = None  # tokens that begin and end reasoning
     pooling: pooling_pb2.PoolingParams | None = None  # it samples nothing
     adapter: str = ""
+    adapter_digest: bytes = b""
+    second_text_from: int = 0
+    num_seen_tokens: int = 0
+    pooled_tokens: tuple[int, ...] = ()
 
 
 class PaperScheduler:
@@ -155,6 +159,10 @@ def admission(new: New, block_size: int) -> pb.Admission:
     marks = new.thinking_marks or ()
     params = pb.SequenceParams(
         adapter=new.adapter,
+        adapter_digest=new.adapter_digest,
+        second_text_from=new.second_text_from,
+        num_seen_tokens=new.num_seen_tokens,
+        pooled_tokens=columns.u32_bytes(new.pooled_tokens),
         sampling=new.sampling,
         eos_token_ids=columns.u32_bytes(list(new.eos)),
         bad_word_token_ids=[columns.i32_bytes(list(word)) for word in new.bad_words],

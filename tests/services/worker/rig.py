@@ -26,7 +26,8 @@ class Rig:
         self.grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
             self.replica: Replica = build_replica(worker, self.grammars, seat=seat)
-        num_groups = self.replica.limits.num_groups
+        limits = self.replica.limits
+        num_groups = 0 if limits.layout.keeps_nothing else limits.num_groups
         self.scheduler = PaperScheduler(worker.block_size, worker.num_blocks, num_groups=num_groups)
         self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
         if record_logits:

@@ -10,7 +10,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2_grpc
 from shared.rpc.server import Server
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Session:
@@ -43,6 +43,17 @@ class Session:
         message = await self._next()
         assert message.WhichOneof("message") == "result", message
         return message.result
+
+    async def load_adapter(self, order: pb.LoadAdapter) -> None:
+        await self._context.write(pb.AttachResponse(load_adapter=order))
+
+    async def unload_adapter(self, order: pb.UnloadAdapter) -> None:
+        await self._context.write(pb.AttachResponse(unload_adapter=order))
+
+    async def adapter_loaded(self) -> pb.AdapterLoaded:
+        message = await self._next()
+        assert message.WhichOneof("message") == "adapter_loaded", message
+        return message.adapter_loaded
 
     async def leaving(self) -> None:
         message = await self._next()

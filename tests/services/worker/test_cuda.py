@@ -12,6 +12,7 @@ from shared import columns
 from shared.pb.common.v1 import sampling_pb2
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
+from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -71,6 +72,26 @@ def test_logits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
     for _ in range(6):
         rig.step()
     assert max(error(rig, made, slot) for slot in (0, 1, 2)) < MAX_ERROR
+
+
+@pytest.mark.parametrize("family", ["qwen3-tied", "phi3-partial", "mixtral"])
+def test_adapters_beside_recorded_steps(checkpoint: Make, tmp_path: Path, family: str, way: dict[str, object]) -> None:
+    """Two adapters and a sequence without one share steps; when they are gone, it goes on as it would have alone."""
+    made = checkpoint(family)
+    first = peft_folders.save(made, tmp_path / "first", seed=1)
+    second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7, use_rslora=True)
+    rig = cuda_rig(made, lora={"one": str(first.folder), "two": str(second.folder)}, **way)
+    new = [New(0, prompt(11, 1), adapter="one"), New(2, prompt(9, 2)), New(3, prompt(14, 3), adapter="two")]
+    rig.step(new, {0: 11, 2: 9, 3: 6})
+    rig.step(counts={3: 8})
+    for _ in range(3):
+        rig.step()
+    assert error(rig, first, 0) < MAX_ERROR
+    assert error(rig, second, 3) < MAX_ERROR
+    rig.step(released=[0, 3])
+    for _ in range(3):
+        rig.step()
+    assert error(rig, made, 2) < MAX_ERROR
 
 
 @torch.inference_mode()

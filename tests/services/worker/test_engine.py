@@ -20,7 +20,7 @@ from shared.metrics.worker import StepCost
 from shared.pb.common.v1 import sampling_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 REPORT = HeldReport([3], b"h" * 32)
 
 
@@ -64,6 +64,16 @@ class PaperFlight:
 
 
 @dataclass
+class PaperMove:
+    """Done when it is allowed to be."""
+
+    done: threading.Event
+
+    def wait(self) -> None:
+        assert self.done.wait(PATIENCE_S)
+
+
+@dataclass
 class PaperReplica:
     """Writes down what it is asked to do, on which thread."""
 
@@ -73,6 +83,8 @@ class PaperReplica:
     launch_errors: dict[int, Exception] = field(default_factory=dict)
     landing_errors: dict[int, Exception] = field(default_factory=dict)
     result_errors: dict[int, Exception] = field(default_factory=dict)
+    move_errors: dict[int, Exception] = field(default_factory=dict)
+    move_done: threading.Event = field(default_factory=threading.Event)
     hold: bool = False  # steps land only when told
     waiting: set[int] = field(default_factory=set)  # steps that begin only when nothing is under way
 
@@ -101,6 +113,12 @@ class PaperReplica:
         self._note("rest")
         return REPORT
 
+    def move(self, order: pb.Transfer) -> PaperMove:
+        self._note(f"move {order.transfer_id}")
+        if order.transfer_id in self.move_errors:
+            raise self.move_errors[order.transfer_id]
+        return PaperMove(self.move_done)
+
     def forget_cache(self) -> None:
         self._note("forget")
 
@@ -117,6 +135,10 @@ class Inbox:
     def __init__(self) -> None:
         self.results: asyncio.Queue[int] = asyncio.Queue()
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.moves: asyncio.Queue[pb.Transferred] = asyncio.Queue()
+
+    def transferred(self, done: pb.Transferred) -> None:
+        self.moves.put_nowait(done)
 
     def deliver(self, result: pb.StepResult) -> None:
         self.results.put_nowait(result.step_id)
@@ -278,6 +300,58 @@ async def test_a_failing_step_ends_the_session_not_the_engine(
     submit(engine, after, 2)
     assert await after.next() == 2
     assert not engine.died.done()
+
+
+async def test_blocks_are_moved_behind_the_plans_before_them_and_hold_up_no_later_one(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold, replica.waiting = True, {2}
+    engine, inbox = start(synchronous=False), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2)
+    engine.transfer(inbox, pb.Transfer(transfer_id=7))
+    await eventually(lambda: "launch 1" in replica.log)
+    replica.landings[1].set()
+    await eventually(lambda: "move 7" in replica.log)
+    assert replica.log.index("launch 2") < replica.log.index("move 7")
+    submit(engine, inbox, 3)
+    await eventually(lambda: "launch 3" in replica.log)
+    assert inbox.moves.empty()
+    replica.move_done.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await inbox.moves.get()).transfer_id == 7
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_blocks_that_cannot_be_moved_end_nothing(start: Start, replica: PaperReplica, synchronous: bool) -> None:
+    replica.move_errors[1] = MemoryError("no room to stage them")
+    engine, inbox = start(synchronous=synchronous), Inbox()
+    await engine.rest(inbox)
+    engine.transfer(inbox, pb.Transfer(transfer_id=1))
+    async with asyncio.timeout(PATIENCE_S):
+        told = await inbox.moves.get()
+    assert (told.transfer_id, told.error.message) == (1, "MemoryError: no room to stage them")
+    submit(engine, inbox, 1)
+    assert await inbox.next() == 1
+
+
+async def test_a_transfer_that_breaks_the_rules_ends_the_session(start: Start, replica: PaperReplica) -> None:
+    replica.move_errors[1] = PlanViolation("there is no place 9")
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    engine.transfer(inbox, pb.Transfer(transfer_id=1))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.broken == "transfer 1 breaks the session: there is no place 9"
+
+
+async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start, replica: PaperReplica) -> None:
+    engine, old, new = start(), Inbox(), Inbox()
+    await engine.rest(old)
+    await engine.rest(new)
+    engine.transfer(old, pb.Transfer(transfer_id=1))
+    submit(engine, new, 1)
+    assert await new.next() == 1
+    assert "move 1" not in replica.log
 
 
 async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:

@@ -23,7 +23,7 @@ from services.scheduler.core.plan import Finished, LogprobColumns, Logprobs, Tok
 from services.scheduler.core.scheduling.entry import Entry
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.state import State
+from services.scheduler.core.state import CoreState
 from shared import block_hash
 from shared.columns import i32_bytes
 
@@ -36,7 +36,7 @@ FIRST_KEY = -2  # of the beams' sequences, which nobody finds by their keys; -1 
 class Beams:
     """The searches of a state."""
 
-    def __init__(self, state: State, entry: Entry) -> None:
+    def __init__(self, state: CoreState, entry: Entry) -> None:
         self._state = state
         self._entry = entry
         self._groups = state.searches

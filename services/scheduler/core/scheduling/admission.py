@@ -9,7 +9,7 @@ from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.scheduling.entry import Entry, Start
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.state import State
+from services.scheduler.core.state import CoreState
 from services.scheduler.core.timing.pace import PromptPace
 
 TOO_LATE = Failure("DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed")
@@ -24,7 +24,7 @@ class AdmitSearch(Protocol):
 class Admitter:
     """The waiting half of schedule(). Nobody overtakes: it stops at the first sequence that cannot come in."""
 
-    def __init__(self, state: State, entry: Entry, pace: PromptPace, admit_search: AdmitSearch) -> None:
+    def __init__(self, state: CoreState, entry: Entry, pace: PromptPace, admit_search: AdmitSearch) -> None:
         self._state = state
         self._entry = entry
         self._pace = pace
@@ -53,9 +53,13 @@ class Admitter:
                 if not self._admit_search(builder, sequence, now):
                     return
                 continue
+            if state.limits.whole_prompts and sequence.num_tokens > builder.budget.left:
+                return  # it begins the next step
             start = self._entry.start(sequence)
             if self._too_late(sequence, start, now):
                 state.end(sequence, Reason.DEADLINE, failure=TOO_LATE)
+                continue
+            if self._waits_for_blocks(sequence, start):
                 continue
             if not self._fits(sequence, start) or (sequence.suspect and state.suspects):
                 self._entry.remember(sequence, start)
@@ -64,14 +68,25 @@ class Admitter:
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
 
+    def _waits_for_blocks(self, sequence: Sequence, start: Start) -> bool:
+        """Whether more of it lies in host memory, and there is room to bring that back."""
+        state = self._state
+        if state.transfers is None or start.match is None or sequence.skip_reading_prefix_cache:
+            return False
+        if not self._entry.fits_now(sequence, start, state.limits.watermark_blocks):
+            return False
+        return state.block_on_transfer(sequence, start.whole, self._entry.most_read(sequence) - len(start.whole))
+
     def _fits(self, sequence: Sequence, start: Start) -> bool:
         """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody
         is expected to grow to must fit until they end."""
         state, limits = self._state, self._state.limits
+        if limits.whole_prompts:
+            return True  # there is room in the step, and it takes no blocks
         alone = len(state.running) == 0
         if alone or not self._entry.fits_now(sequence, start, limits.watermark_blocks):
             return alone and self._entry.fits_alone(sequence, start)
-        usable = limits.usable_blocks - limits.watermark_blocks + state.kv.pool.num_shared
+        usable = limits.usable_blocks - limits.watermark_blocks + state.kv.pool.num_shared - state.kv.num_held
         most = state.running.most_blocks + state.running.most_blocks_of(sequence)
         if most <= usable:
             return True  # whatever comes: the usual case, and all it costs

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from services.scheduler.core.plan import Started
 from services.scheduler.core.scheduling.plan_builder import PlanBuilder
-from services.scheduler.core.sequence import TOKEN_BYTES, Sequence, Status
-from services.scheduler.core.state import State
+from services.scheduler.core.sequence import TOKEN_BYTES, Sequence, SequenceStatus
+from services.scheduler.core.state import CoreState
 from services.scheduler.kv_cache.match import Match
 from services.scheduler.kv_cache.part_index import Part
 
@@ -36,7 +36,7 @@ class Start(NamedTuple):
 class Entry:
     """The way in, of sequences that fit and of beams."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: CoreState) -> None:
         self._state = state
         self._plain, self._has_windows = state.kv.groups.plain, state.kv.groups.has_windows
         self._looked_up: tuple[int, Match] | None = None  # of the head that did not fit, by its key
@@ -96,8 +96,14 @@ class Entry:
         else:
             match = self._state.kv.match(() if sequence.skip_reading_prefix_cache else sequence.block_hashes)
         if sequence.asks_prompt_logprobs:
-            match.shorten((sequence.prompt_logprobs_from - 1) // self._state.limits.block_size)
+            match.shorten(self.most_read(sequence))
         return match
+
+    def most_read(self, sequence: Sequence) -> int:
+        """Leading blocks that it may find computed: none that the log-probabilities of its prompt need."""
+        if sequence.asks_prompt_logprobs:
+            return (sequence.prompt_logprobs_from - 1) // self._state.limits.block_size
+        return len(sequence.block_hashes)
 
     def fits_now(self, sequence: Sequence, start: Start, num_left: int) -> bool:
         """Whether all known tokens have room beside what it finds, with so many blocks left over."""
@@ -149,7 +155,7 @@ class Entry:
         if start.copied:
             builder.copy(start.copied, blocks[: state.kv.num_groups])
         tables.book(builder, slot, chunk)
-        if state.limits.enable_prefix_caching:  # the next one to come in may start with the same blocks
+        if state.limits.caches_prefixes:  # the next one to come in may start with the same blocks
             tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // state.limits.block_size)
 
     def _within_room(self, slot: int, num_computed: int, wanted: int) -> int:
@@ -159,16 +165,16 @@ class Entry:
 
     def count(self, sequence: Sequence, num_cached: int, now: float) -> None:
         """It has a slot."""
-        counts = self._state.counts
-        num_read = min(num_cached, sequence.num_tokens - 1)  # the last is computed again, cached or not
-        sequence.status = Status.RUNNING
+        counts, num_tokens = self._state.counts, sequence.num_tokens
+        num_read = min(num_cached, num_tokens - 1)  # the last is computed again, cached or not
+        sequence.status = SequenceStatus.RUNNING
         if sequence.started:
-            counts.resumed_tokens += sequence.num_tokens
+            counts.resumed_tokens += num_tokens
             counts.resumed_cached_tokens += num_read
         else:
-            counts.prompt_tokens += sequence.num_tokens
+            counts.prompt_tokens += num_tokens
             counts.cached_tokens += num_read
-            self._state.waiting.charge_prompt(sequence, max(0, sequence.num_tokens - num_cached))
+            self._state.waiting.charge_prompt(sequence, max(0, num_tokens - num_cached))
             sequence.started = True
             for output in sequence.outputs or (sequence,):
                 output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)

@@ -24,14 +24,14 @@ from services.scheduler.core.plan import (
 )
 from services.scheduler.core.running import Slots
 from services.scheduler.core.scheduling.plan_builder import Flight
-from services.scheduler.core.sequence import Sequence, Status
-from services.scheduler.core.state import State
+from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.state import CoreState
 
 
 class ResultProcessor:
     """The other half of apply(): tokens, ends, hashes of the blocks that became known."""
 
-    def __init__(self, state: State, beams: Beams, drafts: DraftCounts) -> None:
+    def __init__(self, state: CoreState, beams: Beams, drafts: DraftCounts) -> None:
         self._state = state
         self._tables, self._running = state.tables, state.running
         self._beams = beams
@@ -155,7 +155,7 @@ class ResultProcessor:
     def _take_late(self, rows: DraftedRows, key: int) -> None:
         """Tokens of a sequence that lost its slot meanwhile: kept if preempted, dropped if ended."""
         sequence = self._state.sequences.get(key)
-        if sequence is None or sequence.status is not Status.PREEMPTED:
+        if sequence is None or sequence.status is not SequenceStatus.PREEMPTED:
             return
         taken, ending = 0, None
         for token in rows.token_ids.tolist():

@@ -30,6 +30,7 @@ class Awq:
     zero_points: bool
     ignored: tuple[str, ...]
     method: str = METHOD
+    by_row: bool = False
 
     def scheme(self, name: str) -> Awq | None:
         return None if names.matches(name, self.ignored) else self

@@ -34,6 +34,7 @@ class BitsAndBytes:
     all: Scheme
     ignored: tuple[str, ...]
     method: str = METHOD
+    by_row: bool = False
 
     def scheme(self, name: str) -> Scheme | None:
         return None if names.matches(name, self.ignored) else self.all

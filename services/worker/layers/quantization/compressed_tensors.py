@@ -29,6 +29,10 @@ class CompressedTensors:
     ignored: tuple[str, ...]
     method: str = METHOD
 
+    @property
+    def by_row(self) -> bool:
+        return all(isinstance(scheme, EightBits) and scheme.by_row for _, scheme in self.groups)
+
     def scheme(self, name: str) -> Scheme | None:
         if names.matches(name, self.ignored):
             return None

@@ -30,6 +30,11 @@ class EightBits:
     group_size: int = 0
     zero_points: bool = False
 
+    @property
+    def by_row(self) -> bool:
+        """One scale for a row (or for all of them), and activations in 8 bits."""
+        return self.weight in ("tensor", "channel") and self.activations != "none" and not self.zero_points
+
     def check(self, name: str, out_features: int, in_features: int) -> None:
         if self.weight == "group" and in_features % self.group_size:
             raise InvalidArgument(

@@ -28,6 +28,10 @@ class Fp8:
     ignored: tuple[str, ...]
     method: str = METHOD
 
+    @property
+    def by_row(self) -> bool:
+        return self.all.by_row
+
     def scheme(self, name: str) -> Scheme | None:
         return None if names.matches(name, self.ignored) else self.all
 

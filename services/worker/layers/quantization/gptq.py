@@ -35,6 +35,7 @@ class Gptq:
     zeros_less_one: bool
     ignored: tuple[str, ...]
     method: str = METHOD
+    by_row: bool = False
 
     def scheme(self, name: str) -> Gptq | None:
         return None if names.matches(name, self.ignored) else self

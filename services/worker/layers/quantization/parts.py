@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.reference.quantized_linear import QuantizedWeight
-    from services.worker.layers.linear import Part
+    from services.worker.layers.linear import Projection
     from services.worker.layers.placement import Placement
     from services.worker.layers.quantization.port import Scheme
 
@@ -25,7 +25,14 @@ class QuantizedParts:
     """
 
     def __init__(
-        self, parts: Sequence[Part], scheme: Scheme, in_features: int, bias: bool, place: Placement, *, columns: range
+        self,
+        parts: Sequence[Projection],
+        scheme: Scheme,
+        in_features: int,
+        bias: bool,
+        place: Placement,
+        *,
+        columns: range,
     ) -> None:
         """`columns`: the input features that this rank gets."""
         import torch
@@ -102,7 +109,7 @@ class QuantizedParts:
         return self._ops.prepare_quantized_linear(self.weight, self._dtype)
 
 
-def scheme_of(parts: Sequence[Part], place: Placement) -> Scheme | None:
+def scheme_of(parts: Sequence[Projection], place: Placement) -> Scheme | None:
     """How all of them are quantized; None if they are not. Raises InvalidArgument if some are otherwise than others."""
     if place.checkpoint is None:
         return None

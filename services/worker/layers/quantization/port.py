@@ -41,5 +41,9 @@ class CheckpointQuantization(Protocol):
     def method(self) -> str:
         """As the checkpoint calls it."""
 
+    @property
+    def by_row(self) -> bool:
+        """Codes have 8 bits and a scale for each row of a projection, and activations become 8 bits, too."""
+
     def scheme(self, name: str) -> Scheme | None:
         """Of the projection `name` (without ".weight"); None if it is stored as it is."""

@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 import redis
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from quire.client import AsyncClient
 from services.frontend.access.account import DAY_S, Account
@@ -35,6 +35,12 @@ PATHS = [
     ("POST", "/v1/responses/input_tokens"),
     ("GET", "/v1/responses/resp_1"),
     ("POST", "/v1/messages"),
+    ("POST", "/api/chat"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files/file-1/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/api/tags"),
+    ("POST", "/generate"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"),
@@ -126,7 +132,8 @@ async def test_every_grpc_method_needs_a_key(folder: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        for stream in (frontend.inference.Generate(pb.GenerateRequest(text="x")), _reflect(frontend)):
+        reflections = [_reflect(frontend, version) for version in ("v1", "v1alpha")]
+        for stream in (frontend.inference.Generate(pb.GenerateRequest(text="x")), *reflections):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 [message async for message in stream]
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -134,9 +141,13 @@ async def test_every_grpc_method_needs_a_key(folder: Path) -> None:
             assert (await frontend.inference.ListModels(pb.ListModelsRequest(), metadata=(shown,))).models
 
 
-def _reflect(frontend: Running) -> Any:
-    stub = reflection_pb2_grpc.ServerReflectionStub(frontend.channel)
-    return stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+def _reflect(frontend: Running, version: str) -> Any:
+    ask = frontend.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
 
 
 async def test_the_python_client_shows_its_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +179,22 @@ async def test_the_tenant_is_the_keys_whatever_the_request_says(folder: Path, tm
     first, other, again = (s.root_hash for s in script.submissions)
     assert first == again != other
     assert block_hash.root_hash(salt="s") not in (first, other)
+
+
+async def test_metrics_tell_nobody_with_a_key_what_other_tenants_do(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a", tenant="alpha"), entry("b"))
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address, api_keys=keys, metrics_port=0) as frontend:
+        reply = await frontend.http.post("/v1/completions", json={**SHORT, "n": 0}, headers=shows("a"))
+        assert reply.status_code == 400
+        shown = (await frontend.http.get("/metrics", headers=shows("b"))).text
+        own = frontend.frontend.metrics_address
+        async with httpx.AsyncClient() as operator:
+            told = (await operator.get(f"http://{own}/metrics")).text
+    assert "alpha" not in shown
+    assert "vllm:request_success_total" in shown
+    assert 'quire_frontend_tenant_calls_total{outcome="failed",tenant="alpha"} 1.0' in told
+    assert "vllm:request_success_total" in told
 
 
 async def test_prefixes_of_tenants_are_apart_without_a_salt_of_theirs(folder: Path, tmp_path: Path) -> None:

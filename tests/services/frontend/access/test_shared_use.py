@@ -13,7 +13,7 @@ import redis.asyncio
 
 from services.frontend.access.account import DAY_S, Account
 from services.frontend.access.key import read_key
-from services.frontend.access.shared_use import SharedUse
+from services.frontend.access.shared_use import SYNC_S, SharedUse
 from shared.errors import ResourceExhausted
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
@@ -144,9 +144,9 @@ async def test_two_frontends_keep_one_rate(folder: Path, tmp_path: Path, server:
 
         assert [await status(first) for _ in range(4)] == [200] * 4
         assert await status(second) == 200  # which has not heard of the key yet
-        async with asyncio.timeout(30):
-            while float((await _use(server)).get(b"requests", b"4")) > -0.9:  # told by both
+        async with asyncio.timeout(60):
+            while float((await _use(server)).get(b"requests", b"4")) > -0.5:  # told by both; it grows by one in 15 s
                 await asyncio.sleep(0.1)
             while await status(second) == 200:
-                await asyncio.sleep(0.1)
-        assert float((await _use(server))[b"requests"]) > -3, "it went on with what all had left, not with its own"
+                await asyncio.sleep(3 * SYNC_S)  # it has heard by then
+        assert float((await _use(server))[b"requests"]) > -3.5, "it went on with what all had left, not with its own"

@@ -12,7 +12,7 @@ import anthropic
 import pytest
 
 from tests.services.frontend.running import Running
-from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, prompt_of
 from tests.services.frontend.speech import Said, prompt_text
 from tests.services.frontend.talking import CALL, CALLS, WEATHER, talking, talking_folder
 
@@ -52,7 +52,7 @@ def asked(**more: Any) -> dict[str, Any]:
 
 async def test_text_whole_and_streamed(talking_model: Path) -> None:
     async with serving(talking_model, "It is sunny.") as (_, client, script):
-        script.num_cached_tokens = 3
+        script.num_cached_tokens, script.step_s = 3, SLOWLY_S
         reply = await client.messages.create(**asked(system="Be brief."))
         async with client.messages.stream(**asked(system="Be brief.")) as stream:
             texts = [text async for text in stream.text_stream]
@@ -209,6 +209,7 @@ async def test_the_form_of_the_answer(talking_model: Path) -> None:
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type must be one of auto, any, tool, none, got 'maybe'"),
         ({"extra_body": {"temprature": 1}}, "temprature: unknown field"),
         ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not offered by this server"),
+        ({"extra_body": {"context_management": {"edits": []}}}, "context_management is not offered by this server"),
     ],
 )
 async def test_refusals(talking_model: Path, more: dict[str, Any], text: str) -> None:

@@ -76,6 +76,12 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
     "turns": ("/v1/messages", {"messages": [MESSAGE] * 11, "max_tokens": 1}, "messages has 11 entries; at most 10"),
     "counted turns": ("/v1/messages/count_tokens", {"messages": [MESSAGE] * 11}, "messages has 11 entries"),
     "tokenized messages": ("/tokenize", {"messages": [MESSAGE] * 11}, "messages has 11 entries; at most 10"),
+    "messages for Ollama": ("/api/chat", {"messages": [MESSAGE] * 11}, "messages has 11 entries; at most 10"),
+    "stop in options": ("/api/generate", {"prompt": "x", "options": {"stop": ["a"] * 5}}, "stop has 5 entries"),
+    "a stop string in options": ("/api/generate", {"prompt": "x", "options": {"stop": "s" * 31}}, "of 31 characters"),
+    "an Ollama format": ("/api/chat", {"messages": [MESSAGE], "format": {"x": "y" * 5001}}, "(max_form_characters)"),
+    "stop in SGLang": ("/generate", {"text": "x", "sampling_params": {"stop": ["a"] * 5}}, "stop has 5 entries"),
+    "texts for SGLang's ids": ("/generate", {"input_ids": ["x"] * 1025}, "input_ids must hold token ids"),
     "parts": ("/v1/chat/completions", {"messages": [PARTS, PARTS]}, "messages: 16 content parts and tool calls"),
     "tools": ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [TOOL] * 6}, "tools has 6 entries; at most 5"),
     "forms": (
@@ -153,7 +159,8 @@ async def test_what_is_too_much_is_refused_by_name_and_limit(frontend: Running, 
     path, body, text = TOO_MUCH[what]
     reply = await frontend.http.post(path, json=body)
     assert reply.status_code == 400, reply.text
-    assert text in reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert text in (error if isinstance(error, str) else error["message"])
 
 
 CALLS: dict[str, tuple[Any, str]] = {

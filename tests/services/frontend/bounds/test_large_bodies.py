@@ -20,6 +20,7 @@ from services.frontend.bounds.large_bodies import LargeBodies
 from services.frontend.bounds.room import Room
 from services.frontend.bounds.spool import Spool
 from shared.errors import InvalidArgument
+from shared.pb.dialects import open_inference_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.settings.request_limits import RequestLimits
 
@@ -74,6 +75,9 @@ BODIES = {
     "too many values": b'{"prompt": [' + b"1," * 300_000 + b"1]}",
     "too many messages": json.dumps({"messages": [{"role": "user", "content": "x"}] * 5000}).encode(),
     "too long a prompt": json.dumps({"prompt": FILLING + "x"}).encode(),
+    "too many tokens": json.dumps({"prompt": [7] * 30_000}).encode(),
+    "too many tokens to cut": json.dumps({"prompt": [7] * 30_000, "truncate_prompt_tokens": 9}).encode(),
+    "too many tokens in one of two": json.dumps({"input_ids": [[1], [7] * 30_000]}).encode(),
     "one of two is too long": json.dumps({"prompt": ["a", FILLING + "x"]}).encode(),
     "too long a conversation": json.dumps({"messages": [{"role": "user", "content": "x" * 30_000}] * 3}).encode(),
     "too long in parts": json.dumps({"messages": [{"content": [{"type": "text", "text": "x" * 300}] * 300}]}).encode(),
@@ -92,12 +96,22 @@ async def test_it_says_what_would_be_said_here(large: LargeBodies, name: str) ->
             found = complaint(error)
         assert spool.take() == body
     assert found == found_here(body)
-    assert (found is None) == (name in ("fine", "a list"))
+    assert (found is None) == (name in ("fine", "a list", "too many tokens to cut"))
 
 
 def _check_here(message: Message) -> None:
     messages.check(message, LIMITS)
     messages.check_prompt(message, ROOM)
+
+
+def inference_request(text: str, *, raw: bool = False) -> open_inference_pb2.ModelInferRequest:
+    """Of KServe's dialect."""
+    whole = open_inference_pb2.ModelInferRequest(inputs=[{"name": "text_input", "datatype": "BYTES", "shape": [1]}])
+    if raw:
+        whole.raw_input_contents.append(len(text).to_bytes(4, "little") + text.encode())
+    else:
+        whole.inputs[0].contents.bytes_contents.append(text.encode())
+    return whole
 
 
 async def test_messages_of_grpc_clients_too(large: LargeBodies) -> None:
@@ -106,19 +120,21 @@ async def test_messages_of_grpc_clients_too(large: LargeBodies) -> None:
         pb.TokenizeRequest(text=FILLING + "x"),
         pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x" * 20_000)] * 4),
         pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x" * 20)] * 5000),
+        inference_request(FILLING + "x"),
+        inference_request(FILLING + "x", raw=True),
     ):
         data = message.SerializeToString()
         with pytest.raises(InvalidArgument) as here:
             _check_here(message)
         with spooled(data) as spool, pytest.raises(InvalidArgument) as there:
-            await large.check(spool, message.DESCRIPTOR.name)
+            await large.check(spool, message.DESCRIPTOR.full_name)
         assert complaint(there.value) == complaint(here.value)
     fine = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300] * 100_000)).SerializeToString()
     assert set(wire_scan.check(fine, pb.GenerateRequest.DESCRIPTOR, LIMITS)) <= {None}
     with spooled(fine) as spool:
-        assert await large.check(spool, "GenerateRequest")
+        assert await large.check(spool, pb.GenerateRequest.DESCRIPTOR.full_name)
     with spooled(b"\xff" * 2 * HEAVY_BYTES) as spool, pytest.raises(InvalidArgument, match=r"is no quire\.inference"):
-        await large.check(spool, "GenerateRequest")
+        await large.check(spool, pb.GenerateRequest.DESCRIPTOR.full_name)
 
 
 async def test_small_bodies_are_not_asked_about(large: LargeBodies) -> None:

@@ -104,7 +104,8 @@ def test_a_question_is_answered_and_inspected(browser: Browser) -> None:
     tokens = browser.evaluate("[...document.querySelectorAll('#tokens span')].map(s => s.textContent)")
     assert "".join(tokens).startswith("42")
     parts = browser.evaluate("[...document.querySelectorAll('#budget div')].map(d => d.className)")
-    assert {"tokenize", "schedule", "prefill"} <= set(parts)
+    # A start and a first token that come together leave nothing for what is between them.
+    assert {"tokenize", "schedule"} <= set(parts) <= {"tokenize", "schedule", "prefill", "decode", "write"}
     browser.evaluate("document.querySelector('#tokens span').focus()")
     alternatives = browser.evaluate("document.querySelectorAll('#alternatives i').length")
     assert alternatives == 5

@@ -45,7 +45,7 @@ class Published:
 
     async def until_it_answers(self) -> None:
         """After it was away: connections that broke meanwhile are used up."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await self.redis.ping()

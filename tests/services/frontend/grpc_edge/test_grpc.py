@@ -13,7 +13,7 @@ import pytest_asyncio
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 
 from shared.pb.admin.v1 import admin_pb2
@@ -210,9 +210,10 @@ async def test_health_by_service_name(frontend: Running) -> None:
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_client_made_from_reflection_alone(frontend: Running) -> None:
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_a_client_made_from_reflection_alone(frontend: Running, version: str) -> None:
     pool = descriptor_pool.DescriptorPool()
-    await _learn(frontend.channel, "quire.inference.v1.InferenceService", pool)
+    await _learn(frontend.channel, "quire.inference.v1.InferenceService", pool, version)
     service = pool.FindServiceByName("quire.inference.v1.InferenceService")
     method = service.FindMethodByName("Generate")
     Request, Response = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
@@ -226,12 +227,16 @@ async def test_a_client_made_from_reflection_alone(frontend: Running) -> None:
     assert "".join([message.text async for message in call(request_)]) == TEXT
 
 
-async def _learn(channel: grpc.aio.Channel, symbol: str, pool: descriptor_pool.DescriptorPool) -> None:
+async def _learn(channel: grpc.aio.Channel, symbol: str, pool: descriptor_pool.DescriptorPool, version: str) -> None:
     """Everything the symbol's file needs, imports first."""
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    ask_server = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
 
     async def fetch(**ask: str) -> descriptor_pb2.FileDescriptorProto:
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(**ask)]))
+        call = ask_server(iter([reflection_pb2.ServerReflectionRequest(**ask)]))
         reply = await anext(aiter(call))
         return descriptor_pb2.FileDescriptorProto.FromString(reply.file_descriptor_response.file_descriptor_proto[0])
 
@@ -255,3 +260,8 @@ async def test_admin_covers_the_cluster(frontend: Running, script: ScriptedSched
     assert status[1].address == script.address
     reset = await frontend.admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
     assert (reset.num_blocks, script.resets) == (7, 1)
+    mode = admin_pb2.PAUSE_MODE_ABORT
+    paused = await frontend.admin.PauseGeneration(admin_pb2.PauseGenerationRequest(mode=mode))
+    assert (paused.num_kept, paused.num_aborted, script.pause_mode) == (3, 4, mode)
+    await frontend.admin.ResumeGeneration(admin_pb2.ResumeGenerationRequest())
+    assert script.pause_mode is None

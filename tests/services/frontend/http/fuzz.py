@@ -39,6 +39,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"model": "talking", "input": "hi"},
     "/v1/messages": {"model": "talking", "messages": SAID, "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "talking", "messages": SAID},
+    "/api/chat": {"model": "talking", "messages": SAID, "options": {"num_predict": 2}},
+    "/api/generate": {"model": "talking", "prompt": "hi", "options": {"num_predict": 2}},
+    "/generate": {"text": "hi", "sampling_params": {"max_new_tokens": 2}},
     "/tokenize": {"model": "talking", "prompt": "x"},
     "/detokenize": {"model": "talking", "tokens": [1]},
 }

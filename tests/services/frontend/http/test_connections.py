@@ -39,7 +39,7 @@ class Peer:
 
     async def said(self) -> bytes:
         """Until the server has closed the connection."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read()
             except ConnectionResetError:
@@ -133,7 +133,7 @@ async def test_one_connection_too_many_is_told_so(folder: Path) -> None:
             assert (await one_more.said())[9:12] == b"503"
         peers[0].writer.close()
         await peers[0].writer.wait_closed()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 async with Peer(frontend) as another:
                     another.writer.write(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")

@@ -85,11 +85,12 @@ async def test_the_prompt_as_the_model_got_it(folder: Path) -> None:
 
 
 async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path) -> None:
-    parts = ["tokenize_time_ms", "schedule_time_ms", "prefill_time_ms", "decode_time_ms"]
+    parts = ["tokenize_time_ms", "schedule_time_ms", "prefill_time_ms", "decode_time_ms", "write_time_ms"]
     names = [
         "time_to_first_token_ms",
         "generation_time_ms",
         "queue_time_ms",
+        "hop_time_ms",
         *parts,
         "mean_itl_ms",
         "tokens_per_second",
@@ -107,7 +108,9 @@ async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path
             assert told["tokens_per_second"] == pytest.approx(1e3 / told["mean_itl_ms"], rel=0.01)
             assert 0 <= told["queue_time_ms"] < told["time_to_first_token_ms"]
             whole = told["time_to_first_token_ms"] + told["generation_time_ms"]
-            assert sum(told[part] for part in parts) == pytest.approx(whole, abs=0.01)
+            assert sum(told[part] for part in parts[:-1]) == pytest.approx(whole, abs=0.01)
+            assert told["hop_time_ms"] + told["queue_time_ms"] >= told["schedule_time_ms"] - 0.01
+            assert told["write_time_ms"] >= 0
             *others, last = data_of((await frontend.http.post(path, json={**asked, "stream": True})).text)
             assert (list(last["metrics"]), last["choices"], "usage" in last) == (names, [], False)
             assert not any("metrics" in chunk for chunk in others)
@@ -133,6 +136,10 @@ async def test_the_times_of_each_sample_over_grpc(folder: Path) -> None:
     for times in told:
         assert times.generation_us > 19_000
         assert 0 < times.first_token_us < times.generation_us + 10_000_000
+        assert times.tokenize_us + times.schedule_us + times.prefill_us == pytest.approx(times.first_token_us, abs=2000)
+        assert times.tokenize_us > 0
+        assert times.hop_us + times.queue_us >= times.schedule_us - 2
+    assert told[0].decode_us == pytest.approx(told[0].generation_us, abs=2000)
 
 
 async def test_named_tokens_need_logprobs_over_http(folder: Path) -> None:

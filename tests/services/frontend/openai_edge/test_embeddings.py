@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shared.columns import f32
-from shared.pb.common.v1.pooling_pb2 import POOLER_MEAN, PoolingParams
+from shared.columns import f32, u32
+from shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_MEAN, POOLER_STEP, PoolingParams
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
@@ -29,7 +30,7 @@ async def test_a_prompt_is_submitted_that_samples_nothing(folder: Path) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 0)
     first, _, last = script.submissions
     assert (first.samples_nothing, first.max_tokens, first.num_sequences) == (True, 0, 1)
-    assert first.params.pooling == PoolingParams(pooler=POOLER_MEAN, dimensions=4, normalize=True)
+    assert first.params.pooling == PoolingParams(pooler=POOLER_MEAN, dimensions=4)
     assert first.skip_reading_prefix_cache, "a mean reads every token"
     assert not last.skip_reading_prefix_cache
 
@@ -43,7 +44,7 @@ async def test_it_goes_on_when_its_session_breaks(folder: Path) -> None:
         script.break_sessions()
         await script.until(lambda: len(script.submissions) == 4)
         script.resume()
-        answer = await asyncio.wait_for(call, 20)
+        answer = await asyncio.wait_for(call, 60)
     assert [f32(vector).tolist() for vector in answer.vectors] == [[3, 7], [1, 5]]
 
 
@@ -75,3 +76,51 @@ async def test_inputs_are_text_or_token_ids(folder: Path, inputs: list[pb.EmbedI
     async with scheduler(script), running(folder, script.address) as frontend:
         with pytest.raises(Exception, match="inputs"):
             await frontend.inference.Embed(pb.EmbedRequest(inputs=inputs))
+
+
+async def test_single_tokens_have_a_vector_each(folder: Path) -> None:
+    """As a list of them, as packed floats and over gRPC; a call for one vector does not take them."""
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        asked = {"input": [7, 8], "pooler": "all"}
+        listed = (await frontend.http.post("/pooling", json=asked)).json()
+        packed = (await frontend.http.post("/pooling", json=asked | {"encoding_format": "base64"})).json()
+        single = (await frontend.http.post("/pooling", json={"input": [[9]], "task": "token_embed"})).json()
+        message = await frontend.inference.Embed(asking([7, 8], [5, 5], pooler=POOLER_ALL))
+        refused = await frontend.http.post("/v1/embeddings", json=asked)
+    assert listed["data"] == [{"object": "pooling", "index": 0, "data": [[2], [7]]}]
+    assert np.frombuffer(base64.b64decode(packed["data"][0]["data"]), "<f4").tolist() == [2, 7]
+    assert single["data"][0]["data"] == [[1, 9]]
+    assert (u32(message.num_rows).tolist(), f32(message.vectors[1]).tolist()) == ([2, 2], [2, 5])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "pooler")
+    assert all(one.skip_reading_prefix_cache for one in script.submissions), "every token is read"
+
+
+async def test_steps_are_found_by_their_tag(folder: Path) -> None:
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        asked = {"input": [7, 9, 8, 9], "pooler": "step", "step_tag_id": 9}
+        answer = (await frontend.http.post("/pooling", json=asked)).json()
+        refused = [
+            await frontend.http.post("/pooling", json=asked | changes)
+            for changes in ({"step_tag_id": 5}, {"step_tag_id": None}, {"pooler": "mean"}, {"step_tag_id": -1})
+        ]
+    assert answer["data"][0]["data"] == [[4], [7]]
+    assert script.submissions[0].params.pooling == PoolingParams(pooler=POOLER_STEP, step_tag_id=9)
+    assert [(one.status_code, one.json()["error"]["param"]) for one in refused] == [(400, "step_tag_id")] * 4
+
+
+async def test_vectors_stream_as_they_come(folder: Path) -> None:
+    """Each with its input's place; what all inputs had is in the last message. One that fails ends the call."""
+    script = ScriptedScheduler()
+    async with scheduler(script), running(folder, script.address) as frontend:
+        asked = pb.EmbedStreamRequest(embed=asking([7, 8, 9], [5], [6, 6]))
+        messages = [message async for message in frontend.inference.EmbedStream(asked)]
+        of_tokens = pb.EmbedStreamRequest(embed=asking([7, 8], pooler=POOLER_ALL))
+        rows = [m async for m in frontend.inference.EmbedStream(of_tokens)]
+        script.gives_vectors = False
+        with pytest.raises(Exception, match="without its vector"):
+            [message async for message in frontend.inference.EmbedStream(asked)]
+    assert {m.index: f32(m.vector).tolist() for m in messages} == {0: [3, 7], 1: [1, 5], 2: [2, 6]}
+    assert [m.usage.prompt_tokens for m in messages] == [0, 0, 6]
+    assert [(m.num_rows, m.usage.prompt_tokens) for m in rows] == [(2, 2)]

@@ -122,3 +122,8 @@ async def test_models_without_a_classifier_say_so(folder: Path) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "documents")
+
+
+def test_scores_are_taken_as_they_are_where_the_model_says_so() -> None:
+    scoring = Scoring.of(["a"], ["b", "c"], ["relevant"], as_they_are=True)
+    assert scoring.scores([f32_bytes([-3.5]), f32_bytes([8.25])]) == [-3.5, 8.25]

@@ -132,6 +132,15 @@ async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None
         await mailbox.take()
 
 
+async def test_what_was_ready_when_it_failed_does_not_look_like_its_end(tokenizer: Tokenizer) -> None:
+    mailbox = new_mailbox()
+    sample, _ = new_sample(tokenizer, mailbox)
+    sample.on_tokens([65], [], None, 0.0)
+    sample.on_end(End(Finish(finish_pb2.FINISH_REASON_ERROR), Internal("lost")), 0.0)
+    mailbox.fail(Internal("lost"))
+    assert [(delta.token_ids, delta.finish) for delta in await mailbox.take()] == [([65], None)]
+
+
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("final_only", [False, True])
 def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool, final_only: bool) -> None:

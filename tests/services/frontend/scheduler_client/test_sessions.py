@@ -159,7 +159,7 @@ async def test_another_model_ends_the_process_with_the_schedulers_words(folder: 
     script.reject_hello = "model.fingerprint: frontend has 'a', scheduler has 'b'"
     async with scheduler(script), running(folder, script.address, until_health=()) as frontend:
         with pytest.raises(FailedPrecondition, match="frontend has 'a', scheduler has 'b'"):
-            await asyncio.wait_for(frontend.task, 5)
+            await asyncio.wait_for(frontend.task, 30)
 
 
 async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path) -> None:
@@ -168,7 +168,7 @@ async def test_another_model_behind_the_scheduler_names_both_sides(folder: Path)
         script.view.model.CopyFrom(model_pb2.ModelIdentity(name="tiny", fingerprint="other", vocab_size=5))
         script.set_view()
         with pytest.raises(FailedPrecondition, match=r"model.vocab_size: frontend .* has .*, scheduler scripted has 5"):
-            await asyncio.wait_for(frontend.task, 5)
+            await asyncio.wait_for(frontend.task, 30)
 
 
 async def test_no_worker_is_unavailable_after_the_patience(folder: Path) -> None:
@@ -199,11 +199,11 @@ async def test_a_worker_that_comes_in_time_serves_what_waits(folder: Path) -> No
 async def test_work_waits_longer_while_its_scheduler_comes_back_again_and_again(folder: Path) -> None:
     """It is killed before its worker is back, time after time; each time it shows that there may soon be one."""
     script = ScriptedScheduler(num_workers=0)
-    async with scheduler(script), running(folder, script.address, unavailable_after_s=5.0) as frontend:
+    async with scheduler(script), running(folder, script.address, unavailable_after_s=8.0) as frontend:
         waiting = asyncio.create_task(anext(aiter(frontend.inference.Generate(pb.GenerateRequest(text="hello")))))
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        while loop.time() - began_s < 6.0:
+        while loop.time() - began_s < 9.0:
             script.break_sessions()
             await frontend.until_open(False)
             await frontend.until_open(True)
@@ -217,7 +217,7 @@ async def test_work_does_not_wait_for_ever_for_a_scheduler_that_never_stays(fold
     script = ScriptedScheduler(num_workers=0)
     async with scheduler(script), running(folder, script.address, unavailable_after_s=0.3) as frontend:
         waiting = asyncio.create_task(anext(aiter(frontend.inference.Generate(pb.GenerateRequest(text="hello")))))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not waiting.done():
                 script.break_sessions()
                 await asyncio.sleep(0.1)
@@ -286,7 +286,7 @@ async def test_block_hashes_follow_the_layout(folder: Path) -> None:
             pass
         script.view.ClearField("layout")
         script.set_view()
-        await asyncio.sleep(0.02)
+        await frontend.until_view(lambda view: not view.HasField("layout"))
         async for _ in frontend.inference.Generate(request):
             pass
     known, unknown = script.submissions

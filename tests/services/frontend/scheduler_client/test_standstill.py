@@ -51,7 +51,7 @@ async def liveness_of(frontend: Running) -> object:
 
 
 async def until_liveness(frontend: Running, wanted: object) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await liveness_of(frontend) != wanted:
             await asyncio.sleep(0.01)
 
@@ -76,7 +76,7 @@ async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monk
         await until_liveness(frontend, NOT_SERVING)
         goes_on.set()
         await until_liveness(frontend, SERVING)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await frontend.http.get("/health")).status_code != 200:
                 await asyncio.sleep(0.01)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -199,12 +200,13 @@ async def test_raw_prompts_may_hold_them_unless_nothing_may(
 
 async def test_a_long_text_full_of_spellings_is_cut_like_any_other(tmp_path: Path) -> None:
     guarded = own.Tokenizer(write_folder(tmp_path), 2)
-    ids = await guarded.encode_chat(asked(f"a b{END}c " * 20_000))
-    assert ids.count(guarded.token_id(END) or -1) == 1
-    assert guarded.decode(ids, skip_special_tokens=False).count(END) == 20_001
-    first = await guarded.encode_chat(asked(f"a b{END}c " * 20_000), enough=100)
-    assert 100 < len(first) < len(ids)
-    assert first == ids[: len(first)]
+    with contextlib.closing(guarded):
+        ids = await guarded.encode_chat(asked(f"a b{END}c " * 20_000))
+        assert ids.count(guarded.token_id(END) or -1) == 1
+        assert guarded.decode(ids, skip_special_tokens=False).count(END) == 20_001
+        first = await guarded.encode_chat(asked(f"a b{END}c " * 20_000), enough=100)
+        assert 100 < len(first) < len(ids)
+        assert first == ids[: len(first)]
 
 
 def test_spellings_are_found_across_the_steps_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import StepResult
-from services.scheduler.core.sequence import Sequence, Status
+from services.scheduler.core.sequence import Sequence, SequenceStatus
 from tests.services.scheduler.conftest import make_sequence
 
 NewCore = Callable[..., Core]
@@ -102,7 +102,7 @@ def test_a_lost_worker_takes_its_grammars_along(core: NewCore) -> None:
     for sequence in moved:
         other.add(sequence)
     assert orders(other) == [("prepare", A), ("prepare", B)]
-    assert all(sequence.status is Status.BLOCKED for sequence in moved)
+    assert all(sequence.status is SequenceStatus.BLOCKED for sequence in moved)
     other.grammar_prepared(B)
     other.grammar_prepared(A)
     assert run(other) == [2, 3, 1]

@@ -17,6 +17,7 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Sequence
+from services.scheduler.core.transfers import TransferOrder
 from services.scheduler.policies import find_policy
 from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
@@ -53,6 +54,7 @@ class Cluster:
         self.worker = PaperWorker(limits, seed)
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
+        self.transfers: deque[TransferOrder] = deque()
         self.now = 0.0
         self.num_copies = 0
         self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
@@ -133,6 +135,19 @@ class Cluster:
         self.core.apply(self.results.popleft(), self.now)
         return True
 
+    def transfer(self) -> bool:
+        """The oldest one is done, or was not possible: any time after it was ordered, but in this order."""
+        if self.core.transfers is not None:
+            self.transfers += self.core.transfers.take_orders()
+        if not self.transfers:
+            return False
+        order = self.transfers.popleft()
+        failed = self.random.random() < 0.1
+        if not failed:
+            self.worker.transfer(order)
+        self.core.transferred(order.transfer_id, failed=failed)
+        return True
+
     def collect(self) -> None:
         events: Events = self.core.take_events()
         for part in events.prompts:
@@ -173,8 +188,14 @@ class Cluster:
                 owning = [s for s in core.running.sequences if s is not None and block in core.kv.table(s.slot)]
                 kin = {core.state.searches.root_of(s.key) or s.family for s in owning}
                 assert len(kin) == 1, "only named blocks are shared, or among siblings and beams"
+        assert core.kv.num_unowned() == 0
         parked = core.state.siblings.parked()
         assert len(parked) == core.state.siblings.num_parked
+        if core.transfers is not None:
+            tier = core.transfers.tier
+            assert tier.num_free + tier.num_storing + tier.num_held == tier.num_places
+            parked += core.transfers.blocked()
+        assert core.num_waiting == len(core.waiting) + len(parked)
         waiting = {sequence.key for sequence in [*core.waiting, *parked]}
         tokens_waiting = sum(sequence.num_queued_tokens for sequence in [*core.waiting, *parked])
         assert core.num_waiting_tokens == tokens_waiting
@@ -198,9 +219,10 @@ class Cluster:
 
     def drain(self) -> None:
         for _ in range(100_000):
-            if not self.core.has_work and not self.results:
+            if not self.core.has_work and not self.results and not self.transfer():
                 return
             progressed = self.plan()
+            progressed |= self.transfer()
             assert self.result() or progressed or not self.core.has_work, "stuck"
             self.collect()
         raise AssertionError("does not end")
@@ -307,8 +329,32 @@ def test_random_operations_with_drafts_over_several_groups_match_the_oracle(
     operate_at_random(case, in_flight, True, "fair", drafts, specs=GROUPS[specs])
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("num_host_blocks", [7, 1000])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_random_operations_with_host_memory_match_the_oracle(
+    case: int, num_host_blocks: int, in_flight: int, drafts: int
+) -> None:
+    cluster = operate_at_random(case, in_flight, True, "priority", drafts, num_host_blocks=num_host_blocks)
+    counts = cluster.core.counts
+    assert counts.stored_blocks > 0
+    assert counts.failed_transfers > 0
+    assert cluster.core.transfers is not None
+    assert cluster.core.transfers.num_under_way == 0
+    if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
+        assert counts.fetched_blocks > 20, "more than the device holds"
+
+
 def operate_at_random(
-    case: int, in_flight: int, caching: bool, policy: str, drafts: int, specs: tuple[KVSpec, ...] = ONE_FULL
+    case: int,
+    in_flight: int,
+    caching: bool,
+    policy: str,
+    drafts: int,
+    specs: tuple[KVSpec, ...] = ONE_FULL,
+    *,
+    num_host_blocks: int = 0,
 ) -> Cluster:
     sizes = CASES[case] | {"num_blocks": CASES[case]["num_blocks"] * len(specs)}
     limits = make_limits(
@@ -320,11 +366,16 @@ def operate_at_random(
         policy=find_policy(policy),
         num_speculative_tokens=drafts,
         fixed_draft_length=in_flight > 1,
+        num_host_blocks=num_host_blocks,
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
+    weights = [3, 1, 1, 12, 12]
+    if num_host_blocks:
+        operations.append(cluster.transfer)
+        weights.append(8)
     for _ in range(600):
-        cluster.random.choices(operations, weights=[3, 1, 1, 12, 12])[0]()
+        cluster.random.choices(operations, weights=weights)[0]()
         cluster.collect()
         cluster.check()
     cluster.drain()

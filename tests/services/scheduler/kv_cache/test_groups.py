@@ -8,7 +8,7 @@ from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from shared import block_hash, columns, kv_specs, kv_wire
 from shared.errors import FailedPrecondition
-from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
+from shared.kv_specs import FULL, NOTHING, ONE_FULL, KVSpec, Latent, State, Window
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 SIZE = 4
@@ -123,3 +123,12 @@ def test_what_cannot_be_planned_is_refused_by_name(group: pb.KVGroup, said: str)
 def test_a_state_is_expressible() -> None:
     (wire,) = kv_wire.to_proto(kv_specs.form_groups([State(1024)]))
     assert wire.state.num_bytes == 1024
+
+
+def test_layers_that_keep_nothing_stand_alone_and_cost_nothing() -> None:
+    wire = kv_wire.to_proto(kv_specs.form_groups([NOTHING] * 3))
+    assert kv_wire.from_proto(wire, "w") == (NOTHING,)
+    groups = Groups((NOTHING,), 16, 100)
+    assert (groups.keep_nothing, groups.plain, groups.cost(7), groups.longest(1, 512)) == (True, False, 0, 512)
+    with pytest.raises(FailedPrecondition, match="keep nothing beside others"):
+        kv_wire.from_proto([*wire, pb.KVGroup(full=pb.KVFull(), num_layers=1)], "w")

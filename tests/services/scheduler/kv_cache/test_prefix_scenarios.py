@@ -123,6 +123,13 @@ def test_p19_the_free_list_keeps_order_through_every_operation() -> None:
     free.popleft_n(3)
     with pytest.raises(IndexError, match="No free blocks available"):
         free.popleft()
+    free.extend([2, 6])
+    free.extend([])
+    free.extend([5])
+    assert list(free) == [2, 6, 5]
+    free.remove(6)
+    assert free.popleft_n(2) == [2, 5]
+    assert len(free) == 0
 
 
 def test_a_fence_keeps_blocks_owned_until_the_step_has_returned() -> None:

@@ -42,7 +42,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Guarded]:
 async def refusal_of(running: Guarded, **hello: object) -> str:
     peer = WorkerPeer(running.address, LIMITS, hello=pb.WorkerHello(**hello))  # type: ignore[arg-type]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await asyncio.wait_for(peer.run(), 20)
+        await asyncio.wait_for(peer.run(), 60)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     return str(refused.value.details())
 
@@ -59,11 +59,16 @@ async def refusal_of(running: Guarded, **hello: object) -> str:
         ({"layout": {"block_size": 2**31}}, "layout.block_size: worker w0 has 2147483648, the limit is 65536"),
         ({"worker_id": "w" * 100_000}, r"worker_id: 'w{40}' \(100000 characters\) is not a name"),
         ({"device": "d" * 300}, "device: "),
-        ({"held_block_ids": b"abc"}, "held_block_ids: worker w0 sent 3 bytes of ids"),
-        ({"held_block_ids": bytes(4)}, "held_block_ids: worker w0 sent 4 bytes of ids and 0 of hashes"),
-        ({"held_block_ids": bytes(4), "held_block_hashes": bytes(32)}, "has blocks 1 to 63, and sent 0 to 0"),
-        ({"held_block_ids": columns.u32_bytes([64]), "held_block_hashes": bytes(32)}, "and sent 64 to 64"),
-        ({"held_block_ids": bytes(4 * 100), "held_block_hashes": bytes(3200)}, "3200 of hashes for 64 blocks"),
+        ({"held_block_ids": b"abc"}, "held_block_ids: 3 bytes of ids"),
+        ({"held_block_ids": bytes(4)}, "held_block_ids: 4 bytes of ids and 0 of hashes for worker w0's blocks"),
+        ({"held_block_ids": bytes(4), "held_block_hashes": bytes(32)}, "blocks are 1 to 63, and 0 to 0 were sent"),
+        ({"held_place_ids": bytes(4), "held_place_hashes": bytes(32)}, "worker w0's places, of which there are 0"),
+        ({"num_host_blocks": 1 << 31}, "num_host_blocks: worker w0 has 2147483648, the limit is 2097152"),
+        ({"held_block_ids": columns.u32_bytes([64]), "held_block_hashes": bytes(32)}, "and 64 to 64 were sent"),
+        (
+            {"held_block_ids": bytes(4 * 100), "held_block_hashes": bytes(3200)},
+            "3200 of hashes for worker w0's blocks, of which there are 63",
+        ),
     ],
 )
 async def test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit(
@@ -126,12 +131,12 @@ async def test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on
     liar = Liar(running.address, LIMITS, id="liar")
     liar.lie = when_it_samples  # type: ignore[method-assign]
     task = asyncio.ensure_future(liar.run())
-    await asyncio.wait_for(liar.attached.wait(), 20)
+    await asyncio.wait_for(liar.attached.wait(), 60)
     frontend = FrontendPeer(running.address)
     await frontend.open()
     await frontend.submit(0, PROMPT, max_tokens=12, eos_token_ids=b"")
     with pytest.raises(grpc.aio.AioRpcError, match=text) as ended:
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
     assert ended.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     _, honest = await running.worker("w1")
     await frontend.ended(0)
@@ -168,7 +173,7 @@ async def test_a_worker_that_never_gives_a_token_is_not_asked_for_ever(
     monkeypatch.setattr(result_checks, "MOST_STEPS_WITHOUT_TOKEN", 50)
     liar = Silent(running.address, LIMITS, id="liar", hello=pb.WorkerHello(num_speculative_tokens=num_drafts))
     task = asyncio.ensure_future(liar.run())
-    await asyncio.wait_for(liar.attached.wait(), 20)
+    await asyncio.wait_for(liar.attached.wait(), 60)
     frontend = FrontendPeer(running.address)
     await frontend.open()
     await frontend.submit(0, PROMPT, max_tokens=12, eos_token_ids=b"")

@@ -340,6 +340,10 @@ async def test_admin_health_and_metrics(start: Start, scheduler: ScriptedSchedul
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError, match="ask its scheduler") as refusal:
             await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="its scheduler orders"):
+            await admin.PauseGeneration(admin_pb2.PauseGenerationRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="its scheduler orders"):
+            await admin.ResumeGeneration(admin_pb2.ResumeGenerationRequest())
         assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         page = await asyncio.to_thread(_read, f"http://{page_address}/metrics")
         assert "quire_worker_slots_live 2.0" in page

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,22 @@ import torch
 
 from services.worker.step.plan_violation import PlanViolation
 from shared import columns
+from shared.errors import InvalidArgument
 from shared.pb.common.v1 import finish_pb2, sampling_pb2
-from shared.pb.common.v1.pooling_pb2 import POOLER_CLS, POOLER_LAST, POOLER_MEAN, PoolingParams
-from tests.services.worker.checkpoints import Checkpoint
+from shared.pb.common.v1.pooling_pb2 import (
+    POOLER_ALL,
+    POOLER_CLS,
+    POOLER_LAST,
+    POOLER_MEAN,
+    POOLER_STEP,
+    PoolingParams,
+)
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_chunk_graphs import SHAPES, use_chunk_graphs
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
+from tests.shared.test_sentence_transformers import DENSE, MEAN, TRANSFORMER, write
 
 Make = Callable[[str], Checkpoint]
 Vector = npt.NDArray[np.float32]
@@ -231,3 +242,71 @@ def test_a_vector_with_nan_fails_its_sequence(checkpoint: Make) -> None:
     (failure,) = rig.last_result.failures
     assert failure.slot == 0
     assert failure.error.code == finish_pb2.ERROR_CODE_INTERNAL
+
+
+@pytest.mark.parametrize("chunks", [[17], [5, 1, 11]])
+def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int]) -> None:
+    """All of them, or those of an id: from whatever steps compute them, beside others."""
+    made, tag = checkpoint("llama"), 7
+    tokens = prompt(17)
+    tokens[3] = tokens[4] = tokens[12] = tag
+    asked = [
+        PoolingParams(pooler=POOLER_ALL),
+        PoolingParams(pooler=POOLER_ALL, dimensions=5, normalize=False),
+        PoolingParams(pooler=POOLER_STEP, step_tag_id=tag),
+        PoolingParams(),
+    ]
+    rig = Rig(made.folder, max_num_batched_tokens=256)
+    new = [New(slot, tokens, pooling=params) for slot, params in enumerate(asked)]
+    for i, count in enumerate(chunks):
+        rig.step(new if i == 0 else [], dict.fromkeys(range(4), count))
+    with torch.inference_mode():
+        states = made.model.model(torch.tensor([tokens])).last_hidden_state[0].float()
+    unit = torch.nn.functional.normalize(states, dim=1)
+    found = pooled(rig)
+    tags = [place for place, token in enumerate(tokens) if token == tag]
+    for slot, wanted in enumerate((unit, states[:, :5], unit[tags], unit[-1:])):
+        assert close(found[slot], wanted.flatten().numpy()), slot
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        (PoolingParams(pooler=POOLER_STEP), "step_tag_id: it is needed"),
+        (PoolingParams(pooler=POOLER_STEP, step_tag_id=VOCAB_SIZE - 1), "none of the sequence's tokens"),
+    ],
+)
+def test_no_step_is_found(checkpoint: Make, params: PoolingParams, named: str) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    rig.step([New(0, [1, 2, 3], pooling=params)], {0: 3})
+    (failure,) = rig.last_result.failures
+    assert named in failure.error.message
+
+
+def test_more_than_may_be_told_of_a_sequence_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.heads.pooling.MOST_POOLED_ELEMENTS", 100)
+    rig = Rig(checkpoint("llama").folder)
+    asked = [PoolingParams(pooler=POOLER_ALL), PoolingParams(pooler=POOLER_ALL, dimensions=20)]
+    rig.step([New(slot, [1, 2, 3], pooling=one) for slot, one in enumerate(asked)], {0: 3, 1: 3})
+    assert [failure.slot for failure in rig.last_result.failures] == [0]
+    assert len(pooled(rig)[1]) == 60
+
+
+def test_a_folder_of_sentence_transformers_says_how_a_decoder_is_pooled(checkpoint: Make, tmp_path: Path) -> None:
+    """Its mean, of the length that it has, unless a request wants something else."""
+    made, tokens = checkpoint("llama"), prompt(9)
+    shutil.copytree(made.folder, tmp_path, dirs_exist_ok=True)
+    rig = Rig(write(tmp_path, TRANSFORMER, MEAN))
+    asked = [PoolingParams(), PoolingParams(normalize=True), PoolingParams(pooler=POOLER_LAST, normalize=True)]
+    rig.step([New(slot, tokens, pooling=one) for slot, one in enumerate(asked)], dict.fromkeys(range(3), 9))
+    found = pooled(rig)
+    for slot, pooler in enumerate((POOLER_MEAN, POOLER_MEAN, POOLER_LAST)):
+        wanted = PoolingParams(pooler=pooler, normalize=asked[slot].normalize)
+        assert close(found[slot], expected(made, tokens, wanted)), slot
+
+
+@pytest.mark.parametrize("modules", [[("Pooling", {"pooling_mode_max_tokens": True})], [MEAN, ("Dense", DENSE)]])
+def test_what_is_not_pooled_chunk_by_chunk_is_refused(checkpoint: Make, tmp_path: Path, modules: list[Any]) -> None:
+    shutil.copytree(checkpoint("llama").folder, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(InvalidArgument, match="dense layers; models that go on have last, mean, cls"):
+        Rig(write(tmp_path, TRANSFORMER, *modules))

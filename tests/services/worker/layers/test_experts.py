@@ -172,6 +172,7 @@ def test_deepseek_that_would_be_computed_wrongly_is_refused(changes: dict[str, A
 def test_an_eagle_head_of_such_a_model_is_dense() -> None:
     """Its layer is Llama's, whatever the model's are."""
     sizes = {**BASE, "num_key_value_heads": 2, "head_dim": 16}
+    sizes |= {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
     for values in ({**MIXTRAL, "architectures": ["GptOssForCausalLM"]}, DEEPSEEK):
-        head = read_eagle({"model_type": "quire_eagle", **sizes}, read_model_config(values))
+        head = read_eagle(sizes, read_model_config(values)).decoder
         assert (head.experts, head.latent, head.attention_sinks, head.attention_scale) == (None, None, False, None)

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.worker.build import build_replica
+from services.worker.lora import peft_folder
 from shared.errors import InvalidArgument
+from tests.kernels.cpu.closeness import needs_library
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
@@ -61,18 +63,36 @@ def test_a_slot_forgets_its_adapter(checkpoint: Make, tmp_path: Path) -> None:
     assert error(rig, made, 0) < MAX_ERROR
 
 
-def test_beside_the_tape(checkpoint: Make, tmp_path: Path) -> None:
-    """Steps without adapters are replayed, those with one are not, and they follow one another."""
+def called(*_: object) -> torch.Tensor:
+    raise AssertionError("the model was called kernel by kernel")
+
+
+@pytest.mark.skipif(**needs_library)
+def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
+    """Steps with and without adapters are replayed, and follow one another."""
     made = checkpoint("qwen3-tied")
     merged = peft_folders.save(made, tmp_path / "a", seed=5)
     rig = Rig(made.folder, lora={"a": str(merged.folder)}, attention_backend="auto", block_size=16)
+    rig.replica._runner._whole_model.forward = called
     rig.step([New(0, prompt(8))], {0: 8})
     rig.step([New(1, prompt(9, 1), adapter="a")], {1: 9})
     rig.step()
+    assert error(rig, merged, 1) < MAX_ERROR
     rig.step(released=[1])
     rig.step()
     assert error(rig, made, 0) < MAX_ERROR
     assert len(rig.logits[0]) == 5
+
+
+def test_weights_and_scale_tell_adapters_of_one_name_apart(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    ways = {"as it is": {}, "again": {}, "other weights": {"seed": 10}, "other scale": {"use_rslora": True}}
+    digests = {
+        way: peft_folder.read("a", peft_folders.save(made, tmp_path / way, **{"seed": 9, **config}).folder).digest()
+        for way, config in ways.items()
+    }
+    assert digests["as it is"] == digests["again"]
+    assert len(set(digests.values())) == 3
 
 
 def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path: Path) -> None:
@@ -91,7 +111,9 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
     [
         ({"r": 0}, "lora: a: r is 0, a whole number from 1 to 256 is needed"),
         ({"r": 8}, "o_proj has shapes [4, 96] and [48, 4], r is 8"),
-        ({"lora_alpha": "x"}, "lora: a: lora_alpha is 'x', a number is needed"),
+        ({"lora_alpha": "x"}, "lora: a: lora_alpha is 'x', a number of at most 1,000,000 is needed"),
+        ({"lora_alpha": float("nan")}, "lora: a: lora_alpha is nan, a number of at most 1,000,000 is needed"),
+        ({"lora_alpha": 10**400}, "000, a number of at most 1,000,000 is needed"),
         ({"peft_type": "IA3"}, "lora: a: peft_type is 'IA3', only 'LORA' can be served"),
         ({"use_dora": True}, "lora: a: use_dora is True, only False can be served"),
         ({"modules_to_save": ["lm_head"]}, "lora: a: modules_to_save is ['lm_head'], only None can be served"),

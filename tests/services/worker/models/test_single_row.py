@@ -10,10 +10,12 @@ import torch
 
 import kernels
 from kernels.triton.expert_layers import prepare_experts
-from kernels.triton.row_experts import Shape
+from kernels.triton.row_experts import RowExpertsTile
+from services.worker.layers.sharding import Shard
 from services.worker.models import single_row
 from tests.services.worker import checkpoints
 from tests.services.worker.plans import New
+from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.rig import Rig
 
 PROMPT = [5, 9, 1, 77, 30, 12]
@@ -26,7 +28,7 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
     monkeypatch.setattr("kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
-    monkeypatch.setattr("kernels.triton.row_experts.ROW", Shape(up=64, down=64))
+    monkeypatch.setattr("kernels.triton.row_experts.ROW", RowExpertsTile(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False)
     runner = rig.replica._runner
@@ -46,18 +48,22 @@ def test_models_that_it_cannot_run_are_refused() -> None:
         ops = SimpleNamespace(sources={"rms_norm": "kernels.triton"})
         quantization, checkpoint = "none", None
         batch_invariant = False
-        shard = SimpleNamespace(is_whole=True)
+        shard = Shard()
 
     class Config:
-        head_dim, hidden_size, num_q_heads, intermediate_size = 128, 1024, 16, 3072
+        head_dim, hidden_size, num_q_heads, num_kv_heads, intermediate_size = 128, 1024, 16, 8, 3072
         attention_sinks = False
 
     assert single_row.reject_reason(Config(), Place()) is None
     Place.batch_invariant = True
     assert "order" in str(single_row.reject_reason(Config(), Place()))
-    Place.batch_invariant, Place.shard = False, SimpleNamespace(is_whole=False)
-    assert "order" in str(single_row.reject_reason(Config(), Place()))
-    Place.shard = SimpleNamespace(is_whole=True)
+    Place.batch_invariant, Place.shard = False, Shard(0, 2, SimpleNamespace(joins_chains=False))
+    assert "NCCL" in str(single_row.reject_reason(Config(), Place()))
+    Place.shard = Shard(0, 2, SimpleNamespace(joins_chains=True))
+    assert single_row.reject_reason(Config(), Place()) is None
+    Config.intermediate_size = 3072 + 256
+    assert "1664" in str(single_row.reject_reason(Config(), Place()))
+    Config.intermediate_size, Place.shard = 3072, Shard()
     Config.attention_sinks = True
     assert "sinks" in str(single_row.reject_reason(Config(), Place()))
     Config.attention_sinks = False
@@ -67,3 +73,24 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     assert "96" in str(single_row.reject_reason(Config(), Place()))
     Place.ops.sources = {"rms_norm": "kernels.reference"}
     assert "kernels.triton" in str(single_row.reject_reason(Config(), Place()))
+
+
+@torch.inference_mode()
+def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank runs the decoder as it is, whose sums are the same ones in the same order."""
+    monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
+    made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES)
+    whole = Rig(made.folder)
+    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
+    with ranked(made.folder) as rig:
+        model = rig.replica._runner._model
+        chain = single_row.SingleRowProgram(model, model.head._shard, pdl=False)
+        for each in (whole, rig):
+            each.step([New(0, PROMPT)], {0: len(PROMPT)})
+        model.forward = chain.logits
+        model.logits = lambda logits: logits
+        for _ in range(3):
+            for each in (whole, rig):
+                each.step()
+            torch.testing.assert_close(rig.logits[0][-1], whole.logits[0][-1], rtol=1e-4, atol=1e-4)
+    assert rig.tokens(0) == whole.tokens(0)

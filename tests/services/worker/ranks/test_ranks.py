@@ -147,7 +147,7 @@ def test_fingerprints_tell_steps_apart(checkpoint: Make) -> None:
 
 
 def await_failure(group: LocalRanks) -> RankFailure:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             group.check()

@@ -7,7 +7,7 @@ import threading
 
 from services.worker.ranks.ring import HEAD, Ring
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def read_all(ring: Ring, number: int, count: int) -> list[bytes]:

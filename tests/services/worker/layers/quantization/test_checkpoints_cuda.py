@@ -15,6 +15,7 @@ from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.layers.quantization.layouts import LAYOUTS
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
+from tests.services.worker.test_cuda import SINGLE_ROW_SIZES
 
 pytestmark = pytest.mark.gpu
 
@@ -39,6 +40,19 @@ def test_logits(layout: str, graphs: bool, tmp_path: Path) -> None:
         rows, tokens = torch.stack(rig.logits[slot]), rig.tokens(slot)
         want = made.logits(tokens)[len(tokens) - len(rows) - 1 : -1]
         assert float((rows - want).norm() / want.norm()) < bound
+
+
+@pytest.mark.parametrize("layout", ["fp8-tensor", "ct-fp8-channel", "ct-int8"])
+def test_a_single_row_in_the_chain_of_fused_kernels(layout: str, tmp_path: Path) -> None:
+    made = quantized.make(LAYOUTS[layout], tmp_path, **SINGLE_ROW_SIZES)
+    settings = {"attention_backend": "auto", "block_size": 16, "cuda_graphs": True}
+    rig = Rig(tmp_path, device="cuda", dtype="bfloat16", **settings)
+    rig.step([New(0, PROMPT)], {0: len(PROMPT)})
+    for _ in range(3):
+        rig.step(counts={0: 1})
+    rows, tokens = torch.stack(rig.logits[0]), rig.tokens(0)
+    want = made.logits(tokens)[len(tokens) - len(rows) - 1 : -1]
+    assert float((rows - want).norm() / want.norm()) < IN_8_BITS
 
 
 @pytest.mark.parametrize("layout", ROUGH)

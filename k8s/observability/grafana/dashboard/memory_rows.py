@@ -1,0 +1,93 @@
+"""Where KV lies, and what is found again."""
+
+from __future__ import annotations
+
+from panels import Panel, Query, average, curves, quantiles
+
+ROWS: dict[str, list[Panel]] = {
+    "KV blocks and prefix cache": [
+        curves(
+            "Blocks",
+            [
+                Query("sum(quire_scheduler_blocks_used{MODEL})", "used"),
+                Query("sum(quire_scheduler_blocks_cached{MODEL})", "cached"),
+                Query("sum(quire_scheduler_blocks_free{MODEL})", "free"),
+            ],
+            text="All workers: owned by sequences, free but still to be hit, free.",
+            stacked=True,
+        ),
+        curves(
+            "Prefix hits",
+            [
+                Query(
+                    "sum by (engine) (rate(vllm:prefix_cache_hits_total{MODEL}[$__rate_interval])) / sum by (engine) (rate(vllm:prefix_cache_queries_total{MODEL}[$__rate_interval]))",
+                    "{{engine}}",
+                ),
+                Query(
+                    "sum(rate(vllm:prefix_cache_hits_total{MODEL}[$__rate_interval])) / sum(rate(vllm:prefix_cache_queries_total{MODEL}[$__rate_interval]))",
+                    "all",
+                ),
+            ],
+            text="Share of the prompt tokens found cached.",
+            unit="percentunit",
+            highest=1,
+        ),
+        curves(
+            "Prompt tokens",
+            [
+                Query("sum(rate(vllm:prompt_tokens_cached_total{MODEL}[$__rate_interval]))", "cached"),
+                Query(
+                    "sum(rate(vllm:prompt_tokens_total{MODEL}[$__rate_interval])) - sum(rate(vllm:prompt_tokens_cached_total{MODEL}[$__rate_interval]))",
+                    "computed",
+                ),
+            ],
+            text="Found cached, and computed.",
+            stacked=True,
+        ),
+        curves(
+            "Preemptions",
+            [Query("sum by (engine) (increase(vllm:num_preemptions_total{MODEL}[$__rate_interval]))", "{{engine}}")],
+            text="Sequences that lost their blocks and are computed again.",
+        ),
+        curves(
+            "Blocks, as workers see them",
+            [
+                Query("quire_worker_blocks_used", "used {{instance}}"),
+                Query("quire_worker_blocks_held", "held {{instance}}"),
+            ],
+            text="Owned by live slots, and held after their owners left.",
+        ),
+        curves(
+            "Slots", [Query("quire_worker_slots_live", "{{instance}}")], text="Sequences that have a slot on a worker."
+        ),
+    ],
+    "KV in host memory": [
+        curves(
+            "Blocks in host memory",
+            [
+                Query("sum by (engine) (quire_scheduler_host_blocks_held{MODEL})", "held {{engine}}"),
+                Query("sum by (engine) (quire_scheduler_host_blocks_total{MODEL})", "room {{engine}}"),
+            ],
+            text="Of workers with --kv-offloading-size. Full is how it should be: the least recently used go.",
+        ),
+        curves(
+            "Blocks moved",
+            [
+                Query("sum(rate(quire_scheduler_host_blocks_stored_total{MODEL}[$__rate_interval]))", "stored"),
+                Query("sum(rate(quire_scheduler_host_blocks_fetched_total{MODEL}[$__rate_interval]))", "brought back"),
+                Query("sum(rate(quire_scheduler_transfers_failed_total{MODEL}[$__rate_interval]))", "transfers failed"),
+            ],
+            text="A second. What is brought back is not computed again.",
+            unit="ops",
+        ),
+        curves(
+            "Time of a transfer",
+            [
+                average("quire_scheduler_transfer_seconds", ""),
+                *quantiles("quire_scheduler_transfer_seconds", 0.5, 0.99, selector=""),
+            ],
+            text="As workers tell it: steps go on meanwhile, the sequences that wait for it do not.",
+            unit="s",
+        ),
+    ],
+}

@@ -1,0 +1,147 @@
+"""What dies, what is full, and how the edges do."""
+
+from __future__ import annotations
+
+from panels import EVERYTHING, Panel, Query, average, curves, quantiles
+
+ROWS: dict[str, list[Panel]] = {
+    "Parts that die, leave or are full": [
+        curves(
+            "Cancel to blocks free",
+            [
+                *quantiles("quire_scheduler_cancel_to_free_seconds", 0.99, 0.9, selector=EVERYTHING),
+                average("quire_scheduler_cancel_to_free_seconds", selector=EVERYTHING),
+            ],
+            text="From a cancellation to its KV blocks being free; at most two steps.",
+            unit="s",
+        ),
+        curves(
+            "Workers lost",
+            [Query("sum by (reason) (increase(quire_scheduler_workers_lost_total[$__rate_interval]))", "{{reason}}")],
+            text="Given up, by reason.",
+        ),
+        curves(
+            "Sequences moved",
+            [
+                Query("sum(increase(quire_scheduler_sequences_moved_total[$__rate_interval]))", "moved"),
+                Query("sum(increase(quire_frontend_resubmitted_sequences_total[$__rate_interval]))", "resubmitted"),
+            ],
+            text="Taken from a lost or leaving worker by the scheduler; submitted again by frontends.",
+        ),
+        curves(
+            "Sessions",
+            [
+                Query("quire_frontend_sessions_open", "{{instance}}"),
+                Query("count(quire_worker_epoch > 0)", "workers attached"),
+            ],
+            text="Schedulers that each frontend has a session with; workers attached.",
+        ),
+        curves(
+            "Refused",
+            [
+                Query(
+                    "sum by (reason) (rate(vllm:admission_rejections_total[$__rate_interval]))", "frontend: {{reason}}"
+                ),
+                Query(
+                    "sum by (reason) (rate(quire_scheduler_refused_total[$__rate_interval]))", "scheduler: {{reason}}"
+                ),
+            ],
+            text="Requests refused as too many.",
+            unit="reqps",
+        ),
+        curves(
+            "Cancelled",
+            [Query("sum by (reason) (rate(quire_frontend_cancellations_total[$__rate_interval]))", "{{reason}}")],
+            text="Samples ended before the model ended them.",
+            unit="reqps",
+        ),
+        curves(
+            "Broken",
+            [
+                Query("sum(increase(quire_worker_sessions_broken_total[$__rate_interval]))", "sessions"),
+                Query("sum(increase(quire_worker_slot_failures_total[$__rate_interval]))", "sequences"),
+            ],
+            text="Attachments ended because something was wrong; sequences that a worker could not go on with.",
+        ),
+        curves(
+            "Attachments",
+            [Query("sum by (instance) (increase(quire_worker_attached_total[$__rate_interval]))", "{{instance}}")],
+            text="Of workers to a scheduler.",
+        ),
+    ],
+    "Frontends": [
+        curves(
+            "Event loop delay",
+            [
+                Query(
+                    "histogram_quantile(0.99, sum by (le, instance) (rate(quire_frontend_event_loop_delay_seconds_bucket[$__rate_interval])))",
+                    "P99 {{instance}}",
+                ),
+                Query(
+                    "sum by (instance) (rate(quire_frontend_event_loop_delay_seconds_sum[$__rate_interval])) / sum by (instance) (rate(quire_frontend_event_loop_delay_seconds_count[$__rate_interval]))",
+                    "average {{instance}}",
+                ),
+            ],
+            text="How late a timer fires: what streams wait for the process itself.",
+            unit="s",
+        ),
+        curves(
+            "In flight",
+            [
+                Query("quire_frontend_inflight_requests", "{{instance}}"),
+                Query("quire_frontend_waiting_for_scheduler", "waiting for a scheduler {{instance}}"),
+                Query("quire_frontend_held_requests", "held, for want of a worker {{instance}}"),
+            ],
+            text="Samples being worked on; submissions that no session can take now; requests that wait for a first worker.",
+        ),
+        curves(
+            "Tokens promised",
+            [Query("quire_frontend_queued_tokens", "{{instance}}")],
+            text="Prompt and output tokens of requests in flight.",
+        ),
+        curves(
+            "HTTP answers",
+            [Query("sum by (status) (rate(http_requests_total[$__rate_interval]))", "{{status}}")],
+            unit="reqps",
+            stacked=True,
+        ),
+        curves(
+            "gRPC answers",
+            [
+                Query(
+                    "sum by (method, code) (rate(quire_frontend_grpc_requests_total[$__rate_interval]))",
+                    "{{method}} {{code}}",
+                )
+            ],
+            unit="reqps",
+            stacked=True,
+        ),
+        curves(
+            "Connections",
+            [
+                Query("quire_frontend_connections", "{{instance}}"),
+                Query(
+                    "sum by (reason) (rate(quire_frontend_closed_connections_total[$__rate_interval]))",
+                    "closed a second: {{reason}}",
+                ),
+            ],
+            text="Of HTTP, and those that this side closed.",
+        ),
+        curves(
+            "Without a good key",
+            [
+                Query(
+                    "sum by (reason) (rate(quire_frontend_access_refusals_total[$__rate_interval]))",
+                    "{{reason}}",
+                )
+            ],
+            text="Calls refused for their API key, a second.",
+            unit="reqps",
+        ),
+        curves(
+            "CPU of frontends",
+            [Query('rate(process_cpu_seconds_total{job="quire-frontend"}[$__rate_interval])', "cores {{instance}}")],
+            text="A frontend is one event loop: at one core it is full.",
+        ),
+    ],
+}

@@ -1,0 +1,35 @@
+"""Weights of floats made weights of 8-bit floats (float8_e4m3fn) when a model is loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.reference.kv_dtype import FP8, FP8_MAX
+from kernels.reference.quantized_linear import LEAST_SCALE, QuantizedActivations, QuantizedWeight
+
+BLOCK = 128  # the side of a block, and the elements of a token that then share a scale
+
+
+def quantize_to_fp8(weight: torch.Tensor, bias: torch.Tensor | None, *, blocks: bool) -> QuantizedWeight:
+    """`weight` [out_features, in_features] with a scale for every row, and activations with one for every token;
+    `blocks`: for every BLOCK x BLOCK, and for every BLOCK elements of a token."""
+    rows, columns = weight.shape
+    if not blocks:
+        scales = _scales(weight.abs().amax(1, keepdim=True))
+        codes = _codes(weight.float() / scales)
+        return QuantizedWeight(codes, scales, None, columns, 8, activations=QuantizedActivations(FP8), bias=bias)
+    padded = torch.nn.functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    tiles = padded.view(-(-rows // BLOCK), BLOCK, -(-columns // BLOCK), BLOCK)
+    scales = _scales(tiles.abs().amax(dim=(1, 3)))
+    codes = _codes(tiles.float() / scales[:, None, :, None]).view(padded.shape)[:rows, :columns].contiguous()
+    by_row = scales.repeat_interleave(BLOCK, 0)[:rows]
+    return QuantizedWeight(codes, by_row, None, BLOCK, 8, activations=QuantizedActivations(FP8, BLOCK), bias=bias)
+
+
+def _scales(largest: torch.Tensor) -> torch.Tensor:
+    return (largest.float() / FP8_MAX).clamp(min=LEAST_SCALE)
+
+
+def _codes(values: torch.Tensor) -> torch.Tensor:
+    """A division may end beside the largest value, which the cast would make infinite."""
+    return values.clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -1,0 +1,51 @@
+"""Sums that several programs had a part of each, added up in the order of the parts."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add_splits(
+    parts_ptr,
+    row_scales_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    count,
+    OUT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    total = tl.load(parts_ptr + at, mask=inside, other=0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(parts_ptr + split * count + at, mask=inside, other=0)
+    total = total.to(tl.float32)
+    if scales_ptr is not None:
+        total *= tl.load(scales_ptr + at % OUT, mask=inside, other=0.0)
+        total *= tl.load(row_scales_ptr + at // OUT, mask=inside, other=0.0)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + at % OUT, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def add_splits(
+    parts: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """parts float32 or int32 [splits, rows, columns] -> out [rows, columns]; `scales`: by row and column."""
+    splits, rows, columns = parts.shape
+    count = rows * columns
+    by_row, by_column = scales or (None, None)
+    _add_splits[(triton.cdiv(count, BLOCK),)](
+        parts, by_row, by_column, bias, out, count, OUT=columns, SPLITS=splits, BLOCK=BLOCK
+    )

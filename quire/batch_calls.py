@@ -1,0 +1,92 @@
+"""HTTP calls of a batch with what Python has: a connection for each thread, which stays open from call to call."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from shared import batch_lines
+
+LONGEST_WAIT_S = 30.0
+AWAY_S = 60.0  # how long a server may be away
+PAUSE_S = 0.5
+NOWHERE = 503
+
+
+class BatchCalls:
+    """`url`: http(s)://HOST:PORT, with or without a path in front of /v1. Safe to use from several threads."""
+
+    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        self._host, self._port = parts.hostname or "", parts.port
+        self._root = parts.path.rstrip("/").removesuffix("/v1")
+        self._is_tls = parts.scheme == "https"
+        self._timeout_s = timeout_s
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._own = threading.local()
+        self._opened: list[http.client.HTTPConnection] = []
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Calls that wait to be tried again end."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Once no thread calls any more."""
+        for connection in self._opened:
+            connection.close()
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, str, Any]:
+        """Status, id and body of the answer; tried again while the server has no room or is away."""
+        content = json.dumps(body).encode()
+        away_since_s: float | None = None
+        while True:
+            try:
+                status, headers, text = self._ask(path, content)
+                away_since_s = None
+            except (OSError, http.client.HTTPException) as error:
+                self._close()
+                away_since_s = time.monotonic() if away_since_s is None else away_since_s
+                status, headers, text = NOWHERE, {}, json.dumps({"error": {"message": f"no answer: {error}"}}).encode()
+            is_over = away_since_s is not None and time.monotonic() - away_since_s > AWAY_S
+            if status not in batch_lines.AGAIN or is_over or self._stopped.is_set():
+                return status, headers.get("x-request-id", ""), _read(text)
+            wait_s = PAUSE_S if away_since_s is not None else float(headers.get("retry-after", PAUSE_S))
+            self._stopped.wait(min(wait_s, LONGEST_WAIT_S))
+
+    def _ask(self, path: str, content: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = self._connection()
+        connection.request("POST", f"{self._root}{path}", content, self._headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        found: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        if found is None:
+            if self._is_tls:
+                context = ssl.create_default_context()
+                found = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
+            else:
+                found = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+            self._own.connection = found
+            self._opened.append(found)
+        return found
+
+    def _close(self) -> None:
+        """It connects anew when it is used again."""
+        if (found := getattr(self._own, "connection", None)) is not None:
+            found.close()
+
+
+def _read(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.decode(errors="replace")

@@ -1,0 +1,30 @@
+"""`quire pause` and `quire resume`: generation, of a whole cluster."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.admin import PAUSE_MODES
+from quire.cli.connection import add_admin, client_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_admin(parser)
+    if parser.prog.endswith(" pause"):
+        parser.add_argument(
+            "--mode",
+            choices=tuple(PAUSE_MODES),
+            default="keep",
+            help="requests that are there: keep them for `quire resume`, abort them, or wait for their ends",
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with client_of(arguments) as client:
+        if arguments.command == "resume":
+            client.resume_generation()
+            print("generation goes on")
+            return 0
+        count = client.pause_generation(arguments.mode)
+    print(f"generation is paused; sequences {'ended' if arguments.mode == 'abort' else 'that wait'}: {count}")
+    return 0

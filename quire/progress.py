@@ -1,0 +1,32 @@
+"""A bar on the terminal for calls of many prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from quire.outputs import RequestOutput
+from shared.errors import FailedPrecondition
+
+
+@contextmanager
+def bar(count: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None] | None]:
+    """What to call with each result; None without a bar."""
+    if not shown:
+        yield None
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        raise FailedPrecondition("use_tqdm: tqdm is not installed: pip install tqdm") from None
+    num_tokens = 0
+    with tqdm(total=count, desc="prompts", dynamic_ncols=True) as shown_bar:
+
+        def advance(result: RequestOutput) -> None:
+            nonlocal num_tokens
+            num_tokens += sum(len(output.token_ids) for output in result.outputs)
+            spent_s = shown_bar.format_dict["elapsed"] or 1e-9
+            shown_bar.set_postfix_str(f"{num_tokens / spent_s:.0f} tokens/s", refresh=False)
+            shown_bar.update()
+
+        yield advance

@@ -1,0 +1,155 @@
+"""What a call asks, whichever way its tensors came: to the frontend's own request, by the body of a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from services.frontend.bounds import json_body, json_scan
+from services.frontend.http.headers import CallHeaders
+from services.frontend.kserve_edge import tensors
+from services.frontend.openai_edge import errors
+from services.frontend.openai_edge.bodies import CompletionBody
+from services.frontend.openai_edge.requests import completion_request
+from services.frontend.request import Request
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import InvalidArgument, NotFound
+from shared.settings.request_limits import RequestLimits
+
+MOST_SAMPLING_BYTES = 1 << 18  # read by the event loop itself: 30 ms of token ids
+ADAPTER = "lora_name"
+PRIORITY, TIMEOUT = "priority", "timeout"
+# Of a request's parameters: what Triton's clients say about sequences and about how to be answered.
+READ_OVER = frozenset({
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "binary_data_output",
+    "triton_enable_empty_final_response",
+    "headers",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Infer:
+    """One request as it came, by gRPC or as JSON."""
+
+    model: str
+    version: str
+    id: str
+    inputs: Mapping[str, Any]  # the only element of each
+    parameters: Mapping[str, Any]
+    wanted: Iterable[str]  # outputs; none: all
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What that means."""
+
+    id: str
+    model: str  # the adapter's name, where the parameters have one
+    text: str
+    parameters: Mapping[str, Any]  # of sampling, as completions name them
+    stream: bool
+    with_prompt: bool  # the text that comes back begins with the prompt
+    told: frozenset[str]  # tensors of the answer
+    priority: int
+    timeout_s: float | None
+
+
+def asked(call: Infer, limits: RequestLimits) -> Asked:
+    """Raises InvalidArgument, NotFound."""
+    inputs = call.inputs
+    if call.version not in ("", tensors.VERSION_OF_MODELS):
+        raise NotFound(
+            f"there is no version {call.version!r} of models, only {tensors.VERSION_OF_MODELS}", field="version"
+        )
+    if tensors.TEXT_INPUT not in inputs:
+        raise InvalidArgument(f"{tensors.TEXT_INPUT} is missing", field="inputs")
+    stream = bool(inputs.get(tensors.STREAM))
+    with_prompt = not inputs.get(tensors.WITHOUT_PROMPT, stream)
+    if stream and with_prompt:
+        raise InvalidArgument(f"{tensors.WITHOUT_PROMPT} cannot be false in a stream", field=tensors.WITHOUT_PROMPT)
+    own = {name: value for name, value in call.parameters.items() if name not in READ_OVER}
+    priority, timeout_us = _number(own, PRIORITY), _number(own, TIMEOUT)
+    if tensors.SAMPLING in inputs:
+        own = _read(inputs[tensors.SAMPLING], limits)
+    return Asked(
+        id=call.id,
+        model=str(own.pop(ADAPTER, None) or call.model),
+        text=_text(tensors.TEXT_INPUT, inputs[tensors.TEXT_INPUT]),
+        parameters=own,
+        stream=stream,
+        with_prompt=with_prompt,
+        told=_told(inputs, call.wanted),
+        priority=priority,
+        timeout_s=timeout_us / 1e6 if timeout_us else None,
+    )
+
+
+def _told(inputs: Mapping[str, Any], wanted: Iterable[str]) -> frozenset[str]:
+    """Those that were asked for by an input, without the ones that a list of wanted outputs leaves out."""
+    told = {name for name in tensors.TOLD_ON_REQUEST if inputs.get(tensors.RETURN + name)} | {tensors.TEXT_OUTPUT}
+    names = set(wanted)
+    unknown = names - {kind.name for kind in tensors.OUTPUTS}
+    if unknown:
+        raise InvalidArgument(f"there is no output {min(unknown)!r}", field="outputs")
+    return frozenset(told & names if names else told)
+
+
+def _number(parameters: dict[str, Any], name: str) -> int:
+    value = parameters.pop(name, 0)
+    if not isinstance(value, int) or value < 0:
+        raise InvalidArgument(f"{name} is a whole number that is not negative, got {value!r}", field=name)
+    return value
+
+
+def _text(name: str, value: bytes | str) -> str:
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{name} is not UTF-8: {error.reason} at byte {error.start}", field=name) from None
+
+
+def _read(value: bytes | str, limits: RequestLimits) -> dict[str, Any]:
+    """An object in JSON, measured before it is parsed."""
+    if len(value) > MOST_SAMPLING_BYTES:
+        told = f"{tensors.SAMPLING} has at most {MOST_SAMPLING_BYTES} bytes, got {len(value)}"
+        raise InvalidArgument(told, field=tensors.SAMPLING)
+    text = _text(tensors.SAMPLING, value).encode(errors="replace")
+    for _ in json_scan.check(text, limits):
+        pass
+    try:
+        document = json_body.parse(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{tensors.SAMPLING} is not JSON: {error}", field=tensors.SAMPLING) from None
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"{tensors.SAMPLING} is an object", field=tensors.SAMPLING)
+    json_body.check(document, text, limits)
+    return document
+
+
+def to_request(call: Asked, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    """Raises InvalidArgument."""
+    for name in ("prompt", "echo", "model", "stream", "stream_options"):
+        if name in call.parameters:
+            raise InvalidArgument(f"{name} is no sampling parameter", field=name)
+    body = {**call.parameters, "prompt": call.text, "model": call.model, "stream": call.stream}
+    if tensors.CUMULATIVE_LOGPROB in call.told:
+        body.setdefault("logprobs", 0)
+    try:
+        read = CompletionBody.model_validate(body)
+    except ValidationError as error:
+        raise errors.worded(RequestValidationError(error.errors())) from None
+    read.refuse_unknown()
+    request = completion_request(read, _until(headers, call.timeout_s), defaults)
+    return replace(request, request_id=call.id or request.request_id, priority=call.priority or request.priority)
+
+
+def _until(headers: CallHeaders, timeout_s: float | None) -> CallHeaders:
+    given = [seconds for seconds in (headers.timeout_s, timeout_s) if seconds is not None]
+    return replace(headers, timeout_s=min(given, default=None))

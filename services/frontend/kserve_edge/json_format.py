@@ -1,0 +1,62 @@
+"""Answers under /v2/models: tensors as JSON, or as the fields of one object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation
+from services.frontend.kserve_edge import tensors
+from services.frontend.kserve_edge.asked import Asked
+from services.frontend.kserve_edge.format import Answers
+from services.frontend.ollama_edge import errors  # whose errors look the same
+from services.frontend.openai_edge.chunks import event
+from services.frontend.openai_edge.logprobs import TokenTexts
+from shared.errors import QuireError
+
+Json = dict[str, Any]
+
+
+class InferFormat:
+    """A format for Answer: outputs with their shapes."""
+
+    def __init__(self, call: Asked, texts: TokenTexts, model: str) -> None:
+        self._answers = Answers(call, texts)
+        known = {"id": call.id} if call.id else {}
+        self._frame: Json = {"model_name": model, "model_version": tensors.VERSION_OF_MODELS, **known}
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+        outputs = [
+            {"name": name, "datatype": datatype, "shape": [len(values)], "data": _written(datatype, values)}
+            for name, datatype, values in self._answers.tensors(deltas, generation)
+        ]
+        return {**self._frame, "outputs": outputs}
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        return event(self.whole(deltas, generation))
+
+    def last_events(self, generation: Generation) -> bytes:
+        return b""
+
+    def error_events(self, error: QuireError) -> bytes:
+        return event(errors.as_object(error))
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+
+class GenerateFormat(InferFormat):
+    """Outputs as fields; those of one sample without a list around them."""
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+        told = dict(self._frame)
+        for name, datatype, values in self._answers.tensors(deltas, generation):
+            written = _written(datatype, values)
+            told[name] = written[0] if len(written) == 1 else written
+        return told
+
+
+def _written(datatype: str, values: Any) -> list[Any]:
+    return [value.decode() for value in values] if datatype == tensors.BYTES else list(values)

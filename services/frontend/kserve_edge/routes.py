@@ -1,0 +1,131 @@
+"""/v2: the open inference protocol over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request
+from google.protobuf import json_format
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue
+from services.frontend.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.worded_route import worded_route
+from services.frontend.kserve_edge import tensors
+from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
+from services.frontend.kserve_edge.bodies import GenerateBody, InferBody
+from services.frontend.kserve_edge.json_format import GenerateFormat, InferFormat
+from services.frontend.kserve_edge.service import EXTENSIONS, is_ready
+from services.frontend.ollama_edge import errors  # whose errors look the same
+from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument, Unavailable
+from shared.settings.request_limits import RequestLimits
+from shared.version import VERSION
+
+PREFIX = "/v2/models/"
+ONE, ONES_VERSION = "/{name:path}", "/{name:path}/versions/{version}"
+
+
+class OpenInferenceRoutes:
+    """Bodies to requests, requests to answers."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        bounds: BodyBounds,
+        limits: RequestLimits,
+        *,
+        is_serving: Callable[[], bool],
+        is_alive: Callable[[], bool],
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._limits = limits
+        self._is_serving = is_serving
+        self._is_alive = is_alive
+        self.router = APIRouter(tags=["open inference"])
+        self.router.add_api_route("/v2", self.server, methods=["GET"])
+        self.router.add_api_route("/v2/health/live", self.live, methods=["GET"])
+        self.router.add_api_route("/v2/health/ready", self.ready, methods=["GET"])
+        models = APIRouter(
+            tags=["open inference"],
+            prefix=PREFIX.rstrip("/"),
+            route_class=worded_route(bounds, errors.as_response, errors.plain_response),
+        )
+        for one in (ONES_VERSION, ONE):  # the longer first
+            models.add_api_route(f"{one}/infer", self.infer, methods=["POST"], response_class=Response)
+            models.add_api_route(f"{one}/generate", self.generate, methods=["POST"], response_class=Response)
+            models.add_api_route(
+                f"{one}/generate_stream", self.generate_stream, methods=["POST"], response_class=Response
+            )
+            models.add_api_route(f"{one}/ready", self.model_ready, methods=["GET"])
+            models.add_api_route(one, self.model, methods=["GET"])
+        self.router.include_router(models)
+
+    async def server(self) -> dict[str, Any]:
+        """Who this is."""
+        return {"name": tensors.PLATFORM, "version": VERSION, "extensions": list(EXTENSIONS)}
+
+    async def live(self) -> dict[str, bool]:
+        """200 unless a restart would help."""
+        if not self._is_alive():
+            raise Unavailable("the sessions with schedulers stand still")
+        return {"live": True}
+
+    async def ready(self) -> dict[str, bool]:
+        """200 while requests can be answered."""
+        if not self._is_serving():
+            raise Unavailable("no scheduler session is open, or this frontend is draining")
+        return {"ready": True}
+
+    async def model_ready(self, name: str, version: str = "") -> dict[str, Any]:
+        """200 while the model can be asked."""
+        entry = self._catalogue.entry(name)
+        if not is_ready(self._catalogue, name, version):
+            raise Unavailable(f"{name} is not ready")
+        return {"name": entry.name, "ready": True}
+
+    async def model(self, name: str, version: str = "") -> dict[str, Any]:
+        """Which tensors it takes and gives."""
+        told = json_format.MessageToDict(tensors.metadata(self._catalogue.entry(name).name))
+        for tensor in (*told["inputs"], *told["outputs"]):
+            tensor["shape"] = [int(size) for size in tensor["shape"]]  # protobuf writes 64 bits as text
+        return told
+
+    async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
+        """Texts as tensors."""
+        call = asked(body.infer(name, version), self._limits)
+        if call.stream:
+            raise InvalidArgument("stream needs /generate_stream, or gRPC", field=tensors.STREAM)
+        return self._answer(call, InferFormat(call, self._texts, self._called(call)), http)
+
+    async def generate(self, body: GenerateBody, http: Request, name: str, version: str = "") -> Response:
+        """Texts as fields."""
+        return self._generate(body.infer(name, version, stream=False), http)
+
+    async def generate_stream(self, body: GenerateBody, http: Request, name: str, version: str = "") -> Response:
+        """The same in pieces, as server-sent events."""
+        return self._generate(body.infer(name, version, stream=True), http)
+
+    def _generate(self, infer: Infer, http: Request) -> Response:
+        call = asked(infer, self._limits)
+        return self._answer(call, GenerateFormat(call, self._texts, self._called(call)), http)
+
+    def _answer(self, call: Asked, answer_format: InferFormat, http: Request) -> Response:
+        request = to_request(call, headers.read(http), self._tokenizer.defaults)
+        return Answer(self._generator, request, answer_format, stream=call.stream)
+
+    def _called(self, call: Asked) -> str:
+        return self._catalogue.entry(call.model).name
+
+    @property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self._tokenizer, as_ids=False)

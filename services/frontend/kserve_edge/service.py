@@ -1,0 +1,193 @@
+"""inference.GRPCInferenceService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from services.frontend.calls import Calls
+from services.frontend.catalogue import Catalogue
+from services.frontend.generator import Generator
+from services.frontend.grpc_edge.errors import Context, abort, answering
+from services.frontend.http.headers import TENANT, CallHeaders
+from services.frontend.kserve_edge import tensors
+from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
+from services.frontend.kserve_edge.format import Answers
+from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.request import Request
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.errors import InvalidArgument, NotFound, QuireError
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.dialects import open_inference_pb2 as pb
+from shared.pb.dialects import open_inference_pb2_grpc
+from shared.settings.request_limits import RequestLimits
+from shared.version import VERSION
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+MOST_AT_ONCE = 128  # requests of one stream; the next is read when one of them has ended
+FINAL = "triton_final_response"
+
+Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+
+
+class _Reply:
+    """To one request of a stream: it has one end, whatever goes wrong behind that."""
+
+    def __init__(self, message: pb.ModelInferRequest, write: Write) -> None:
+        self._message = message
+        self._write = write
+        self._has_ended = False
+
+    async def write(self, response: pb.ModelInferResponse, *, is_last: bool) -> None:
+        response.parameters[FINAL].bool_param = is_last
+        await self._write(pb.ModelStreamInferResponse(infer_response=response))
+        self._has_ended = is_last
+
+    async def fail(self, _: Context, error: QuireError) -> None:
+        if not self._has_ended:
+            about = pb.ModelInferResponse(model_name=self._message.model_name, id=self._message.id)
+            about.parameters[FINAL].bool_param = True
+            await self._write(pb.ModelStreamInferResponse(error_message=error.message, infer_response=about))
+
+
+class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """Reads tensors, lets the generator work, writes tensors."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        *,
+        is_serving: Callable[[], bool],
+        is_alive: Callable[[], bool],
+        limits: RequestLimits,
+        metrics: FrontendMetrics,
+        calls: Calls,
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._is_serving = is_serving
+        self._is_alive = is_alive
+        self._limits = limits
+        self._metrics = metrics
+        self._calls = calls
+
+    async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        async with answering("ServerLive", context, self._metrics, self._calls):
+            return pb.ServerLiveResponse(live=self._is_alive())
+
+    async def ServerReady(self, message: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        async with answering("ServerReady", context, self._metrics, self._calls):
+            return pb.ServerReadyResponse(ready=self._is_serving())
+
+    async def ModelReady(self, message: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        async with answering("ModelReady", context, self._metrics, self._calls):
+            return pb.ModelReadyResponse(ready=is_ready(self._catalogue, message.name, message.version))
+
+    async def ServerMetadata(self, message: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        async with answering("ServerMetadata", context, self._metrics, self._calls):
+            return pb.ServerMetadataResponse(name=tensors.PLATFORM, version=VERSION, extensions=EXTENSIONS)
+
+    async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        async with answering("ModelMetadata", context, self._metrics, self._calls):
+            return tensors.metadata(self._catalogue.entry(message.name).name)
+
+    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        headers = _headers(context)
+        async with answering("ModelInfer", context, self._metrics, self._calls) as call:
+            await call.enter()
+            wanted = self._asked(message)
+            if wanted.stream:
+                raise InvalidArgument("stream needs ModelStreamInfer", field=tensors.STREAM)
+            request = to_request(wanted, headers, self._tokenizer.defaults)
+            answers = self._answers(wanted)
+            async with self._generator.answering(request, call) as generation:
+                return self._response(message, answers.tensors(await generation.collect(), generation), request)
+
+    async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
+        """Answers requests beside each other. One that fails is told so; a message that cannot be read ends the call
+        when the others have been answered."""
+        writing, places = asyncio.Lock(), asyncio.Semaphore(MOST_AT_ONCE)
+        failure: QuireError | None = None
+
+        async def write(response: pb.ModelStreamInferResponse) -> None:
+            async with writing:
+                await context.write(response)
+
+        async with asyncio.TaskGroup() as group:
+            try:
+                async for message in messages:
+                    await places.acquire()
+                    one = group.create_task(self._answer(message, context, write))
+                    one.add_done_callback(lambda _: places.release())
+            except QuireError as error:
+                failure = error
+        if failure is not None:
+            await abort(context, failure)
+
+    async def _answer(self, message: pb.ModelInferRequest, context: Context, write: Write) -> None:
+        reply = _Reply(message, write)
+        headers = _headers(context)
+        async with answering("ModelStreamInfer", context, self._metrics, self._calls, end=reply.fail) as call:
+            await call.enter()
+            wanted = self._asked(message)
+            request = to_request(wanted, headers, self._tokenizer.defaults)
+            answers = self._answers(wanted)
+            async with self._generator.answering(request, call) as generation:
+                if not wanted.stream:
+                    deltas = await generation.collect()
+                    told = answers.tensors(deltas, generation)
+                    await reply.write(self._response(message, told, request), is_last=True)
+                    return
+                async for deltas in generation:
+                    told = answers.tensors(deltas, generation)
+                    await reply.write(self._response(message, told, request), is_last=answers.is_last)
+
+    def _asked(self, message: pb.ModelInferRequest) -> Asked:
+        call = Infer(
+            message.model_name,
+            message.model_version,
+            message.id,
+            inputs=tensors.read(message),
+            parameters={name: _value(parameter) for name, parameter in message.parameters.items()},
+            wanted=[output.name for output in message.outputs],
+        )
+        return asked(call, self._limits)
+
+    def _answers(self, wanted: Asked) -> Answers:
+        return Answers(wanted, TokenTexts(self._tokenizer, as_ids=False))
+
+    def _response(
+        self, message: pb.ModelInferRequest, told: list[tensors.Tensor], request: Request
+    ) -> pb.ModelInferResponse:
+        response = pb.ModelInferResponse(
+            model_name=self._catalogue.called(request.model),
+            model_version=tensors.VERSION_OF_MODELS,
+            id=message.id,
+        )
+        tensors.write(response, told, is_raw=bool(message.raw_input_contents))
+        return response
+
+
+EXTENSIONS = ("generate",)
+
+
+def is_ready(catalogue: Catalogue, name: str, version: str) -> bool:
+    try:
+        return version in ("", tensors.VERSION_OF_MODELS) and catalogue.entry(name).ready
+    except NotFound:
+        return False
+
+
+def _value(parameter: pb.InferParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)
+
+
+def _headers(context: Context) -> CallHeaders:
+    metadata = dict(context.invocation_metadata() or ())
+    arrival_s = asyncio.get_running_loop().time()
+    return CallHeaders(None, str(metadata.get(TENANT, "")), context.time_remaining(), arrival_s)

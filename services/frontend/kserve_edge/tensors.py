@@ -1,0 +1,140 @@
+"""Tensors: which there are, and how their values travel."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from shared.errors import InvalidArgument
+from shared.pb.dialects import open_inference_pb2 as pb
+
+BYTES, BOOL, FP32, UINT32 = "BYTES", "BOOL", "FP32", "UINT32"
+ANY = -1
+LENGTH = struct.Struct("<I")  # in front of each element of raw BYTES
+PLATFORM = "quire"
+VERSION_OF_MODELS = "1"  # there is one of each
+
+TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+STREAM, SAMPLING, WITHOUT_PROMPT = "stream", "sampling_parameters", "exclude_input_in_output"
+# Told if the input of the same name, with return_ in front, says so.
+FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS = "finish_reason", "cumulative_logprob", "logprobs"
+NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_output_tokens"
+RETURN = "return_"
+
+
+Value = TypeVar("Value")
+
+
+class Kind(NamedTuple):
+    """A tensor as ModelMetadata tells it."""
+
+    name: str
+    datatype: str
+    size: int  # in its only dimension; -1: one element for each sample
+
+
+OUTPUTS = (
+    Kind(TEXT_OUTPUT, BYTES, ANY),
+    Kind(FINISH_REASON, BYTES, ANY),
+    Kind(CUMULATIVE_LOGPROB, FP32, ANY),
+    Kind(LOGPROBS, BYTES, ANY),
+    Kind(NUM_INPUT_TOKENS, UINT32, 1),
+    Kind(NUM_OUTPUT_TOKENS, UINT32, ANY),
+)
+TOLD_ON_REQUEST = tuple(kind.name for kind in OUTPUTS if kind.name != TEXT_OUTPUT)
+INPUTS = (
+    Kind(TEXT_INPUT, BYTES, 1),
+    Kind(STREAM, BOOL, 1),
+    Kind(SAMPLING, BYTES, 1),
+    Kind(WITHOUT_PROMPT, BOOL, 1),
+    *(Kind(RETURN + name, BOOL, 1) for name in TOLD_ON_REQUEST),
+)
+DATATYPES: Mapping[str, str] = {kind.name: kind.datatype for kind in INPUTS}
+LISTS: Mapping[str, str] = {
+    BYTES: "bytes_contents",
+    BOOL: "bool_contents",
+    FP32: "fp32_contents",
+    UINT32: "uint_contents",
+}
+
+
+class Tensor(NamedTuple):
+    """Of an answer; its shape is the number of its values."""
+
+    name: str
+    datatype: str
+    values: Sequence[Any]
+
+
+def check(name: str, datatype: str) -> None:
+    """InvalidArgument unless there is such an input."""
+    if name not in DATATYPES:
+        raise InvalidArgument(f"there is no input {name!r}; there are {', '.join(DATATYPES)}", field="inputs")
+    if datatype != DATATYPES[name]:
+        raise InvalidArgument(f"{name} is {DATATYPES[name]}, got {datatype!r}", field="inputs")
+
+
+def read(message: pb.ModelInferRequest) -> dict[str, bytes | bool]:
+    """The only element of each input."""
+    is_raw = bool(message.raw_input_contents)
+    if is_raw and len(message.raw_input_contents) != len(message.inputs):
+        text = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
+        raise InvalidArgument(text, field="raw_input_contents")
+    found: dict[str, bytes | bool] = {}
+    for number, tensor in enumerate(message.inputs):
+        check(tensor.name, tensor.datatype)
+        if tensor.name in found:
+            raise InvalidArgument(f"{tensor.name} is there twice", field="inputs")
+        if is_raw:
+            found[tensor.name] = _raw(tensor, message.raw_input_contents[number])
+        else:
+            values = getattr(tensor.contents, LISTS[tensor.datatype])
+            found[tensor.name] = only(tensor.name, tensor.shape, values)
+    return found
+
+
+def only(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
+    """The one element that every input has."""
+    if any(size != 1 for size in shape) or len(values) != 1:
+        text = f"{name} has one element, got the shape {list(shape)} and {len(values)} values"
+        raise InvalidArgument(text, field="inputs")
+    return values[0]
+
+
+def _raw(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> bytes | bool:
+    if tensor.datatype == BOOL:
+        return bool(only(tensor.name, tensor.shape, data))
+    is_one = len(data) >= LENGTH.size and len(data) - LENGTH.size == LENGTH.unpack_from(data)[0]
+    return only(tensor.name, tensor.shape, [data[LENGTH.size :]] if is_one else [])
+
+
+def write(response: pb.ModelInferResponse, tensors: Iterable[Tensor], *, is_raw: bool) -> None:
+    for name, datatype, values in tensors:
+        output = response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
+        if is_raw:
+            response.raw_output_contents.append(RAW[datatype](values))
+        else:
+            getattr(output.contents, LISTS[datatype]).extend(values)
+
+
+def _raw_texts(values: Sequence[bytes]) -> bytes:
+    return b"".join([LENGTH.pack(len(value)) + value for value in values])
+
+
+RAW: Mapping[str, Callable[[Sequence[Any]], bytes]] = {
+    BYTES: _raw_texts,
+    FP32: lambda values: struct.pack(f"<{len(values)}f", *values),
+    UINT32: lambda values: struct.pack(f"<{len(values)}I", *values),
+}
+
+
+def metadata(name: str) -> pb.ModelMetadataResponse:
+    kind = pb.ModelMetadataResponse.TensorMetadata
+    return pb.ModelMetadataResponse(
+        name=name,
+        versions=[VERSION_OF_MODELS],
+        platform=PLATFORM,
+        inputs=[kind(name=one.name, datatype=one.datatype, shape=[one.size]) for one in INPUTS],
+        outputs=[kind(name=one.name, datatype=one.datatype, shape=[one.size]) for one in OUTPUTS],
+    )

@@ -1,0 +1,143 @@
+"""Batches on the disk that frontends share. Who holds a batch's lock runs it; a process that dies loses its locks.
+
+Everything here blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from services.frontend.offline.batch import DAY_S, Batch
+from services.frontend.offline.files import write_json
+from shared import batch_lines
+from shared.errors import NotFound, ResourceExhausted
+
+BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+MAX_UNFINISHED = 64  # of a tenant
+MAX_BATCHES = 100_000
+
+
+class BatchStore:
+    """FOLDER/ID.json how far it is, ID.lock who runs it, ID.cancel if it shall end, ID.output and ID.error so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ended: set[str] = set()  # of which nothing changes any more
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def create(
+        self, tenant: str, key: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
+    ) -> Batch:
+        if sum(1 for _ in self._folder.glob("batch_*.json")) >= MAX_BATCHES:
+            raise ResourceExhausted(f"there are {MAX_BATCHES} batches here: that is the most there may be")
+        unfinished = [batch for batch in self.unfinished() if batch.tenant == tenant]
+        if len(unfinished) >= MAX_UNFINISHED:
+            raise ResourceExhausted(f"{MAX_UNFINISHED} batches are unfinished already: that is the most there may be")
+        now = int(time.time())
+        batch = Batch(
+            f"batch_{uuid.uuid4().hex}",
+            tenant,
+            key,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window="24h",
+            created_at=now,
+            expires_at=now + DAY_S,
+            metadata=metadata,
+        )
+        self.save(batch)
+        return batch
+
+    def save(self, batch: Batch) -> None:
+        write_json(self._path(batch.id, "json"), batch.written())
+
+    def get(self, batch_id: str, tenant: str) -> Batch:
+        found = self.find(batch_id)
+        if found is None or found.tenant != tenant:
+            raise NotFound(f"No such batch: {batch_id[:64]!r}", field="batch_id")
+        return found
+
+    def find(self, batch_id: str) -> Batch | None:
+        if not BATCH_ID.fullmatch(batch_id):
+            return None
+        try:
+            return Batch(**json.loads(self._path(batch_id, "json").read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def all(self) -> list[Batch]:
+        found = (self.find(path.stem) for path in self._folder.glob("batch_*.json"))
+        return [batch for batch in found if batch is not None]
+
+    def unfinished(self) -> list[Batch]:
+        """Read again and again; those that have ended are not."""
+        found = []
+        for path in self._folder.glob("batch_*.json"):
+            batch = None if path.stem in self._ended else self.find(path.stem)
+            if batch is not None and batch.has_ended:
+                self._ended.add(batch.id)
+            elif batch is not None:
+                found.append(batch)
+        return found
+
+    def of(self, tenant: str) -> list[Batch]:
+        """The newest first."""
+        found = [batch for batch in self.all() if batch.tenant == tenant]
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+
+    def cancel(self, batch_id: str, tenant: str) -> Batch:
+        batch = self.get(batch_id, tenant)
+        if not batch.has_ended:
+            self._path(batch_id, "cancel").touch()
+        return batch
+
+    def is_cancelled(self, batch_id: str) -> bool:
+        return self._path(batch_id, "cancel").exists()
+
+    def claim(self, batch_id: str) -> BinaryIO | None:
+        """Held until it is closed; None while another holds it."""
+        lock = self._path(batch_id, "lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            return None
+        return lock
+
+    def answers(self, batch_id: str, kind: str) -> Path:
+        """`kind`: output, or error."""
+        return self._path(batch_id, kind)
+
+    def resume(self, batch_id: str, kind: str) -> list[int]:
+        """Numbers of the lines that have been answered; what was torn is cut off."""
+        path = self.answers(batch_id, kind)
+        numbers, end = [], 0
+        with _opened(path) as file:
+            for answer, end in batch_lines.answered(file):  # noqa: B007 (the last one is wanted)
+                numbers.append(int(str(answer.get("id", "")).rpartition("_")[2]))
+        os.truncate(path, end)
+        return numbers
+
+    def forget_answers(self, batch_id: str) -> None:
+        """Of a batch that has ended: files have them."""
+        for kind in ("output", "error", "cancel", "lock"):
+            self._path(batch_id, kind).unlink(missing_ok=True)
+
+    def _path(self, batch_id: str, kind: str) -> Path:
+        return self._folder / f"{batch_id}.{kind}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    path.touch(mode=0o600)
+    with path.open("rb") as file:
+        yield file

@@ -1,0 +1,128 @@
+"""Files of tenants, on a disk that the frontends of a cluster share. Everything here blocks: call it in a thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import InvalidArgument, NotFound, ResourceExhausted
+
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+MAX_FILES = 100_000
+PURPOSES = ("assistants", "batch", "batch_output", "evals", "fine-tune", "user_data", "vision")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """What there is to know about one."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+
+    def told(self) -> dict[str, Any]:
+        """As OpenAI has it."""
+        about = asdict(self)
+        del about["tenant"]
+        return {**about, "object": "file", "status": "processed"}
+
+
+class FileStore:
+    """Each is two: its bytes, and what there is to know about it, which is written last."""
+
+    def __init__(self, folder: Path, max_bytes: int, max_file_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self.max_file_bytes = max_file_bytes
+        self._arriving = 0  # bytes
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def scratch(self) -> Path:
+        """Where bytes are gathered that keep() takes."""
+        return self._folder / f"{uuid.uuid4().hex}.part"
+
+    @contextmanager
+    def arriving(self, num_bytes: int) -> Iterator[None]:
+        """While it lasts, check_room() counts them as if they were there."""
+        self._arriving += num_bytes
+        try:
+            yield
+        finally:
+            self._arriving -= num_bytes
+
+    def check_room(self) -> None:
+        """For what is there and what arrives. Raises ResourceExhausted."""
+        sizes = [entry.stat().st_size for entry in os.scandir(self._folder) if entry.is_file()]
+        if len(sizes) >= 2 * MAX_FILES or sum(sizes) + self._arriving > self._max_bytes:
+            raise ResourceExhausted("file: there is no room for more files here: delete some", field="file")
+
+    def keep(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
+        """Moves what is in `scratch`."""
+        if purpose not in PURPOSES:
+            names = ", ".join(PURPOSES)
+            raise InvalidArgument(f"purpose must be one of {names}, got {purpose[:64]!r}", field="purpose")
+        file_id = f"file-{uuid.uuid4().hex}"
+        stored = StoredFile(
+            file_id, tenant, filename[:255] or "file", purpose, scratch.stat().st_size, int(time.time())
+        )
+        os.replace(scratch, self._bytes(file_id))
+        write_json(self._facts(file_id), asdict(stored))
+        return stored
+
+    def get(self, file_id: str, tenant: str) -> StoredFile:
+        """What belongs to another tenant is as if it were not there."""
+        found = self._read(self._facts(file_id)) if FILE_ID.fullmatch(file_id) else None
+        if found is None or found.tenant != tenant:
+            raise NotFound(f"No such file: {file_id[:64]!r}", field="file_id")
+        return found
+
+    def path(self, file_id: str, tenant: str) -> Path:
+        self.get(file_id, tenant)
+        return self._bytes(file_id)
+
+    def of(self, tenant: str) -> list[StoredFile]:
+        """The newest first."""
+        found = [file for file in self._all() if file.tenant == tenant]
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    def _all(self) -> Iterator[StoredFile]:
+        for path in self._folder.glob("file-*.json"):
+            if (found := self._read(path)) is not None:
+                yield found
+
+    @staticmethod
+    def _read(path: Path) -> StoredFile | None:
+        """None where it is gone, or no longer whole."""
+        try:
+            return StoredFile(**json.loads(path.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def delete(self, file_id: str, tenant: str) -> None:
+        self.get(file_id, tenant)
+        self._facts(file_id).unlink(missing_ok=True)
+        self._bytes(file_id).unlink(missing_ok=True)
+
+    def _bytes(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.bytes"
+
+    def _facts(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.json"
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Whole or not at all."""
+    scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    scratch.write_text(json.dumps(document))
+    os.replace(scratch, path)

@@ -1,0 +1,28 @@
+"""A process that looks at the lines of a batch, which may be tens of thousands of JSON documents.
+
+PATH and ENDPOINT on the command line; what it found as JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from shared import batch_lines
+from shared.priority import step_back
+
+
+def main(path: str, endpoint: str) -> None:
+    step_back()
+    with Path(path).open("rb") as file:
+        total, wrong = batch_lines.check(file, (endpoint,))
+    errors = [
+        {"code": "invalid_line", "line": one.number, "message": one.message, "param": one.field or None}
+        for one in wrong
+    ]
+    print(json.dumps({"total": total, "errors": errors}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,251 @@
+"""Runs batches: takes those that nobody runs, a line at a time, and goes on where one was left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from services.frontend.access.access import Access, Caller
+from services.frontend.offline import look
+from services.frontend.offline.batch import Batch
+from services.frontend.offline.batches import BatchStore
+from services.frontend.offline.files import FileStore
+from services.frontend.offline.inner_calls import InnerCalls, Reply
+from shared import batch_lines
+from shared.batch_lines import BatchLine
+from shared.errors import NotFound
+from shared.logs import logger
+from shared.supervision import Tasks
+
+log = logger("batches")
+
+POLL_S = 1.0
+MOST_AT_ONCE = 8  # batches
+CHUNK = 32  # lines read together
+CHUNK_BYTES = 1 << 20
+LONGEST_WAIT_S = 30.0
+KINDS = ("output", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What batches are run with."""
+
+    files: FileStore
+    batches: BatchStore
+    calls: InnerCalls
+    access: Access
+    places: asyncio.Semaphore  # for lines under way, of all batches of this frontend
+    looks: asyncio.Semaphore  # for processes that look at lines
+
+
+class BatchRunner:
+    """Looks for batches that nobody runs."""
+
+    def __init__(self, means: Means, is_leaving: Callable[[], bool]) -> None:
+        self._means = means
+        self._batches = means.batches
+        self._is_leaving = is_leaving
+        self._news = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def tell(self) -> None:
+        """There is a batch."""
+        self._news.set()
+
+    async def run(self) -> None:
+        tasks = Tasks()
+        try:
+            while True:
+                self._running = {key: task for key, task in self._running.items() if not task.done()}
+                for batch in await asyncio.to_thread(self._batches.unfinished):
+                    if self._is_free(batch):
+                        self._running[batch.id] = tasks.start(f"batch {batch.id}", self._claim(batch.id))
+                self._news.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), POLL_S)
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _is_free(self, batch: Batch) -> bool:
+        busy = batch.id in self._running or len(self._running) >= MOST_AT_ONCE
+        return not (busy or batch.has_ended or self._is_leaving())
+
+    async def _claim(self, batch_id: str) -> None:
+        lock = await asyncio.to_thread(self._batches.claim, batch_id)
+        if lock is None:
+            return
+        with lock:
+            batch = await asyncio.to_thread(self._batches.find, batch_id)
+            if batch is not None and not batch.has_ended:
+                await BatchRun(batch, self._means).run()
+                self.tell()
+
+
+class BatchRun:
+    """One batch, from where it was left to its end."""
+
+    def __init__(self, batch: Batch, means: Means) -> None:
+        self._batch = batch
+        self._files, self._batches = means.files, means.batches
+        self._calls, self._access = means.calls, means.access
+        self._places, self._looks = means.places, means.looks
+        self._writing = asyncio.Lock()
+        self._saved_s = 0.0
+
+    async def run(self) -> None:
+        log.info("batch", id=self._batch.id, status=self._batch.status, endpoint=self._batch.endpoint)
+        try:
+            source = await asyncio.to_thread(self._files.path, self._batch.input_file_id, self._batch.tenant)
+        except NotFound as error:
+            await self._fail([{"code": "file_not_found", "message": error.message, "line": None, "param": None}])
+            return
+        if self._batch.status == "validating" and not await self._validate(source):
+            return
+        done = {kind: await asyncio.to_thread(self._batches.resume, self._batch.id, kind) for kind in KINDS}
+        await self._become("in_progress", completed=len(done["output"]), failed=len(done["error"]))
+        ending = await self._answer_all(source, frozenset(done["output"] + done["error"]))
+        await self._finish(ending)
+
+    async def _validate(self, source: Path) -> bool:
+        async with self._looks:
+            total, errors = await _look(source, self._batch.endpoint)
+        if not errors:
+            self._batch = self._batch.become("in_progress", int(time.time()), total=total)
+            return True
+        await self._fail(errors)
+        return False
+
+    async def _answer_all(self, source: Path, done: frozenset[int]) -> str:
+        """How the batch ends."""
+        ending = "completed"
+        with source.open("rb") as file:
+            portions = _portions(batch_lines.lines_of(file))
+            async with asyncio.TaskGroup() as group:
+                while ending == "completed" and (chunk := await asyncio.to_thread(next, portions, None)):
+                    for number, line in chunk:
+                        if number in done:
+                            continue
+                        await self._places.acquire()
+                        if (ending := await self._ending()) != "completed":
+                            self._places.release()
+                            break
+                        group.create_task(self._in_place(batch_lines.read(number, line)))
+        return ending
+
+    async def _ending(self) -> str:
+        if await asyncio.to_thread(self._batches.is_cancelled, self._batch.id):
+            return "cancelled"
+        return "expired" if time.time() > self._batch.expires_at else "completed"
+
+    async def _in_place(self, line: BatchLine) -> None:
+        try:
+            await self._answer(line)
+        finally:
+            self._places.release()
+
+    async def _answer(self, line: BatchLine) -> None:
+        answer_id = f"batch_req_{self._batch.id.removeprefix('batch_')}_{line.number}"
+        reply = await self._ask(line, answer_id)
+        is_good = reply.status // 100 == 2
+        written = batch_lines.answer(answer_id, line.custom_id, reply.status, reply.request_id, reply.body)
+        path = self._batches.answers(self._batch.id, "output" if is_good else "error")
+        async with self._writing:
+            await asyncio.to_thread(_append, path, written)
+            batch = self._batch
+            self._batch = replace(batch, completed=batch.completed + is_good, failed=batch.failed + (not is_good))
+            if time.monotonic() - self._saved_s > POLL_S:
+                self._saved_s = time.monotonic()
+                await asyncio.to_thread(self._batches.save, self._batch)
+
+    async def _ask(self, line: BatchLine, answer_id: str) -> Reply:
+        """Again and again while there is no room, or nobody to ask."""
+        while True:
+            caller = self._caller()
+            if caller is None and self._batch.key:
+                gone = {"error": {"message": f"the API key {self._batch.key} is no longer known here"}}
+                return Reply(401, answer_id, 0, gone)
+            reply = await self._calls.post(line.url, line.body, answer_id, caller, self._batch.tenant)
+            if reply.status not in batch_lines.AGAIN or await self._ending() != "completed":
+                return reply
+            await asyncio.sleep(min(reply.retry_after_s, LONGEST_WAIT_S))
+
+    def _caller(self) -> Caller | None:
+        """Looked up for each line: a key may be withdrawn meanwhile."""
+        return self._access.named(self._batch.key) if self._batch.key else None
+
+    async def _finish(self, ending: str) -> None:
+        """Answers are there under both names until the batch says so: whoever has to finish it again loses none."""
+        await self._become("finalizing")
+        made = {kind: await asyncio.to_thread(self._keep, kind) for kind in KINDS}
+        await self._become(ending, output_file_id=made["output"], error_file_id=made["error"])
+        await asyncio.to_thread(self._batches.forget_answers, self._batch.id)
+
+    def _keep(self, kind: str) -> str | None:
+        answers = self._batches.answers(self._batch.id, kind)
+        if not answers.stat().st_size:
+            return None
+        linked = self._files.scratch()
+        os.link(answers, linked)
+        return self._files.keep(linked, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
+
+    async def _fail(self, errors: list[dict[str, object]]) -> None:
+        await self._become("failed", errors=errors)
+
+    async def _become(self, status: str, **changes: object) -> None:
+        self._batch = self._batch.become(status, int(time.time()), **changes)
+        await asyncio.to_thread(self._batches.save, self._batch)
+        if self._batch.has_ended:
+            batch = self._batch
+            log.info("batch", id=batch.id, status=status, completed=batch.completed, failed=batch.failed)
+
+
+async def _look(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
+    """How many lines there are, and what is wrong with them."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", look.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
+    )
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        error: dict[str, object] = {
+            "code": "server_error",
+            "message": "its lines could not be looked at",
+            "line": None,
+            "param": None,
+        }
+        return 0, [error]
+    found = json.loads(said)
+    return found["total"], found["errors"]
+
+
+def _portions(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Of some lines and, but for one that is longer, of some bytes."""
+    portion, num_bytes = list[tuple[int, bytes]](), 0
+    for number, line in lines:
+        if portion and (len(portion) == CHUNK or num_bytes + len(line) > CHUNK_BYTES):
+            yield portion
+            portion, num_bytes = [], 0
+        portion.append((number, line))
+        num_bytes += len(line)
+    if portion:
+        yield portion
+
+
+def _append(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line)

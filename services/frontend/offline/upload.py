@@ -1,0 +1,83 @@
+"""multipart/form-data on a disk: its parts are found without being read into memory (RFC 7578)."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from pathlib import Path
+
+from shared.errors import InvalidArgument
+
+MAX_PARTS = 16
+MAX_HEADER_BYTES = 4096
+MAX_VALUE_BYTES = 4096
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A form with one file."""
+
+    fields: dict[str, str]
+    filename: str
+
+
+def boundary_of(content_type: str) -> bytes:
+    """Raises InvalidArgument for a body of another kind."""
+    header = BytesHeaderParser().parsebytes(b"content-type: " + content_type.encode("latin-1", "replace"))
+    boundary = header.get_boundary()
+    if header.get_content_type() != "multipart/form-data" or not boundary:
+        kind = header.get_content_type()
+        raise InvalidArgument(
+            f"content-type is {kind[:64]!r}: a file comes as multipart/form-data", field="content-type"
+        )
+    return boundary.encode("latin-1", "replace")
+
+
+def take_apart(body: Path, boundary: bytes, target: Path) -> Upload:
+    """Writes the part named `file` to `target`. Blocks. Raises InvalidArgument."""
+    fields: dict[str, str] = {}
+    filename: str | None = None
+    with body.open("rb") as file:
+        if not body.stat().st_size:
+            raise InvalidArgument("the form is empty", field="file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as form:
+            for name, given, start, end in _parts(form, boundary):
+                if name == "file":
+                    filename = given
+                    _copy(form, start, end, target)
+                elif end - start > MAX_VALUE_BYTES:
+                    raise InvalidArgument(f"{name[:64]}: at most {MAX_VALUE_BYTES} bytes are taken", field=name[:64])
+                else:
+                    fields[name] = form[start:end].decode(errors="replace")
+    if filename is None:
+        raise InvalidArgument("the form has no part `file`", field="file")
+    return Upload(fields, filename)
+
+
+def _copy(form: mmap.mmap, start: int, end: int, target: Path) -> None:
+    with target.open("wb") as out:
+        for at in range(start, end, CHUNK_BYTES):
+            out.write(form[at : min(at + CHUNK_BYTES, end)])
+
+
+def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, int]]:
+    """Name, name of the file, and where its bytes lie."""
+    mark = b"--" + boundary
+    at = form.find(mark)
+    for _ in range(MAX_PARTS):
+        start = at + len(mark)
+        if at < 0 or form[start : start + 2] != b"\r\n":
+            break
+        body = form.find(b"\r\n\r\n", start, start + MAX_HEADER_BYTES)
+        end = form.find(b"\r\n" + mark, start)
+        if body < 0 or end < 0 or body > end:
+            raise InvalidArgument("the form breaks off", field="file")
+        header = BytesHeaderParser().parsebytes(form[start + 2 : body])
+        name = header.get_param("name", "", "content-disposition")
+        yield str(name), header.get_filename() or "", body + 4, max(body + 4, end)
+        at = end + 2
+    if at < 0 or form[at + len(mark) : at + len(mark) + 2] != b"--":
+        raise InvalidArgument(f"the form does not end, or has more than {MAX_PARTS} parts", field="file")

@@ -1,0 +1,127 @@
+"""JSON bodies: the fields that do something. Others are sorted out by `refuse_unknown`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.errors import InvalidArgument, Unimplemented
+
+# How a machine is to hold the model, which is settled here when a cluster starts.
+IGNORED = frozenset({"keep_alive"})
+NOT_OFFERED = frozenset({
+    "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
+})  # fmt: skip
+IGNORED_OPTIONS = frozenset({
+    "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
+    "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only",
+})  # fmt: skip
+# By name: the value with which it does nothing. Any other asks for what is not offered.
+HARMLESS_OPTIONS: Mapping[str, Any] = {
+    "mirostat": 0,
+    "mirostat_eta": None,
+    "mirostat_tau": None,
+    "penalize_newline": None,
+    "repeat_last_n": -1,
+    "tfs_z": 1,
+    "typical_p": 1,
+}
+
+
+class Options(BaseModel):
+    """How to choose tokens; what is left out is the model's own recommendation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = Field(default=None, description="tokens at most; -1 and -2: as many as fit")
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    def refuse_unknown(self) -> None:
+        for name, value in (self.model_extra or {}).items():
+            if name in IGNORED_OPTIONS:
+                continue
+            if name not in HARMLESS_OPTIONS:
+                raise InvalidArgument(f"options.{name}: unknown option", field=f"options.{name}")
+            if value not in (None, HARMLESS_OPTIONS[name]):
+                raise Unimplemented(f"options.{name} is not offered by this server", field=f"options.{name}")
+
+
+class Body(BaseModel):
+    """Any body."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = Field("", description="with or without :latest; empty: the only one")
+    options: Options | None = None
+
+    @property
+    def called(self) -> str:
+        return self.model.removesuffix(":latest")
+
+    @property
+    def chosen(self) -> Options:
+        return self.options or Options()
+
+    def refuse_unknown(self) -> None:
+        """A misspelled field would otherwise be a silent default."""
+        self.chosen.refuse_unknown()
+        for name, value in (self.model_extra or {}).items():
+            if name in NOT_OFFERED and value not in (None, False, "", []):
+                raise Unimplemented(f"{name} is not offered by this server", field=name)
+            if name not in IGNORED | NOT_OFFERED:
+                raise InvalidArgument(f"{name}: unknown field", field=name)
+
+
+class AnswerBody(Body):
+    """What chats and generations share."""
+
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON Schema")
+    think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+
+
+class ChatBody(AnswerBody):
+    """POST /api/chat"""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(AnswerBody):
+    """POST /api/generate"""
+
+    prompt: str = ""
+    system: str = ""
+    raw: bool = Field(default=False, description="the prompt is taken as it is, without a template")
+
+
+class EmbedBody(Body):
+    """POST /api/embed"""
+
+    input: str | list[str]
+    truncate: bool = True
+    dimensions: int | None = None
+
+
+class EmbeddingsBody(Body):
+    """POST /api/embeddings, which is older"""
+
+    prompt: str
+
+
+class ShowBody(Body):
+    """POST /api/show"""
+
+    verbose: bool | None = Field(None, description="accepted; nothing is left out")

@@ -1,0 +1,43 @@
+"""Answers of /api/embed and /api/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation
+from services.frontend.ollama_edge import errors
+from services.frontend.openai_edge.pooling_formats import VectorFormat
+from shared.errors import QuireError
+
+
+class EmbedFormat(VectorFormat):
+    """A vector for each input."""
+
+    def __init__(self, model: str, *, only_one: bool = False) -> None:
+        """`only_one`: as /api/embeddings has it."""
+        super().__init__(model, as_base64=False)
+        self._only_one = only_one
+
+    def data(self, vectors: Sequence[bytes]) -> list[Any]:
+        return [self.written(vector) for vector in vectors]
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> dict[str, Any]:
+        found = self.data(generation.vectors)
+        if self._only_one:
+            return {"embedding": found[0]}
+        spent_s = asyncio.get_running_loop().time() - generation.request.arrival_s
+        return {
+            "model": self._model,
+            "embeddings": found,
+            "total_duration": int(spent_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": generation.usage.prompt_tokens,
+        }
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)

@@ -1,0 +1,25 @@
+"""Every error as Ollama's object: {"error": message}."""
+
+from __future__ import annotations
+
+import math
+
+import orjson
+from starlette.responses import Response
+
+from shared.errors import QuireError, transport
+
+
+def as_object(error: QuireError) -> dict[str, str]:
+    return {"error": error.message}
+
+
+def as_response(error: QuireError) -> Response:
+    headers = {"retry-after": str(math.ceil(error.retry_after_ms / 1000))} if error.retry_after_ms else {}
+    return Response(
+        orjson.dumps(as_object(error)), transport(error).http_status, headers, media_type="application/json"
+    )
+
+
+def plain_response(status: int, message: str) -> Response:
+    return Response(orjson.dumps({"error": message}), status, media_type="application/json")

@@ -1,0 +1,157 @@
+"""Answers of /api/chat and /api/generate: lines of JSON, or all of them as one."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from services.frontend.conversation import call_arguments
+from services.frontend.delta import Delta, Finish
+from services.frontend.generation import Generation
+from services.frontend.ollama_edge import errors
+from services.frontend.openai_edge.logprobs import TokenTexts, chat_logprobs
+from services.frontend.output_processor.answer_parser import CallPiece, Part
+from services.frontend.output_processor.parsing.events import Content, Reasoning
+from shared.errors import QuireError
+from shared.pb.common.v1 import finish_pb2
+
+Json = dict[str, Any]
+
+LINES = "application/x-ndjson"
+
+
+def created_at() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class _News:
+    """What parts say: text, thoughts, and the calls that are complete, since their arguments are an object."""
+
+    def __init__(self) -> None:
+        self._open: tuple[str, list[str]] | None = None  # name and arguments of the call on its way
+        self.text, self.thinking = "", ""
+        self.calls: list[Json] = []
+
+    def add(self, part: Part) -> None:
+        match part:
+            case Content(text):
+                self.text += text
+            case Reasoning(text):
+                self.thinking += text
+            case CallPiece():
+                if part.id:
+                    self.end_call()
+                    self._open = (part.name, [])
+                assert self._open is not None
+                self._open[1].append(part.arguments)
+
+    def end_call(self) -> None:
+        if self._open is not None:
+            name, pieces = self._open
+            self.calls.append({"function": {"name": name, "arguments": call_arguments("".join(pieces))}})
+            self._open = None
+
+    def take(self) -> tuple[str, str, list[Json]]:
+        taken = self.text, self.thinking, self.calls
+        self.text, self.thinking, self.calls = "", "", []
+        return taken
+
+
+class LineFormat(ABC):
+    """A format for Answer: what was said, in lines, and at the end how long it took."""
+
+    def __init__(self, model: str, texts: TokenTexts) -> None:
+        self._model = model
+        self._texts = texts
+        self._news = _News()
+        self._finish: Finish | None = None
+
+    @abstractmethod
+    def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
+        """The fields that hold it."""
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        return b"".join([self._line(delta) for delta in deltas])
+
+    def _line(self, delta: Delta) -> bytes:
+        self._read(delta)
+        text, thinking, calls = self._news.take()
+        if not (text or thinking or calls or delta.logprobs):
+            return b""
+        return orjson.dumps(self._frame(self.said(text, thinking, calls), done=False) | self._logprobs(delta)) + b"\n"
+
+    def _read(self, delta: Delta) -> None:
+        for part in [Content(delta.text)] if delta.parts is None else delta.parts:
+            self._news.add(part)
+        if delta.finish is not None:
+            self._finish = delta.finish
+            self._news.end_call()
+
+    def last_events(self, generation: Generation) -> bytes:
+        return orjson.dumps(self._frame(self.said("", "", []), done=True) | self._ending(generation)) + b"\n"
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> Json:
+        (delta,) = deltas
+        self._read(delta)
+        said = self.said(*self._news.take())
+        return self._frame(said, done=True) | self._ending(generation) | self._logprobs(delta)
+
+    def nothing(self) -> Json:
+        """Of a call that asks nothing."""
+        return self._frame(self.said("", "", []), done=True)
+
+    def _frame(self, said: Json, *, done: bool) -> Json:
+        return {"model": self._model, "created_at": created_at(), **said, "done": done}
+
+    def _logprobs(self, delta: Delta) -> Json:
+        return {"logprobs": chat_logprobs(delta.logprobs, self._texts)["content"]} if delta.logprobs else {}
+
+    def _ending(self, generation: Generation) -> Json:
+        """Nanoseconds. The model is always loaded."""
+        assert self._finish is not None
+        usage, times = generation.sample_usage(0), generation.sample_times(0)
+        first_s, queue_s = times.first_token_s or 0.0, times.queue_s or 0.0
+        is_cut = self._finish.reason == finish_pb2.FINISH_REASON_LENGTH
+        return {
+            "done_reason": "length" if is_cut else "stop",
+            "total_duration": _ns(asyncio.get_running_loop().time() - generation.request.arrival_s),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _ns(max(0.0, first_s - queue_s)),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _ns(times.generation_s or 0.0),
+        }
+
+    def error_events(self, error: QuireError) -> bytes:
+        return orjson.dumps(errors.as_object(error)) + b"\n"
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+
+class ChatFormat(LineFormat):
+    """POST /api/chat"""
+
+    def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
+        message: Json = {"role": "assistant", "content": text}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
+
+
+class GenerateFormat(LineFormat):
+    """POST /api/generate"""
+
+    def said(self, text: str, thinking: str, calls: list[Json]) -> Json:
+        return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

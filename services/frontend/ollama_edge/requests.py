@@ -1,0 +1,167 @@
+"""Bodies to the frontend's own request."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from services.frontend import conversation, reasoning
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor import sampling_rules
+from services.frontend.ollama_edge.bodies import AnswerBody, Body, ChatBody, GenerateBody
+from services.frontend.openai_edge import tools
+from services.frontend.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from services.frontend.tool_offer import Offer
+from shared.errors import InvalidArgument, Unimplemented
+from shared.pb.common.v1 import sampling_pb2
+
+ROLES = ("system", "user", "assistant", "tool")
+UNBOUNDED = (-1, -2)  # num_predict
+
+
+def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    offer = tools.read(body.tools or None, None, parallel=True)
+    return _request(body, _conversation(body, offer), offer, headers, defaults)
+
+
+def _conversation(body: ChatBody, offer: Offer) -> ChatPrompt:
+    """A last message of the assistant's is the beginning of the answer."""
+    written = [_message(message) for message in body.messages]
+    goes_on = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
+    return ChatPrompt(
+        written,
+        open_turn=not goes_on,
+        continue_last=goes_on,
+        template_variables=_variables(body),
+        tools=offer.shown,
+    )
+
+
+def generate_request(body: GenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    """A prompt is a conversation of one turn, unless it is raw."""
+    if not body.raw:
+        turns = [conversation.message("user", body.prompt)]
+        if body.system:
+            turns.insert(0, conversation.message("system", body.system))
+        prompt: Prompt = ChatPrompt(turns, template_variables=_variables(body))
+    elif body.system:
+        raise InvalidArgument("system: a raw prompt has no template to put it into", field="system")
+    else:
+        prompt = TextPrompt(body.prompt)
+    return _request(body, prompt, Offer(), headers, defaults)
+
+
+def _request(
+    body: AnswerBody, prompt: Prompt, offer: Offer, headers: CallHeaders, defaults: GenerationDefaults
+) -> Request:
+    """A num_predict that does not fit in the context is shortened."""
+    return Request(
+        request_id=headers.request_id or uuid.uuid4().hex,
+        model=body.called,
+        prompts=(prompt,),
+        sampling=sampling_rules.build(_given(body), defaults),
+        arrival_s=headers.arrival_s,
+        deadline_s=headers.deadline_s,
+        tenant=headers.tenant,
+        final_only=not body.stream,
+        parse_answer=isinstance(prompt, ChatPrompt),
+        tool_use=offer.use,
+        include_reasoning=body.think is not False,
+    )
+
+
+def _given(body: AnswerBody) -> Mapping[str, Any]:
+    options = body.chosen
+    return {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "max_tokens": None if options.num_predict in UNBOUNDED else options.num_predict,
+        "stop": [options.stop] if isinstance(options.stop, str) else options.stop,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "structured_output": _form(body),
+    }
+
+
+def _form(body: AnswerBody) -> sampling_pb2.StructuredOutput | None:
+    if not body.format and not isinstance(body.format, dict):
+        return None
+    if body.format == "json":
+        return sampling_pb2.StructuredOutput(json_object=True)
+    return sampling_pb2.StructuredOutput(json_schema=json.dumps(body.format))
+
+
+def _variables(body: AnswerBody) -> Mapping[str, Any]:
+    if body.think is None:
+        return {}
+    if isinstance(body.think, str):
+        return reasoning.variables(body.think)
+    return {"enable_thinking": body.think, "thinking": body.think}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r}", field="messages")
+    if content is not None and not isinstance(content, str):
+        raise InvalidArgument("messages: content must be text", field="messages")
+    if message.get("images"):
+        raise Unimplemented("messages: images are not offered by this server", field="messages")
+    return conversation.message(
+        str(role),
+        content or "",
+        name=_text(message, "tool_name"),
+        tool_calls=[_call(number, call) for number, call in enumerate(_list(message, "tool_calls"))],
+        tool_call_id=_text(message, "tool_call_id"),
+        reasoning=_text(message, "thinking"),
+    )
+
+
+def _text(message: Mapping[str, Any], name: str) -> str:
+    value = message.get(name) or ""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"messages: {name} must be text", field="messages")
+    return value
+
+
+def _list(message: Mapping[str, Any], name: str) -> list[Any]:
+    value = message.get(name) or []
+    if not isinstance(value, list):
+        raise InvalidArgument(f"messages: {name} must be a list", field="messages")
+    return value
+
+
+def _call(number: int, call: Any) -> Mapping[str, Any]:
+    """Ollama's calls have no ids; those of a message are told apart by their number."""
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    arguments = function.get("arguments", {}) if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise InvalidArgument("messages: a tool call needs a function with a name and arguments", field="messages")
+    return conversation.tool_call(str(call.get("id") or f"call_{number}"), name, json.dumps(arguments))
+
+
+def embed_request(
+    body: Body, texts: list[str], headers: CallHeaders, *, truncate: bool, dimensions: int | None
+) -> Request:
+    return Request(
+        request_id=headers.request_id or uuid.uuid4().hex,
+        model=body.called,
+        prompts=[TextPrompt(text) for text in texts],
+        sampling=Sampling(detokenize=False),
+        pooling=Pooling(dimensions=dimensions),
+        arrival_s=headers.arrival_s,
+        deadline_s=headers.deadline_s,
+        tenant=headers.tenant,
+        truncate_prompt_tokens=-1 if truncate else None,
+        truncation_side="right",
+        final_only=True,
+    )

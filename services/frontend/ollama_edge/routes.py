@@ -1,0 +1,178 @@
+"""What Ollama's clients ask for: answers, vectors, and which models there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from services.frontend.catalogue import Catalogue, CatalogueEntry
+from services.frontend.generator import Generator
+from services.frontend.http import headers
+from services.frontend.http.answer import Answer
+from services.frontend.http.body import BodyBounds
+from services.frontend.http.worded_route import worded_route
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.ollama_edge import errors
+from services.frontend.ollama_edge.bodies import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody, ShowBody
+from services.frontend.ollama_edge.embed_format import EmbedFormat
+from services.frontend.ollama_edge.format import LINES, ChatFormat, GenerateFormat, LineFormat
+from services.frontend.ollama_edge.requests import chat_request, embed_request, generate_request
+from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.request import Request as Asked
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from shared.version import VERSION
+
+PREFIX = "/api/"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model's folder says of it."""
+
+    family: str  # model_type
+    digest: str  # of its config.json
+
+
+class OllamaRoutes:
+    """Bodies to requests, requests to answers."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        processor: InputProcessor,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        bounds: BodyBounds,
+        *,
+        card: ModelCard,
+    ) -> None:
+        self._generator = generator
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._card = card
+        route = worded_route(bounds, errors.as_response, errors.plain_response)
+        self.router = APIRouter(tags=["ollama"], route_class=route, prefix=PREFIX.rstrip("/"))
+        self.router.add_api_route("/chat", self.chat, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/generate", self.generate, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/embed", self.embed, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/embeddings", self.embed_one, methods=["POST"], response_class=Response)
+        self.router.add_api_route("/show", self.show, methods=["POST"])
+        self.router.add_api_route("/tags", self.tags, methods=["GET"])
+        self.router.add_api_route("/ps", self.loaded, methods=["GET"])
+        self.router.add_api_route("/version", self.version, methods=["GET"])
+
+    async def chat(self, body: ChatBody, http: Request) -> Response:
+        """Answers a conversation."""
+        body.refuse_unknown()
+        model = self._catalogue.entry(body.called).name
+        if not body.messages:
+            return _loaded(ChatFormat(model, self._texts))
+        request = chat_request(body, headers.read(http), self._tokenizer.defaults)
+        return self._answer(request, ChatFormat(model, self._texts), stream=body.stream)
+
+    async def generate(self, body: GenerateBody, http: Request) -> Response:
+        """Answers a prompt."""
+        body.refuse_unknown()
+        model = self._catalogue.entry(body.called).name
+        if not body.prompt:
+            return _loaded(GenerateFormat(model, self._texts))
+        request = generate_request(body, headers.read(http), self._tokenizer.defaults)
+        return self._answer(request, GenerateFormat(model, self._texts), stream=body.stream)
+
+    async def embed(self, body: EmbedBody, http: Request) -> Response:
+        """A vector for each input."""
+        body.refuse_unknown()
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        request = embed_request(body, texts, headers.read(http), truncate=body.truncate, dimensions=body.dimensions)
+        return self._vectors(request)
+
+    async def embed_one(self, body: EmbeddingsBody, http: Request) -> Response:
+        """The vector of a prompt: what /api/embed was before."""
+        body.refuse_unknown()
+        request = embed_request(body, [body.prompt], headers.read(http), truncate=True, dimensions=None)
+        return self._vectors(request, only_one=True)
+
+    def _vectors(self, request: Asked, *, only_one: bool = False) -> Response:
+        answer_format = EmbedFormat(self._catalogue.called(request.model), only_one=only_one)
+        return Answer(self._generator, request, answer_format, stream=False)
+
+    def _answer(self, request: Asked, answer_format: LineFormat, *, stream: bool) -> Response:
+        return Answer(self._generator, request, answer_format, stream=stream, stream_type=LINES)
+
+    @property
+    def _texts(self) -> TokenTexts:
+        return TokenTexts(self._tokenizer, as_ids=False)
+
+    async def tags(self) -> dict[str, Any]:
+        """The models."""
+        return {"models": [self._listed(entry) for entry in self._catalogue.entries()]}
+
+    async def loaded(self) -> dict[str, Any]:
+        """The models that a worker has."""
+        ready = [entry for entry in self._catalogue.entries() if entry.ready]
+        return {"models": [{**self._listed(entry), "context_length": entry.max_model_len} for entry in ready]}
+
+    def _listed(self, entry: CatalogueEntry) -> dict[str, Any]:
+        return {
+            "name": entry.name,
+            "model": entry.name,
+            "modified_at": _time(entry),
+            "size": 0,  # of files, which a frontend does not have
+            "digest": self._card.digest,
+            "details": self._details(entry),
+        }
+
+    def _details(self, entry: CatalogueEntry) -> dict[str, Any]:
+        family = self._card.family
+        return {
+            "parent_model": entry.adapter_of,
+            "format": "safetensors",
+            "family": family,
+            "families": [family],
+            "parameter_size": "",
+            "quantization_level": "",
+        }
+
+    async def show(self, body: ShowBody) -> dict[str, Any]:
+        """What there is to know about a model."""
+        body.refuse_unknown()
+        entry, family = self._catalogue.entry(body.called), self._card.family
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": str(self._tokenizer.template.default or ""),
+            "modified_at": _time(entry),
+            "details": self._details(entry),
+            "model_info": {
+                "general.architecture": family,
+                f"{family}.context_length": entry.max_model_len,
+                f"{family}.vocab_size": entry.vocab_size,
+            },
+            "capabilities": self._capabilities(),
+        }
+
+    def _capabilities(self) -> list[str]:
+        if self._processor.classes:
+            return ["classify"]
+        found = ["completion", "embedding"]
+        if self._tokenizer.template.shows_tools:
+            found.append("tools")
+        return [*found, "thinking"] if self._tokenizer.thinking_marks is not None else found
+
+    async def version(self) -> dict[str, str]:
+        return {"version": VERSION}
+
+
+def _time(entry: CatalogueEntry) -> str:
+    return datetime.fromtimestamp(entry.created_unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _loaded(answer_format: LineFormat) -> Response:
+    """Whoever says nothing asks for the model to be loaded, which it is."""
+    return Response(orjson.dumps({**answer_format.nothing(), "done_reason": "load"}), media_type="application/json")

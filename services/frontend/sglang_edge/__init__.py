@@ -1,0 +1,1 @@
+"""The HTTP face that SGLang's clients know: /generate."""

@@ -1,0 +1,56 @@
+"""The body of /generate. What it does not name is refused: a misspelled field would otherwise be a silent default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.frontend.http.plain_fields import PlainFields
+
+
+class SamplingBody(PlainFields):
+    """How to choose tokens, in SGLang's words."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    sampling_seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    no_stop_trim: bool = Field(default=False, description="the text keeps the stop string")
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[str, float] | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+class GenerateBody(BaseModel):
+    """POST /generate: one prompt or several, as text or as token ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: SamplingBody | None = None
+    stream: bool = False
+    rid: str | None = Field(None, description="the id of the request")
+    model: str = ""
+    lora_path: str | None = Field(None, description="the name of an adapter")
+    priority: int | None = None
+    return_logprob: bool = False
+    top_logprobs_num: int = Field(0, ge=0)
+    token_ids_logprob: list[int] | None = None
+    logprob_start_len: int = Field(-1, ge=-1, description="from which token of the prompt on; -1: of the output alone")
+    return_text_in_logprobs: bool = False

@@ -1,0 +1,121 @@
+"""Answers of /generate: the text so far, and what is to be known about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation import Generation
+from services.frontend.openai_edge import errors
+from services.frontend.openai_edge.chunks import DONE, event
+from services.frontend.openai_edge.format import FINISH_REASONS
+from services.frontend.openai_edge.logprobs import TokenTexts, as_json
+from shared.errors import QuireError
+
+Json = dict[str, Any]
+
+
+class _SoFar:
+    """Of one sample: every event of a stream repeats it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.finish = delta.finish
+
+
+class GenerateFormat:
+    """A format for Answer."""
+
+    def __init__(self, texts: TokenTexts, *, several: bool, with_texts: bool) -> None:
+        """`several`: a list in one piece, numbered in a stream. `with_texts`: of the tokens with log-probabilities."""
+        self._texts = texts
+        self._several = several
+        self._with_texts = with_texts
+        self._samples: dict[int, _SoFar] = {}
+
+    def events(self, deltas: list[Delta], generation: Generation) -> bytes:
+        return b"".join([event(self._add(delta, generation)) for delta in deltas])
+
+    def last_events(self, generation: Generation) -> bytes:
+        return DONE
+
+    def error_events(self, error: QuireError) -> bytes:
+        return event(errors.as_object(error)) + DONE
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+    def whole(self, deltas: list[Delta], generation: Generation) -> Any:
+        found = [self._add(delta, generation) for delta in deltas]
+        return found if self._several else found[0]
+
+    def _add(self, delta: Delta, generation: Generation) -> Json:
+        so_far = self._samples.setdefault(delta.sample, _SoFar())
+        so_far.add(delta)
+        number = {"index": delta.sample} if self._several else {}
+        return {
+            "text": so_far.text,
+            "output_ids": so_far.token_ids,
+            "meta_info": self._facts(delta.sample, so_far, generation),
+            **number,
+        }
+
+    def _facts(self, sample: int, so_far: _SoFar, generation: Generation) -> Json:
+        usage = generation.sample_usage(sample)
+        return {
+            "id": generation.request.request_id,
+            "finish_reason": _ending(so_far.finish, len(so_far.token_ids)),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": len(so_far.token_ids),
+            "cached_tokens": usage.cached_tokens,
+            "e2e_latency": asyncio.get_running_loop().time() - generation.request.arrival_s,
+            **self._logprobs(so_far, generation),
+        }
+
+    def _logprobs(self, so_far: _SoFar, generation: Generation) -> Json:
+        sampling = generation.request.sampling
+        if sampling.logprobs is None:
+            return {}
+        told: Json = {"output_token_logprobs": self._pairs(so_far.logprobs)}
+        if sampling.logprobs:
+            told["output_top_logprobs"] = [self._top(entry) for entry in so_far.logprobs]
+        if sampling.logprob_token_ids:
+            told["output_token_ids_logprobs"] = [self._top(entry) for entry in so_far.logprobs]
+        if sampling.prompt_logprobs is not None:
+            told["input_token_logprobs"] = self._pairs(so_far.prompt_logprobs)
+            if sampling.prompt_logprobs:
+                told["input_top_logprobs"] = [self._top(entry) for entry in so_far.prompt_logprobs]
+        return told
+
+    def _pairs(self, entries: Sequence[TokenLogprobs]) -> list[Any]:
+        return [self._entry(entry.token_id, entry.logprob) for entry in entries]
+
+    def _top(self, entry: TokenLogprobs) -> list[Any]:
+        return [self._entry(token_id, logprob) for token_id, logprob in entry.top]
+
+    def _entry(self, token_id: int, logprob: float) -> tuple[float, int, str | None]:
+        return as_json(logprob), token_id, self._texts.text(token_id) if self._with_texts else None
+
+
+def _ending(finish: Finish | None, num_tokens: int) -> Json | None:
+    if finish is None:
+        return None
+    reason = FINISH_REASONS[finish.reason]
+    if reason == "length":
+        return {"type": reason, "length": num_tokens}
+    matched = finish.stop_token_id if finish.stop_string is None else finish.stop_string
+    return {"type": reason, **({} if matched is None else {"matched": matched})}

@@ -1,0 +1,101 @@
+"""A body to the frontend's own request."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from services.frontend.http import plain_fields
+from services.frontend.http.headers import CallHeaders
+from services.frontend.input_processor import sampling_rules
+from services.frontend.openai_edge.logit_bias import logit_bias
+from services.frontend.request import Prompt, Request, TextPrompt, TokenPrompt
+from services.frontend.sglang_edge.bodies import GenerateBody, SamplingBody
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2
+
+MAX_NEW_TOKENS = 128  # SGLang's default
+FORMS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
+SAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "n",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
+
+
+def generate_request(body: GenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    sampling = body.sampling_params or SamplingBody()
+    return Request(
+        request_id=body.rid or headers.request_id or uuid.uuid4().hex,
+        model=body.lora_path or body.model,
+        prompts=_prompts(body),
+        sampling=sampling_rules.build(_given(sampling) | _logprobs(body), defaults),
+        arrival_s=headers.arrival_s,
+        deadline_s=headers.deadline_s,
+        priority=-(body.priority or 0),  # SGLang runs the larger first
+        tenant=headers.tenant,
+        default_max_tokens=MAX_NEW_TOKENS,
+        final_only=not body.stream,
+    )
+
+
+def is_several(body: GenerateBody) -> bool:
+    """Whether the answer is a list."""
+    given = body.input_ids if body.text is None else body.text
+    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    return several or (body.sampling_params is not None and (body.sampling_params.n or 1) > 1)
+
+
+def _prompts(body: GenerateBody) -> Sequence[Prompt]:
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidArgument("exactly one of text and input_ids must be given", field="text")
+    if body.text == []:
+        raise InvalidArgument("text must hold at least one", field="text")
+    if body.text is not None:
+        return [TextPrompt(text) for text in ([body.text] if isinstance(body.text, str) else body.text)]
+    several = [ids for ids in body.input_ids or () if isinstance(ids, list)]
+    return [TokenPrompt(ids) for ids in several] or [TokenPrompt(body.input_ids)]  # type: ignore[arg-type]
+
+
+def _given(sampling: SamplingBody) -> dict[str, Any]:
+    given: dict[str, Any] = {name: getattr(sampling, name) for name in SAME} | plain_fields.given(sampling)
+    return given | {
+        "max_tokens": sampling.max_new_tokens,
+        "min_tokens": sampling.min_new_tokens,
+        "seed": sampling.sampling_seed,
+        "stop": [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop,
+        "include_stop_str_in_output": sampling.no_stop_trim,
+        "logit_bias": logit_bias(sampling.logit_bias) if sampling.logit_bias else None,
+        "structured_output": _form(sampling),
+    }
+
+
+def _form(sampling: SamplingBody) -> sampling_pb2.StructuredOutput | None:
+    given = [name for name in FORMS if getattr(sampling, name) is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidArgument(f"{given[0]} and {given[1]} both constrain the output: send one of them", field=given[1])
+    asked = getattr(sampling, given[0])
+    form = sampling_pb2.StructuredOutput()
+    setattr(form, FORMS[given[0]], asked if isinstance(asked, str) else json.dumps(asked))
+    return form
+
+
+def _logprobs(body: GenerateBody) -> dict[str, Any]:
+    if not body.return_logprob:
+        return {}
+    wanted: dict[str, Any] = {"logprobs": body.top_logprobs_num, "logprob_token_ids": body.token_ids_logprob or None}
+    if body.logprob_start_len >= 0:
+        wanted |= {"prompt_logprobs": body.top_logprobs_num, "prompt_logprob_start": body.logprob_start_len}
+    return wanted

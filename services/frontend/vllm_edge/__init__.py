@@ -1,0 +1,1 @@
+"""The face that routers of vLLM's gRPC server know: vllm.grpc.engine.VllmEngine."""

@@ -1,0 +1,84 @@
+"""The frontend's own values to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from services.frontend.delta import Delta, Finish, TokenLogprobs
+from services.frontend.generation import Generation
+from services.frontend.openai_edge.format import FINISH_REASONS
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.dialects import vllm_engine_pb2 as pb
+
+ABORTED = Finish(finish_pb2.FINISH_REASON_CANCELLED)
+
+
+def pieces(delta: Delta, generation: Generation, *, streams: bool) -> Iterator[pb.GenerateResponse]:
+    """In a stream a chunk, and behind the last one the sample's end, which repeats it."""
+    usage = generation.sample_usage(delta.sample)
+    output, prompt = _output_logprobs(delta, generation), _input_logprobs(delta, generation)
+    if streams:
+        yield pb.GenerateResponse(
+            chunk=pb.GenerateStreamChunk(
+                token_ids=delta.token_ids,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=len(delta.token_ids),
+                cached_tokens=usage.cached_tokens,
+                output_logprobs=output,
+                input_logprobs=prompt,
+                index=delta.sample,
+            )
+        )
+    if delta.finish is not None:
+        complete = pb.GenerateComplete(
+            output_ids=delta.token_ids,
+            finish_reason=FINISH_REASONS[delta.finish.reason],
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=len(delta.token_ids),
+            cached_tokens=usage.cached_tokens,
+            output_logprobs=output,
+            input_logprobs=None if streams else prompt,
+            index=delta.sample,
+        )
+        if delta.finish.stop_string is not None:
+            complete.matched_stop_str = delta.finish.stop_string
+        elif delta.finish.stop_token_id is not None:
+            complete.matched_token_id = delta.finish.stop_token_id
+        yield pb.GenerateResponse(complete=complete)
+
+
+def aborted(sample: int, generation: Generation) -> Iterator[pb.GenerateResponse]:
+    """The end of one that had none of its own."""
+    return pieces(Delta(sample, [], "", [], ABORTED), generation, streams=False)
+
+
+def _output_logprobs(delta: Delta, generation: Generation) -> pb.OutputLogProbs | None:
+    if not delta.logprobs:
+        return None
+    told = pb.OutputLogProbs(
+        token_logprobs=[entry.logprob for entry in delta.logprobs],
+        token_ids=[entry.token_id for entry in delta.logprobs],
+    )
+    if generation.request.sampling.logprobs:
+        told.top_logprobs.extend(_top(delta.logprobs))
+    return told
+
+
+def _input_logprobs(delta: Delta, generation: Generation) -> pb.InputLogProbs | None:
+    if not delta.prompt_logprobs:
+        return None
+    first = generation.prepared[delta.sample // generation.request.sampling.n].token_ids[0]
+    told = pb.InputLogProbs(token_ids=[first, *(entry.token_id for entry in delta.prompt_logprobs)])
+    told.token_logprobs.add()
+    told.token_logprobs.extend(pb.InputTokenLogProb(value=entry.logprob) for entry in delta.prompt_logprobs)
+    if generation.request.sampling.prompt_logprobs:
+        told.top_logprobs.add()
+        told.top_logprobs.extend(_top(delta.prompt_logprobs))
+    return told
+
+
+def _top(entries: Sequence[TokenLogprobs]) -> Iterator[pb.TopLogProbs]:
+    for entry in entries:
+        yield pb.TopLogProbs(
+            values=[logprob for _, logprob in entry.top], token_ids=[token_id for token_id, _ in entry.top]
+        )

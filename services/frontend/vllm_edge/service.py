@@ -1,0 +1,168 @@
+"""vllm.grpc.engine.VllmEngine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from services.frontend.access.access import Caller
+from services.frontend.admission import Admission
+from services.frontend.calls import Calls
+from services.frontend.catalogue import Catalogue
+from services.frontend.generation import Aborted, Generation
+from services.frontend.generator import Generator
+from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.grpc_edge.requests import arrived
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from services.frontend.vllm_edge import requests, responses
+from services.frontend.vllm_edge.aborts import Aborts
+from shared import encoder_names
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.dialects import vllm_engine_pb2 as pb
+from shared.pb.dialects import vllm_engine_pb2_grpc
+from shared.version import VERSION
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
+SERVER_TYPE = "vllm-grpc"  # by which routers know the protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a model's folder says of it."""
+
+    type: str
+    architectures: tuple[str, ...]
+    generates: bool
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> ModelCard:
+        """`config`: config.json's."""
+        architectures = tuple(map(str, config.get("architectures") or ()))
+        reads_only = bool(encoder_names.family_of(config)) or any(map(_classifies, architectures))
+        return cls(str(config.get("model_type", "")), architectures, not reads_only)
+
+
+def _classifies(architecture: str) -> bool:
+    return architecture.endswith("ForSequenceClassification")
+
+
+class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
+    """Reads messages, lets the generator work, writes messages."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        catalogue: Catalogue,
+        card: ModelCard,
+        *,
+        is_serving: Callable[[], bool],
+        load: Callable[[], Mapping[str, float]],
+        admission: Admission,
+        metrics: FrontendMetrics,
+        calls: Calls,
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._catalogue = catalogue
+        self._card = card
+        self._is_serving = is_serving
+        self._load = load
+        self._admission = admission
+        self._metrics = metrics
+        self._calls = calls
+        self._aborts = Aborts()
+        self._started_s = asyncio.get_running_loop().time()
+
+    async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
+        came = arrived(context)
+        async with answering("Generate", context, self._metrics, self._calls) as call:
+            await call.enter()
+            request = requests.generate_request(message, came, self._tokenizer.defaults)
+            async with self._generator.answering(request, call) as generation:
+                await self._stream(generation, call.caller, context, streams=message.stream)
+
+    async def _stream(self, generation: Generation, caller: Caller | None, context: Context, *, streams: bool) -> None:
+        unfinished = set(range(generation.request.num_samples))
+        try:
+            with self._aborts.abortable(caller, generation):
+                async for deltas in generation:
+                    for delta in deltas:
+                        for response in responses.pieces(delta, generation, streams=streams):
+                            await context.write(response)
+                        if delta.finish is not None:
+                            unfinished.discard(delta.sample)
+        except Aborted:
+            for sample in sorted(unfinished):
+                for response in responses.aborted(sample, generation):
+                    await context.write(response)
+
+    async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        came = arrived(context)
+        async with answering("Embed", context, self._metrics, self._calls) as call:
+            await call.enter()
+            async with self._generator.answering(requests.embed_request(message, came), call) as generation:
+                await generation.collect()
+                vector = np.frombuffer(generation.vector(0), "<f4")
+                return pb.EmbedResponse(
+                    embedding=vector, prompt_tokens=generation.usage.prompt_tokens, embedding_dim=len(vector)
+                )
+
+    async def HealthCheck(self, message: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        async with answering("HealthCheck", context, self._metrics, self._calls):
+            if self._is_serving():
+                return pb.HealthCheckResponse(healthy=True)
+            return pb.HealthCheckResponse(message="no scheduler session is open, or this frontend is draining")
+
+    async def Abort(self, message: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        async with answering("Abort", context, self._metrics, self._calls) as call:
+            self._aborts.abort(call.caller, message.request_ids)
+            return pb.AbortResponse()
+
+    async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        async with answering("GetModelInfo", context, self._metrics, self._calls):
+            entry = self._catalogue.entry()
+            return pb.GetModelInfoResponse(
+                model_path=entry.name,
+                is_generation=self._card.generates,
+                max_context_length=entry.max_model_len,
+                vocab_size=entry.vocab_size,
+                served_model_name=entry.name,
+                tokenizer_path=entry.name,
+                model_type=self._card.type,
+                architectures=self._card.architectures,
+                eos_token_ids=self._tokenizer.eos_ids,
+                max_req_input_len=entry.max_model_len,
+            )
+
+    async def GetServerInfo(self, message: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        async with answering("GetServerInfo", context, self._metrics, self._calls):
+            return pb.GetServerInfoResponse(
+                active_requests=self._admission.num_samples,
+                uptime_seconds=asyncio.get_running_loop().time() - self._started_s,
+                server_type=SERVER_TYPE,
+                data_parallel_size=1,
+            )
+
+    async def GetLoads(self, message: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
+        async with answering("GetLoads", context, self._metrics, self._calls):
+            load = self._load()
+            running, waiting = int(load["num_requests_running"]), int(load["num_requests_waiting"])
+            return pb.GetLoadsResponse(
+                timestamp=datetime.now(UTC).isoformat(),
+                version=VERSION,
+                dp_rank_count=1,
+                loads=[
+                    pb.SchedulerLoad(
+                        num_running_reqs=running,
+                        num_waiting_reqs=waiting,
+                        num_total_reqs=running + waiting,
+                        token_usage=load["kv_cache_usage_perc"],
+                    )
+                ],
+            )

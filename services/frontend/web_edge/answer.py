@@ -1,0 +1,62 @@
+"""Writes messages and the end of a call, as its protocol has it."""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+from grpc import StatusCode
+from starlette.types import Send
+
+from services.frontend.web_edge import codec
+from services.frontend.web_edge.endings import Ending
+from services.frontend.web_edge.framing import CONNECT_END, GRPC_WEB_TRAILERS, Kind, as_sent, frame
+
+JSON = "application/json"
+
+
+class Answer:
+    """To one call. A unary call of Connect waits with its headers for its end."""
+
+    def __init__(self, kind: Kind, send: Send) -> None:
+        self._kind = kind
+        self._send = send
+        self._is_open = False
+        self._message = b""  # of a unary call of Connect
+
+    async def write(self, message: Message) -> None:
+        data = codec.written(message, is_json=self._kind.is_json)
+        if not self._kind.is_framed:
+            self._message = data
+            return
+        await self._open(200, self._kind.content_type)
+        await self._body(as_sent(frame(0, data), self._kind), more=True)
+
+    async def end(self, ending: Ending, trailers: dict[str, str]) -> None:
+        if not self._kind.is_framed:
+            await self._end_unary(ending, trailers)
+            return
+        await self._open(200, self._kind.content_type)
+        if self._kind.is_grpc_web:
+            last = frame(GRPC_WEB_TRAILERS, ending.as_trailers(trailers))
+        else:
+            last = frame(CONNECT_END, ending.as_last_message(trailers))
+        await self._body(as_sent(last, self._kind))
+
+    async def _end_unary(self, ending: Ending, trailers: dict[str, str]) -> None:
+        if ending.code is StatusCode.OK:
+            more = {f"trailer-{name}": value for name, value in trailers.items()}
+            await self._open(200, self._kind.content_type, more)
+            await self._body(self._message)
+        else:
+            await self._open(ending.http_status, JSON)
+            await self._body(ending.as_json())
+
+    async def _open(self, status: int, content_type: str, more: dict[str, str] | None = None) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
+        headers = {"content-type": content_type, "cache-control": "no-cache", **(more or {})}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _body(self, data: bytes, *, more: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,0 +1,68 @@
+"""What a method of InferenceService finds in place of gRPC's context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from services.frontend.web_edge.endings import DETAILS, Ending
+from shared.errors import InvalidArgument
+
+UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+MOST_DIGITS = 10
+GRPC_TIMEOUT, CONNECT_TIMEOUT = "grpc-timeout", "connect-timeout-ms"
+
+
+class Ended(Exception):
+    """The method has ended the call."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.message)
+        self.ending = ending
+
+
+class WebContext:
+    """One call's: as much of grpc.aio.ServicerContext as its methods need."""
+
+    def __init__(self, metadata: dict[str, str], write: Callable[[Message], Awaitable[None]]) -> None:
+        """Raises InvalidArgument for a timeout that is none."""
+        self._metadata = metadata
+        self.write = write
+        self.trailers: dict[str, str] = {}
+        self._loop = asyncio.get_running_loop()
+        timeout_s = _timeout_s(metadata)
+        self._ends_s = None if timeout_s is None else self._loop.time() + timeout_s
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._metadata.items())
+
+    def time_remaining(self) -> float | None:
+        return None if self._ends_s is None else self._ends_s - self._loop.time()
+
+    def set_trailing_metadata(self, metadata: Iterable[tuple[str, str]]) -> None:
+        self.trailers = dict(metadata)
+
+    async def abort_with_status(self, status: Any) -> None:
+        details = dict(status.trailing_metadata or ()).get(DETAILS, b"")
+        raise Ended(Ending(status.code, status.details, details))
+
+    async def abort(self, code: grpc.StatusCode, message: str = "") -> None:
+        raise Ended(Ending(code, message))
+
+
+def _timeout_s(metadata: dict[str, str]) -> float | None:
+    if CONNECT_TIMEOUT in metadata:
+        written, unit = metadata[CONNECT_TIMEOUT], "m"
+        name = CONNECT_TIMEOUT
+    elif GRPC_TIMEOUT in metadata:
+        written, unit = metadata[GRPC_TIMEOUT][:-1], metadata[GRPC_TIMEOUT][-1:]
+        name = GRPC_TIMEOUT
+    else:
+        return None
+    if unit not in UNITS_S or not (written.isascii() and written.isdigit()) or len(written) > MOST_DIGITS:
+        raise InvalidArgument(f"{name} is no time: {metadata[name][:40]!r}", field=name)
+    return int(written) * UNITS_S[unit]

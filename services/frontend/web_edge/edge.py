@@ -1,0 +1,154 @@
+"""The door for browsers: from a POST to a method of InferenceService and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.frontend.access.access import API_KEY, AUTHORIZATION, Access
+from services.frontend.admission import Admission
+from services.frontend.grpc_edge.errors import Refusals
+from services.frontend.http.disconnect import while_connected
+from services.frontend.http.headers import Headers
+from services.frontend.web_edge.answer import Answer
+from services.frontend.web_edge.codec import Codec
+from services.frontend.web_edge.context import Ended, WebContext
+from services.frontend.web_edge.endings import OK, ending_of
+from services.frontend.web_edge.framing import KINDS, Kind, Protocol, only_message
+from shared.errors import InvalidArgument, QuireError, ResourceExhausted, Unimplemented
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
+
+SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
+PREFIX = f"/{SERVICE.full_name}/"
+NO_WORK = ("Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
+ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
+
+
+UNKNOWN_KIND = Response(status_code=415, headers={"accept-post": ", ".join(KINDS)})
+
+
+class _Method(NamedTuple):
+    name: str
+    request: type[Message]
+    streams: bool
+    behaviour: Callable[[Any, Any], Awaitable[Any]]
+
+
+class WebEdge:
+    """Calls of InferenceService; whatever else comes goes on to `app`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: InferenceServiceServicer,
+        codec: Codec,
+        *,
+        access: Access,
+        admission: Admission,
+        refused: Refusals,
+        max_bytes: int,
+    ) -> None:
+        """`max_bytes`: of a body."""
+        self._app = app
+        self._codec = codec
+        self._access = access
+        self._admission = admission
+        self._refused = refused
+        self._max_bytes = max_bytes
+        self._methods = {
+            PREFIX + method.name: _Method(
+                method.name,
+                GetMessageClass(method.input_type),
+                method.server_streaming,
+                getattr(service, method.name),
+            )
+            for method in SERVICE.methods
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = self._methods.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if method is None:
+            await self._app(scope, receive, send)
+            return
+        metadata = _metadata(scope["headers"])
+        kind = KINDS.get(metadata.get("content-type", "").partition(";")[0].replace(" ", "").lower())
+        if kind is not None and _fits(kind, method):
+            await self._answer(method, kind, metadata, receive, send)
+        elif self._access.check(dict(metadata)) is None:
+            await UNKNOWN_KIND(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)  # where it hears that it needs a key
+
+    async def _answer(
+        self, method: _Method, kind: Kind, metadata: dict[str, str], receive: Receive, send: Send
+    ) -> None:
+        """Errors before the method has begun are counted and logged here, all others there."""
+        answer = Answer(kind, send)
+        try:
+            self._check(method, metadata)
+            body = await self._body(metadata, receive)
+            message = await self._codec.read(only_message(body, kind), method.request, is_json=kind.is_json)
+            del body
+            context = WebContext(metadata, answer.write)
+        except QuireError as error:
+            self._refused(PREFIX + method.name, error)
+            await answer.end(ending_of(error), {})
+            return
+        async with while_connected(receive):
+            ending = OK
+            try:
+                found = await method.behaviour(message, context)
+                if found is not None:
+                    await answer.write(found)
+            except Ended as ended:
+                ending = ended.ending
+            await answer.end(ending, context.trailers)
+
+    def _check(self, method: _Method, metadata: dict[str, str]) -> None:
+        """From the headers, before a byte of the body is read."""
+        error = self._access.check(dict(metadata))
+        if error is not None:
+            raise error
+        if method.name not in NO_WORK:
+            self._admission.check_open(0)
+        for name in ENCODINGS:
+            if metadata.get(name, "identity") != "identity":
+                raise Unimplemented(f"{name} is {metadata[name][:40]!r}: bodies are not packed", field=name)
+
+    async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
+        self._check_length(int(metadata.get("content-length", "0")))
+        parts: list[bytes] = []
+        num_bytes, goes_on = 0, True
+        while goes_on:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise InvalidArgument("the body broke off", field="message")
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            self._check_length(num_bytes)
+            goes_on = message.get("more_body", False)
+        return b"".join(parts)
+
+    def _check_length(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise ResourceExhausted(f"the body has more than {self._max_bytes} bytes")
+
+
+def _metadata(headers: Headers) -> dict[str, str]:
+    """Who shows two keys shows none, as on the other edges."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        twice = name in (AUTHORIZATION, API_KEY) and name.decode() in found
+        found[name.decode("latin-1")] = "" if twice else value.decode("latin-1")
+    return found
+
+
+def _fits(kind: Kind, method: _Method) -> bool:
+    """gRPC-Web frames all answers alike."""
+    return kind.is_grpc_web or (kind.protocol is Protocol.CONNECT_STREAM) == method.streams

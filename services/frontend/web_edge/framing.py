@@ -1,0 +1,84 @@
+"""How calls are told apart and their messages framed (connectrpc.com/docs/protocol, grpc/doc/PROTOCOL-WEB.md)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.errors import InvalidArgument, Unimplemented
+
+PREFIX_BYTES = 5  # flags, and the length as four bytes, most significant first
+COMPRESSED, CONNECT_END, GRPC_WEB_TRAILERS = 0x01, 0x02, 0x80
+TEXT_SUFFIX = "-text"
+
+
+class Protocol(Enum):
+    """What a client speaks."""
+
+    CONNECT_UNARY = "application/"
+    CONNECT_STREAM = "application/connect+"
+    GRPC_WEB = "application/grpc-web"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Of a call, by its content type, which is the answer's as well."""
+
+    content_type: str
+    protocol: Protocol
+    is_json: bool = False
+    is_text: bool = False  # all of it in base64
+
+    @property
+    def is_framed(self) -> bool:
+        return self.protocol is not Protocol.CONNECT_UNARY
+
+    @property
+    def is_grpc_web(self) -> bool:
+        return self.protocol is Protocol.GRPC_WEB
+
+
+def _kinds() -> dict[str, Kind]:
+    found = []
+    for name, is_json in (("proto", False), ("json", True)):
+        found.append(Kind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
+        found.append(Kind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
+        found.append(Kind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
+    for suffix in ("", "+proto"):
+        found.append(Kind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
+    found.append(Kind("application/grpc-web", Protocol.GRPC_WEB))
+    return {kind.content_type: kind for kind in found}
+
+
+KINDS = _kinds()
+
+
+def frame(flags: int, data: bytes) -> bytes:
+    return flags.to_bytes(1) + len(data).to_bytes(PREFIX_BYTES - 1) + data
+
+
+def only_message(body: bytes, kind: Kind) -> bytes:
+    """Of a body: calls have one message. InvalidArgument, Unimplemented."""
+    if kind.is_text:
+        body = _from_base64(body)
+    if not kind.is_framed:
+        return body
+    end = PREFIX_BYTES + int.from_bytes(body[1:PREFIX_BYTES])
+    if len(body) < PREFIX_BYTES or end != len(body):
+        raise InvalidArgument("the body is not one message behind its length", field="message")
+    if body[0] & COMPRESSED:
+        raise Unimplemented("messages are not packed", field="message")
+    return body[PREFIX_BYTES:]
+
+
+def _from_base64(body: bytes) -> bytes:
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument("the body is not base64", field="message") from None
+
+
+def as_sent(data: bytes, kind: Kind) -> bytes:
+    return base64.b64encode(data) if kind.is_text else data

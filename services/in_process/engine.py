@@ -1,0 +1,220 @@
+"""Frontend, scheduler and worker as one object: requests go in, step() computes, answers come out. No sockets, no
+processes, no threads but those that tokenize and compile grammars.
+
+The same code as in services: what a request means is the frontend's, who runs is the scheduler's core's, what is
+computed the worker's. Between them are the messages that would else be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.frontend.generation import Generation
+from services.frontend.grpc_edge import requests, responses
+from services.frontend.grpc_edge.requests import Arrival
+from services.frontend.input_processor.processor import InputProcessor
+from services.frontend.output_processor.answer_formats import AnswerFormats
+from services.frontend.output_processor.pace import ReaderPace
+from services.frontend.scheduler_client import submission, token_batch
+from services.frontend.scheduler_client.client import Limits
+from services.frontend.scheduler_client.sequence import Sequence
+from services.frontend.tokenizer.tokenizer import Tokenizer
+from services.in_process.one_worker import OneWorker
+from services.scheduler.batches import Batches
+from services.scheduler.submissions import SequenceFactory
+from services.worker.models.weights import NewWeights, as_tensors
+from shared import block_hash, model_identity
+from shared.errors import Internal, InvalidArgument, QuireError
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1 import model_pb2
+from shared.pb.common.v1.finish_pb2 import FinishReason
+from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.settings import FrontendSettings, SchedulerSettings, WorkerSettings
+
+OWNER = 1  # of all sequences
+
+
+@dataclass(slots=True)
+class Open:
+    """A request that has not ended."""
+
+    generation: Generation
+    is_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Of one request: what was added to its samples, or why it failed."""
+
+    request_id: str
+    messages: list[pb.GenerateResponse] = field(default_factory=list)
+    error: QuireError | None = None
+    finished: bool = False
+
+
+class Engine:
+    """Used by one thread; add(), step() and abort() return when they are done."""
+
+    def __init__(self, frontend: FrontendSettings, scheduler: SchedulerSettings, worker: WorkerSettings) -> None:
+        """Raises QuireError with what is wrong with the settings or the checkpoint."""
+        self._work = OneWorker(worker, scheduler)
+        folder = Path(frontend.model)
+        identity = model_identity.identity(folder, frontend.served_model_name)
+        config = model_identity.read_config(folder)
+        self.metrics = FrontendMetrics(identity.name, config.get("max_position_embeddings", identity.vocab_size))
+        self._tokenizer = Tokenizer(folder, frontend.tokenizer_threads, frontend.chat_template, frontend.control_tokens)
+        self._processor = InputProcessor(
+            self._tokenizer,
+            identity.vocab_size,
+            frontend.max_prompts_per_request,
+            frontend.request_limits,
+            model_identity.class_names(config),
+        )
+        self._formats = AnswerFormats("none", "none", self._tokenizer)
+        self._pace = ReaderPace(self.metrics.write.observe)
+        sizes = self._work.core.limits
+        self._limits = Limits(sizes.max_model_len, worker.max_logprobs, frozenset({scheduler.scheduling_policy}))
+        layout = model_pb2.BlockLayout(block_size=sizes.block_size, hash_scheme=block_hash.SCHEME)
+        self._loop = asyncio.new_event_loop()  # last: nothing above may leave it open
+        self._submitter = Submitter(self._work, layout, self._loop)
+        self._open: dict[str, Open] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._open)
+
+    def add(self, message: pb.GenerateRequest) -> str:
+        """Returns the request's id. Raises QuireError for what cannot be run."""
+        return self._loop.run_until_complete(self._add(message))
+
+    async def _add(self, message: pb.GenerateRequest) -> str:
+        request = requests.generate_request(message, Arrival(self._loop.time(), None), self._tokenizer.defaults)
+        if request.request_id in self._open:
+            text = f"request_id: {request.request_id[:64]!r} is that of a request that goes on"
+            raise InvalidArgument(text, field="request_id")
+        self._processor.check(request, self._limits.max_model_len)
+        self._formats.check(request)
+        prepared = await self._processor.prepare(request, self._limits)
+        generation = Generation(
+            request,
+            prepared=prepared,
+            client=self._submitter,
+            tokenizer=self._tokenizer,
+            formats=self._formats,
+            metrics=self.metrics,
+            pace=self._pace,
+        )
+        await generation.begin([{}] * len(prepared))
+        self._open[request.request_id] = Open(generation)
+        return request.request_id
+
+    def abort(self, request_ids: Seq[str]) -> None:
+        """Those that go on; they say nothing more."""
+        for request_id in request_ids:
+            ended = self._open.pop(request_id, None)
+            if ended is not None:
+                self._close(ended)
+
+    def step(self) -> list[News]:
+        """Computes one step, and tells what it brought."""
+        if not self._open:
+            return []
+        self._submitter.step()
+        self._loop.run_until_complete(asyncio.sleep(0))  # deadlines, and what was cancelled
+        found = [news for request_id, one in self._open.items() if (news := self._news(request_id, one))]
+        for news in found:
+            if news.finished:
+                self._close(self._open.pop(news.request_id))
+        return found
+
+    def _news(self, request_id: str, one: Open) -> News | None:
+        try:
+            deltas = one.generation.take_ready()
+        except QuireError as error:
+            return News(request_id, error=error, finished=True)
+        messages = []
+        for delta in deltas:
+            message = responses.generate_response(request_id, delta)
+            responses.complete(message, delta, one.generation, one.is_first)
+            one.is_first = False
+            messages.append(message)
+        return News(request_id, messages, finished=not one.generation.num_unread) if messages else None
+
+    def _close(self, one: Open) -> None:
+        """With its samples that go on."""
+
+        async def close() -> None:
+            one.generation.__exit__(None, None, None)
+
+        self._loop.run_until_complete(close())
+
+    @property
+    def weight_version(self) -> str:
+        return self._work.replica.weight_version
+
+    def update_weights(self, source: Path | Iterable[tuple[str, Any]], version: str) -> None:
+        """Between two steps. Raises QuireError, and then nothing has changed."""
+        given = source if isinstance(source, Path) else as_tensors(source)
+        self._work.update_weights(NewWeights(given, version))
+
+    def close(self) -> None:
+        self.abort([*self._open])
+        self._tokenizer.close()
+        self._processor.close()
+        self._loop.close()
+
+
+class Submitter:
+    """What a generation takes for its way to a scheduler."""
+
+    def __init__(self, work: OneWorker, layout: model_pb2.BlockLayout, loop: asyncio.AbstractEventLoop) -> None:
+        self._work, self._layout, self._loop = work, layout, loop
+        self._factory = SequenceFactory()
+        self._next_id = 1
+        self._live: dict[int, Sequence] = {}
+        self._keys: dict[int, int] = {}  # by sequence id: the core's; of a beam search one for all its results
+
+    def submit(self, sequences: Seq[Sequence], held: Mapping[str, int]) -> None:
+        message = submission.build(sequences, self._next_id, self._layout, self._loop.time())
+        for sequence in sequences:
+            sequence.id = self._next_id
+            self._live[sequence.id] = sequence
+            self._next_id += 1
+        for made in self._factory.sequences(message, OWNER, self._loop.time()):
+            for output in made.outputs or (made,):
+                self._keys[output.sequence_id] = made.key
+            self._work.add(made)
+
+    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        for sequence in sequences:
+            sequence.wanted = False
+            if self._live.pop(sequence.id, None) is not None:
+                self._work.cancel([self._keys.pop(sequence.id)])
+
+    def step(self) -> None:
+        """Takes what it brought to the samples."""
+        batches = Batches()
+        batches.add(self._work.step())
+        for response in batches.by_owner.get(OWNER, ()):
+            delivery = token_batch.deliver(response.tokens, self._live, self._loop.time())
+            self.cancel_all(delivery.stopped)
+            for sequence in delivery.broken:
+                self._refuse(sequence, Internal("internal error"))
+            for sequence, error in delivery.refused:
+                self._refuse(sequence, error)
+        self._keys = {sequence_id: key for sequence_id, key in self._keys.items() if sequence_id in self._live}
+
+    def cancel_all(self, sequences: Seq[Sequence]) -> None:
+        """They are live no more, and the core does not know it yet."""
+        self._work.cancel(key for sequence in sequences if (key := self._keys.pop(sequence.id, None)) is not None)
+
+    def _refuse(self, sequence: Sequence, error: QuireError) -> None:
+        self.cancel_all([sequence])
+        if sequence.wanted:
+            sequence.wanted = False
+            sequence.sink.on_end(token_batch.failed(error), self._loop.time())

@@ -1,0 +1,130 @@
+"""A scheduler's core and a worker's replica, with the wire's messages between them and nothing else."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterable
+
+import torch
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Failure
+from services.scheduler.core.limits import Limits
+from services.scheduler.core.plan import Events
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.policies import find_policy
+from services.scheduler.replicas.codec import decode_result, encode_plan
+from services.scheduler.submissions import Payload, complete
+from services.worker.build import build_replica, open_grammars
+from services.worker.models.weights import NewWeights
+from services.worker.replica import Replica
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared.errors import InvalidArgument, to_proto
+from shared.pb.common.v1 import finish_pb2, sampling_pb2
+from shared.settings import SchedulerSettings, WorkerSettings
+
+EPOCH = 1
+
+
+class OneWorker:
+    """A step is planned, computed and taken in before the next one is planned. Used by one thread."""
+
+    def __init__(self, worker: WorkerSettings, scheduler: SchedulerSettings) -> None:
+        """Loads the model. Raises QuireError with what is wrong with the settings or the checkpoint."""
+        _refuse(worker)
+        self._grammars = CompilePool(lambda: open_grammars(worker))
+        with torch.inference_mode():
+            self.replica = build_replica(worker, self._grammars)
+        self.replica.rest()
+        self.core = Core(_limits(self.replica, scheduler))
+        self._prepared: queue.SimpleQueue[tuple[bytes, Prepared]] = queue.SimpleQueue()
+
+    def add(self, sequence: Sequence) -> None:
+        complete(sequence, self.core.limits.block_size)
+        self.core.add(sequence)
+
+    def step(self) -> Events:
+        """What a step brings; nothing if nobody can go on. Waits for grammars if there is nothing else to do."""
+        self._order_grammars()
+        plan = self.core.schedule(time.monotonic())
+        if plan is None and self.core.grammars.num_blocked:
+            self._take_prepared(self._prepared.get())
+            plan = self.core.schedule(time.monotonic())
+        if plan is not None:
+            with torch.inference_mode():
+                flight = self.replica.launch(encode_plan(plan, EPOCH).plan)
+                output = flight.launch.wait()
+                self.replica.record(flight, output)
+            self.core.apply(decode_result(flight.result(output, wait_us=0)), time.monotonic())
+        return self.core.take_events()
+
+    def update_weights(self, new: NewWeights) -> None:
+        """What runs goes on with them, computed anew. Raises QuireError, and then nothing has changed."""
+        with torch.inference_mode():
+            self.replica.update_weights(new)
+        self.core.reset_prefix_cache(preempt_running=True)
+
+    def _order_grammars(self) -> None:
+        for order in self.core.grammars.take_orders():
+            if order.sequence is None:
+                self._grammars.release(order.grammar_id)
+                continue
+            payload = order.sequence.payload
+            assert isinstance(payload, Payload)
+            constraint = sampling_pb2.StructuredOutput.FromString(payload.grammar)
+
+            def done(prepared: Prepared, grammar_id: bytes = order.grammar_id) -> None:
+                self._prepared.put((grammar_id, prepared))
+
+            self._grammars.prepare(order.grammar_id, constraint, done)
+        while not self._prepared.empty():
+            self._take_prepared(self._prepared.get())
+
+    def _take_prepared(self, found: tuple[bytes, Prepared]) -> None:
+        grammar_id, prepared = found
+        failure = None
+        if prepared.error is not None:
+            told = to_proto(prepared.error)
+            code = finish_pb2.ErrorCode.Name(told.code).removeprefix("ERROR_CODE_")
+            failure = Failure(code, told.message)
+        self.core.grammar_prepared(grammar_id, failure)
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self.core.cancel(key)
+
+
+def _refuse(settings: WorkerSettings) -> None:
+    """What only services do."""
+    asked = {
+        "lora": bool(settings.lora),
+        "lora_folders": bool(settings.lora_folders),
+        "kv_offloading_size": settings.kv_offloading_size > 0,
+        "tensor_parallel_size": settings.tensor_parallel_size > 1,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            text = f"{name}: an engine inside of a program has none; a cluster does (LLM, quire up)"
+            raise InvalidArgument(text, field=name)
+
+
+def _limits(replica: Replica, settings: SchedulerSettings) -> Limits:
+    sizes = replica.limits
+    return Limits(
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        max_num_seqs=min(settings.max_num_seqs or sizes.max_num_seqs, sizes.max_num_seqs),
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        watermark_blocks=int(settings.watermark * (sizes.num_blocks - 1)),
+        max_steps_in_flight=1,
+        num_speculative_tokens=replica.num_speculative_tokens,
+        fixed_draft_length=replica.fixed_draft_length,
+        drafts_constrained_only=replica.drafts_constrained_only,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        prefix_grain=settings.prefix_grain,
+        kv_specs=tuple(group.spec for group in sizes.layout.groups),
+        policy=find_policy(settings.scheduling_policy),
+    )

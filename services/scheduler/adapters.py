@@ -1,0 +1,296 @@
+"""The adapters of a cluster: which there are, which workers have them, and how they come and go.
+
+An adapter is its name and what it computes. One that takes another's place, or is unloaded, is not offered to frontends
+any more; it stays as long as some sequence uses it, and then workers forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from services.scheduler.replicas.adapters import Outcome
+from services.scheduler.replicas.replica import Replica
+from shared import adapter_contents
+from shared.adapter_contents import AdapterId
+from shared.errors import FailedPrecondition, InvalidArgument, NotFound, QuireError, ResourceExhausted, Unavailable
+from shared.logs import logger
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+log = logger("adapters")
+
+LONGEST_NAME = 256  # characters
+LONGEST_PATH = 4096
+LOAD_TIMEOUT_S = 50.0
+MOST_OFFERED = 256  # as many as a worker may have at its start
+MOST_GONE = 1024
+
+
+@dataclass(slots=True)
+class Known:
+    """An adapter that sequences use or may use."""
+
+    id: AdapterId
+    path: str
+    leaving: bool = False
+
+
+class Adapters:
+    """One event loop's state. Workers that cannot load any have all that there are, from their start."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        *,
+        num_users: Callable[[AdapterId], int],
+        used_by: Callable[[Replica], Collection[object]],
+        moved_in: Callable[[], None],
+    ) -> None:
+        """`replicas`: by id, kept up to date by the owner; `num_users`: sequences that name an adapter; `used_by`: the
+        adapters of those that a worker has; `moved_in`: is called when a worker has got one."""
+        self._replicas, self._num_users, self._used_by, self._moved_in = replicas, num_users, used_by, moved_in
+        self._known: dict[AdapterId, Known] = {}
+        self._gone: dict[AdapterId, None] = {}  # unloaded: not taken over from a worker that has missed that
+        self._loading = asyncio.Lock()
+        self._fetched: set[AdapterId] = set()  # in this round
+
+    @property
+    def offered(self) -> dict[str, bytes]:
+        """Digests by ascending names: what requests may choose."""
+        offered = {known.id.name: known.id.digest for known in self._known.values() if not known.leaving}
+        return {name: offered[name] for name in sorted(offered)}
+
+    def knows(self, adapter: AdapterId) -> bool:
+        return adapter in self._known
+
+    # Workers.
+
+    def attached(self, replica: Replica) -> None:
+        """Takes over what it has, unless that was unloaded or is another content of a name that is known; has it load
+        what it lacks."""
+        hello, offered = replica.hello, self.offered
+        paths = list(hello.adapter_paths) or [""] * len(hello.adapters)
+        ids = adapter_contents.ids(hello.adapters, hello.adapter_digests)
+        for adapter, path in zip(reversed(ids), reversed(paths), strict=True):  # of one name the newest comes last
+            if adapter in self._known:
+                continue
+            if adapter in self._gone or adapter.name in offered:
+                log.info("a worker has an adapter that there is no more", worker=replica.id, adapter=adapter.name)
+                replica.adapters.unload(adapter)
+                continue
+            self._offer(adapter, path)
+            offered = self.offered
+        self._complete()
+
+    def _complete(self) -> None:
+        """Has workers load what they lack, as long as they have room."""
+        for replica in self._replicas.values():
+            for known in self._known.values():
+                if replica.adapters.is_full:
+                    break
+                if self._lacks(replica, known.id) and (not known.leaving or self._num_users(known.id)):
+                    self._order(replica, known)
+
+    def fetch(self, adapter: AdapterId) -> None:
+        """A sequence waits for it, and no worker has it: the one with the least to do is to load it, in place of what
+        nobody there uses. If all is in use, what was used longest ago is for nobody else; to be asked again."""
+        known = self._known.get(adapter)
+        if known is None or adapter in self._fetched:
+            return
+        self._fetched.add(adapter)
+        if any(replica.adapters.is_loading(adapter.name) for replica in self._replicas.values()):
+            return
+        able = [replica for replica in self._replicas.values() if not replica.leaving and self._lacks(replica, adapter)]
+        able.sort(key=lambda replica: replica.core.num_pending_tokens)
+        free = next((replica for replica in able if self._make_room(replica)), None)
+        if free is not None:
+            self._order(free, known)
+        elif able:
+            own = able[0].adapters
+            own.closed.update([adapter for adapter in own.held if adapter not in own.closed][:1])
+
+    def begin_round(self) -> None:
+        """Those who wait are looked through anew, in the order in which they came."""
+        self._fetched.clear()
+        for replica in self._replicas.values():
+            replica.adapters.closed.clear()
+
+    def _lacks(self, replica: Replica, adapter: AdapterId) -> bool:
+        """And could have it."""
+        own = replica.adapters
+        return own.loads and adapter not in own.held and adapter not in own.refused and not own.is_loading(adapter.name)
+
+    def _make_room(self, replica: Replica) -> bool:
+        """Of what nobody uses there, what was used longest ago goes."""
+        if not replica.adapters.is_full:
+            return True
+        used = self._used_by(replica)
+        unused = next((adapter for adapter in replica.adapters.held if adapter not in used), None)
+        if unused is not None:
+            replica.adapters.unload(unused)
+        return unused is not None
+
+    def _order(self, replica: Replica, known: Known) -> None:
+        def done(outcome: Outcome) -> None:
+            if outcome == known.id:
+                self._moved_in()
+                return
+            replica.adapters.refused.add(known.id)
+            reason = outcome.message if isinstance(outcome, QuireError) else "it has another content now"
+            if isinstance(outcome, AdapterId) and outcome not in self._known:
+                replica.adapters.unload(outcome)
+            log.warning("a worker does not get an adapter", worker=replica.id, adapter=known.id.name, reason=reason)
+
+        replica.adapters.load(known.id.name, known.path, done, known.id.digest)
+
+    def can_come(self, adapter: AdapterId) -> bool:
+        """Whether it makes sense to wait for a worker that has it."""
+        there = [replica.adapters for replica in self._replicas.values()]
+        if not there:
+            return True
+        if adapter not in self._known:
+            return False
+        return any((own.loads and adapter not in own.refused) or adapter in own.held for own in there)
+
+    def settle(self) -> None:
+        """Now and then: workers forget what is not offered and not used any more."""
+        for known in [known for known in self._known.values() if known.leaving]:
+            if not self._num_users(known.id):
+                del self._known[known.id]
+                self._gone[known.id] = None
+                for replica in self._replicas.values():
+                    replica.adapters.unload(known.id)
+                log.info("adapter unloaded", adapter=known.id.name, digest=known.id.digest.hex()[:16])
+        while len(self._gone) > MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    # Operators.
+
+    async def load(self, request: pb.LoadAdapterRequest, model_name: str) -> pb.LoadAdapterResponse:
+        """Returns when every worker has it. Raises QuireError; then none has it."""
+        async with self._loading:
+            replicas = self._able(request, model_name)
+            outcomes = await self._ordered(request, replicas)
+            adapter = self._agreed(outcomes)
+            self._offer(adapter, request.path)
+            self._complete()  # workers that came meanwhile
+            num_workers = sum(outcome == adapter for outcome in outcomes.values())
+            log.info("adapter loaded", adapter=adapter.name, digest=adapter.digest.hex()[:16], workers=num_workers)
+            return pb.LoadAdapterResponse(digest=adapter.digest, num_workers=num_workers)
+
+    async def unload(self, name: str) -> pb.UnloadAdapterResponse:
+        """Nobody can name it any more when this returns."""
+        async with self._loading:
+            known = next((known for known in self._known.values() if known.id.name == name and not known.leaving), None)
+            if known is None:
+                raise NotFound(f"lora_name: there is no adapter {name!r:.80}", field="lora_name")
+            if not all(replica.adapters.loads for replica in self._replicas.values()):
+                raise _not_offered()
+            known.leaving = True
+            num_users = self._num_users(known.id)
+            self.settle()
+            return pb.UnloadAdapterResponse(num_sequences=num_users)
+
+    def listed(self) -> pb.ListAdaptersResponse:
+        response = pb.ListAdaptersResponse()
+        for known in sorted(self._known.values(), key=lambda known: known.id):
+            response.adapters.add(
+                name=known.id.name,
+                path=known.path,
+                digest=known.id.digest,
+                num_workers=sum(known.id in replica.adapters.held for replica in self._replicas.values()),
+                num_sequences=self._num_users(known.id),
+                leaving=known.leaving,
+            )
+        return response
+
+    def _able(self, request: pb.LoadAdapterRequest, model_name: str) -> list[Replica]:
+        """Those that are to load it. Raises QuireError if it cannot be loaded."""
+        name, path = request.name, request.path
+        if not name or not name.isprintable() or len(name) > LONGEST_NAME:
+            text = f"lora_name: 1 to {LONGEST_NAME} printable characters, not {name!r:.80}"
+            raise InvalidArgument(text, field="lora_name")
+        if not path or "\0" in path or len(path) > LONGEST_PATH:
+            raise InvalidArgument(f"lora_path: {path!r:.80} is not the path of a folder", field="lora_path")
+        if name == model_name:
+            raise InvalidArgument(f"lora_name: {name!r} is the model's own name", field="lora_name")
+        if name in self.offered and not request.replace:
+            text = f"lora_name: {name!r} is loaded; load_inplace puts another one in its place"
+            raise InvalidArgument(text, field="lora_name")
+        if len(self.offered) >= MOST_OFFERED and name not in self.offered:
+            raise ResourceExhausted(f"lora_name: there are {MOST_OFFERED} adapters, which is all a cluster offers")
+        replicas = [replica for replica in self._replicas.values() if not replica.leaving]
+        if not replicas:
+            raise Unavailable("no worker is there to load an adapter", retry_after_ms=1000)
+        if not all(replica.adapters.loads for replica in replicas):
+            raise _not_offered()
+        return replicas
+
+    async def _ordered(self, request: pb.LoadAdapterRequest, replicas: list[Replica]) -> dict[Replica, Outcome]:
+        """What has come of it, worker by worker. Leaves nothing behind if it is cancelled."""
+        loop = asyncio.get_running_loop()
+        waiting: dict[Replica, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
+        for replica, future in waiting.items():
+            if not self._make_room(replica):
+                text = f"all {replica.adapters.room} places are taken by adapters in use"
+                future.set_result(ResourceExhausted(text, field="lora_name", retry_after_ms=1000))
+                continue
+            replica.adapters.load(request.name, request.path, self._teller(replica, future))
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                await asyncio.gather(*waiting.values())
+        except TimeoutError:
+            late = ", ".join(replica.id for replica, future in waiting.items() if not _is_there(future))
+            self._undo({replica: future.result() for replica, future in waiting.items() if _is_there(future)})
+            raise Unavailable(f"{late} did not load the adapter within {LOAD_TIMEOUT_S:g} s") from None
+        except asyncio.CancelledError:
+            self._undo({replica: future.result() for replica, future in waiting.items() if _is_there(future)})
+            raise
+        return {replica: future.result() for replica, future in waiting.items()}
+
+    def _teller(self, replica: Replica, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
+        def done(outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+            else:  # nobody waits for it any more
+                self._undo({replica: outcome})
+
+        return done
+
+    def _agreed(self, outcomes: dict[Replica, Outcome]) -> AdapterId:
+        """What all have that are still there. Raises what is in the way, and undoes what was done."""
+        there = {replica: what for replica, what in outcomes.items() if self._replicas.get(replica.id) is replica}
+        found = {outcome for outcome in there.values() if isinstance(outcome, AdapterId)}
+        refusals = {replica: what for replica, what in there.items() if isinstance(what, QuireError)}
+        if not refusals and len(found) == 1:
+            return found.pop()
+        self._undo(there)
+        for replica, refusal in refusals.items():
+            raise type(refusal)(
+                f"{replica.id}: {refusal.message}", field=refusal.field, retry_after_ms=refusal.retry_after_ms
+            )
+        if found:
+            text = "lora_path: workers find different contents there: " + ", ".join(replica.id for replica in there)
+            raise FailedPrecondition(text, field="lora_path")
+        raise Unavailable("the workers that were to load the adapter are gone", retry_after_ms=1000)
+
+    def _undo(self, outcomes: Mapping[Replica, Outcome]) -> None:
+        for replica, outcome in outcomes.items():
+            if isinstance(outcome, AdapterId) and outcome not in self._known:
+                replica.adapters.unload(outcome)
+
+    def _offer(self, adapter: AdapterId, path: str) -> None:
+        for known in self._known.values():
+            known.leaving = known.leaving or known.id.name == adapter.name
+        self._known[adapter] = Known(adapter, path)
+        self._gone.pop(adapter, None)
+
+
+def _is_there(future: asyncio.Future[Outcome]) -> bool:
+    return future.done() and not future.cancelled()
+
+
+def _not_offered() -> FailedPrecondition:
+    text = "lora_folders: the workers were started with none: they load no adapters while they run, and unload none"
+    return FailedPrecondition(text, field="lora_folders")

@@ -1,0 +1,94 @@
+"""The adapters that one worker has, and those that it has been told to load."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection
+
+from shared import adapter_contents
+from shared.adapter_contents import DIGEST_BYTES, AdapterId
+from shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+Outcome = AdapterId | QuireError  # what has come of an order
+Done = Callable[[Outcome], None]
+
+
+class ReplicaAdapters:
+    """Of one attachment. Every order ends with one call of its `done`, at the latest when the worker is gone."""
+
+    def __init__(self, hello: pb.WorkerHello, send: Callable[[pb.AttachResponse], None]) -> None:
+        self._send = send
+        self._order_ids = itertools.count(1)
+        self._orders: dict[int, tuple[str, Done]] = {}
+        self._is_gone = False
+        self.room = hello.max_adapters
+        self._held = dict.fromkeys(adapter_contents.ids(hello.adapters, hello.adapter_digests))  # last used last
+        self.refused: set[AdapterId] = set()  # not to be ordered once more
+        self.closed: set[AdapterId] = set()  # held, for those that have it alone: others wait for the place
+
+    @property
+    def loads(self) -> bool:
+        """Adapters while it runs."""
+        return self.room > 0
+
+    @property
+    def held(self) -> Collection[AdapterId]:
+        """Those used last come last."""
+        return self._held.keys()
+
+    @property
+    def is_full(self) -> bool:
+        """With those that are under way."""
+        return len(self._held) + len(self._orders) >= self.room
+
+    def takes(self, adapter: object) -> bool:
+        """Sequences that go through it; None: those without one."""
+        return adapter is None or (adapter in self.held and adapter not in self.closed)
+
+    def use(self, adapter: AdapterId) -> None:
+        """A sequence goes through it: it is not the next to go."""
+        self._held[adapter] = self._held.pop(adapter)
+
+    def load(self, name: str, path: str, done: Done, digest: bytes = b"") -> None:
+        """`digest`: that it has to have; empty: any."""
+        if self._is_gone:
+            done(Unavailable("the worker is gone"))
+            return
+        order_id = next(self._order_ids)
+        self._orders[order_id] = name, done
+        order = pb.LoadAdapter(order_id=order_id, name=name, path=path, digest=digest)
+        self._send(pb.AttachResponse(load_adapter=order))
+
+    def is_loading(self, name: str) -> bool:
+        return any(name == ordered for ordered, _ in self._orders.values())
+
+    def take_loaded(self, wire: pb.AdapterLoaded) -> None:
+        """Raises FailedPrecondition for what was not ordered."""
+        if wire.order_id not in self._orders:
+            raise FailedPrecondition(f"order_id: the scheduler awaits no adapter {wire.order_id}")
+        if not wire.HasField("error") and len(wire.digest) != DIGEST_BYTES:
+            raise FailedPrecondition(f"digest: an adapter's has {DIGEST_BYTES} bytes, not {len(wire.digest)}")
+        name, done = self._orders.pop(wire.order_id)
+        if wire.HasField("error"):
+            done(from_proto(wire.error))
+            return
+        adapter = AdapterId(name, wire.digest)
+        self._held[adapter] = None
+        self.refused.discard(adapter)
+        done(adapter)
+
+    def unload(self, adapter: AdapterId) -> None:
+        """Behind the plans that have been sent. Nothing happens if it does not have it."""
+        self.refused.discard(adapter)
+        self.closed.discard(adapter)
+        if adapter in self._held:
+            del self._held[adapter]
+            self._send(pb.AttachResponse(unload_adapter=pb.UnloadAdapter(name=adapter.name, digest=adapter.digest)))
+
+    def lose(self) -> None:
+        """The worker is gone."""
+        self._is_gone = True
+        orders, self._orders = self._orders, {}
+        for _, done in orders.values():
+            done(Unavailable("the worker is gone"))

@@ -1,0 +1,80 @@
+"""What a folder puts behind hidden states, in the words of sentence-transformers: pooling, dense layers, length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn import functional
+
+from shared.errors import InvalidArgument
+from shared.sentence_transformers import DenseModule, SentenceModel, read_sentence_model
+
+NAMES = ("linear.weight", "linear.bias")
+
+
+class SentenceHead:
+    """How a prompt's vector is made where the request does not say it."""
+
+    def __init__(self, modes: tuple[str, ...], normalizes: bool, denses: tuple[Dense, ...] = ()) -> None:
+        self.modes, self.normalizes = modes, normalizes
+        self._denses = denses
+
+    @classmethod
+    def of(cls, folder: Path, plain: SentenceModel, device: torch.device, *, load: bool = True) -> SentenceHead:
+        """`plain`: of a folder without modules.json. `load`: else weights are random, as the model's are."""
+        found = read_sentence_model(folder) or plain
+        return cls(found.modes, found.normalizes, tuple(Dense(folder, one, device, load=load) for one in found.denses))
+
+    def size(self, hidden_size: int) -> int:
+        """Of the vectors."""
+        return self._denses[-1].out_features if self._denses else hidden_size * len(self.modes)
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """float32 [num_rows, hidden_size for each mode] -> float32 [num_rows, size]"""
+        for dense in self._denses:
+            pooled = dense(pooled)
+        return pooled
+
+
+class Dense:
+    """A projection that lies in a folder of its own."""
+
+    def __init__(self, folder: Path, module: DenseModule, device: torch.device, *, load: bool) -> None:
+        self.out_features = module.out_features
+        self._activation = module.activation
+        shape = (module.out_features, module.in_features)
+        if not load:
+            self._weight, self._bias = torch.randn(shape, device=device) * shape[1] ** -0.5, None
+            return
+        tensors = dict(_tensors(folder / module.folder))
+        weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+        if weight is None or tuple(weight.shape) != shape or (bias is None) is module.bias:
+            text = (
+                f"model: {folder / module.folder} does not hold linear.weight {list(shape)} and what config.json says"
+            )
+            raise InvalidArgument(text, field="model")
+        self._weight = weight.to(device, torch.float32)
+        self._bias = None if bias is None else bias.to(device, torch.float32)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = functional.linear(x, self._weight, self._bias)
+        if self._activation == "tanh":
+            return x.tanh()
+        if self._activation == "gelu":
+            return functional.gelu(x)
+        return x.relu() if self._activation == "relu" else x
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    if safe.exists():
+        with safe_open(safe, "pt") as file:
+            yield from ((name, file.get_tensor(name)) for name in file.keys() if name in NAMES)  # noqa: SIM118
+    elif pickled.exists():
+        yield from torch.load(pickled, map_location="cpu", weights_only=True).items()
+    else:
+        raise InvalidArgument(f"model: no model.safetensors and no pytorch_model.bin in {folder}", field="model")

@@ -1,0 +1,180 @@
+"""KV blocks in host memory, below the device: copied there and back beside the steps.
+
+On CUDA the memory is pinned and a stream of its own copies, behind the steps that were launched before; whoever waits
+for a move does not hold up the thread that launches. On the CPU a move is done when it has been begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import upload
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.kv.kv_memory import GIB, BlockShape, free_host_bytes
+from services.worker.step.plan_violation import require
+from shared import block_hash, columns
+from shared.columns import U32
+from shared.errors import InvalidArgument
+from shared.logs import logger
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.worker_limits import MOST_BLOCKS
+
+log = logger("worker.host_memory")
+
+STAGED_BYTES = 64 << 20  # on the device, at a time: a copy over PCIe of so much takes a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """Whole blocks, each from or to a place of its own."""
+
+    to_host: bool
+    blocks: U32
+    places: U32
+    hashes: list[bytes]  # what they hold
+
+    @classmethod
+    def of(cls, order: pb.Transfer, num_blocks: int, num_places: int) -> BlockMove:
+        """Raises PlanViolation."""
+        blocks, places = columns.u32(order.block_ids), columns.u32(order.place_ids)
+        hashes = block_hash.split(order.block_hashes)
+        counts = (len(blocks), len(places), len(hashes))
+        require(len(set(counts)) == 1 and len(blocks) > 0, lambda: f"a transfer of {counts} blocks, places and hashes")
+        for what, ids, first, end in (("block", blocks, 1, num_blocks), ("place", places, 0, num_places)):
+            inside = bool(ids.min() >= first and ids.max() < end)
+            require(inside, lambda: f"transfer: {what} ids are not all in {first}..{end - 1}: {ids}")  # noqa: B023
+            once = len(np.unique(ids)) == len(ids)
+            require(once, lambda: f"transfer: {what} ids come more than once: {ids}")  # noqa: B023
+        return cls(order.to_host, blocks, places, hashes)
+
+
+class Moving(Protocol):
+    """A move that has been begun."""
+
+    def wait(self) -> None:
+        """Until it is done. Any thread may ask."""
+
+
+class HostMemory:
+    """Owns the places. Moves take place in the order in which they are begun."""
+
+    def __init__(self, caches: Sequence[LayerCache], num_places: int) -> None:
+        whole = caches[0].all_layers
+        self._parts = _parts_of(caches) if whole is None else list(whole)  # [num_blocks, words of a block] each
+        self._whole = whole
+        self.num_places = num_places
+        words = self._parts[0].size(1)
+        self.block_bytes = len(self._parts) * words * self._parts[0].element_size()
+        size = (num_places, len(self._parts), words)
+        dtype = self._parts[0].dtype
+        if whole is None:  # pages that the system hands out when they are first used
+            self._memory = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype)
+            self._stream = None
+        else:
+            self._memory = torch.empty(size, dtype=dtype, pin_memory=True)
+            self._stream = torch.cuda.Stream()
+        self._content: dict[int, bytes] = {}  # hashes, by place
+
+    def begin(self, move: BlockMove) -> Moving:
+        """Behind the steps that have been launched, and the moves that have been begun. What a place holds is not known
+        if it raises what torch does."""
+        places = move.places.tolist()
+        if not move.to_host:
+            return self._begin(move, places)
+        for place in places:
+            self._content.pop(place, None)
+        moving = self._begin(move, places)
+        self._content.update(zip(places, move.hashes, strict=True))
+        return moving
+
+    def _begin(self, move: BlockMove, places: list[int]) -> Moving:
+        if self._stream is None:
+            self._copy(move)
+            return _Done()
+        steps = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(steps)
+            most = max(1, STAGED_BYTES // self.block_bytes)
+            for start in range(0, len(places), most):
+                self._copy_staged(move.to_host, move.blocks[start : start + most], places[start : start + most])
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        return _Recorded(done)
+
+    def held(self) -> dict[int, bytes]:
+        """Hashes by place, once all moves are done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        return dict(self._content)
+
+    def forget(self) -> None:
+        self._content.clear()
+
+    def _copy(self, move: BlockMove) -> None:
+        blocks, places = (torch.from_numpy(ids.astype(np.int64)) for ids in (move.blocks, move.places))
+        for index, part in enumerate(self._parts):
+            there = self._memory[:, index]
+            if move.to_host:
+                there.index_copy_(0, places, part.index_select(0, blocks))
+            else:
+                part.index_copy_(0, blocks, there.index_select(0, places))
+
+    def _copy_staged(self, to_host: bool, blocks: U32, places: list[int]) -> None:
+        """A block's layers are gathered on the device, so that a block is one copy over the bus."""
+        whole = self._whole
+        assert whole is not None, "CUDA's KV memory is one piece"
+        ids = upload(blocks, whole.device, np.int64)
+        if to_host:
+            staged = whole.index_select(1, ids).transpose(0, 1).contiguous()
+            for place, block in zip(places, staged, strict=True):
+                self._memory[place].copy_(block, non_blocking=True)
+            return
+        staged = torch.empty((len(places), *self._memory.shape[1:]), dtype=whole.dtype, device=whole.device)
+        for place, block in zip(places, staged, strict=True):
+            block.copy_(self._memory[place], non_blocking=True)
+        whole.index_copy_(1, ids, staged.transpose(0, 1))
+
+
+def open_host_memory(gib: float, caches: Sequence[LayerCache], shape: BlockShape) -> HostMemory:
+    """As many places as there is room for in so many GiB. Raises InvalidArgument."""
+    num_places, free = int(gib * GIB) // shape.num_bytes, free_host_bytes()
+    if not 1 <= num_places <= MOST_BLOCKS:
+        raise InvalidArgument(
+            f"kv_offloading_size: {gib} GiB has room for {num_places} blocks of {shape.num_bytes} bytes; 1 to "
+            f"{MOST_BLOCKS} are possible",
+            field="kv_offloading_size",
+        )
+    if num_places * shape.num_bytes > free:
+        raise InvalidArgument(
+            f"kv_offloading_size: {gib} GiB is more than the {free / GIB:.1f} GiB that this host has free",
+            field="kv_offloading_size",
+        )
+    started = time.perf_counter()
+    memory = HostMemory(caches, num_places)
+    log.info("host memory for KV", blocks=num_places, gib=gib, seconds=round(time.perf_counter() - started, 2))
+    return memory
+
+
+class _Done:
+    def wait(self) -> None:
+        """It is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    event: torch.cuda.Event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:
+    """Keys and values of every layer, as bytes of blocks."""
+    return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in (cache.k, cache.v)]

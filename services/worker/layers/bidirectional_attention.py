@@ -1,0 +1,59 @@
+"""The attention layer of encoders: each token sees its whole prompt, or what is near it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from services.worker.layers.linear import Linear, Projection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.layers.placement import Destination, Placement
+    from services.worker.models.encoder_config import EncoderConfig
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+class BidirectionalAttention:
+    """Projections around kernels' ragged_attention."""
+
+    def __init__(
+        self, inputs: Sequence[Projection], output: Projection, config: EncoderConfig, place: Placement, *, layer: int
+    ) -> None:
+        """`inputs`: queries, keys and values, in this order, in one tensor or three."""
+        self._input = Linear(inputs, config.hidden_size, config.attention_bias, place)
+        self._output = Linear([output], config.hidden_size, config.attention_bias, place)
+        self._heads, self._head_dim, self._reach = config.num_heads, config.head_dim, config.reach(layer)
+        self._is_rotated = bool(config.ropes)
+        self._attend = place.ops.ragged_attention
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from self._input.destinations()
+        yield from self._output.destinations()
+
+    def finish(self) -> None:
+        self._input.finish()
+        self._output.finish()
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size] -> the same shape"""
+        qkv = self._input(x).view(x.size(0), 3, self._heads, self._head_dim)
+        if self._is_rotated:
+            _rotate(qkv, cos_sin.index_select(0, batch.positions))
+        q, k, v = qkv.unbind(1)
+        metadata = batch.attention
+        assert metadata.query_start is not None
+        attended = self._attend(
+            q, k, v, metadata.query_start, metadata.longest_query, self._head_dim**-0.5, self._reach, batch.num_seen
+        )
+        return self._output(attended.flatten(1))
+
+
+def _rotate(qkv: Tensor, cos_sin: Tensor) -> None:
+    """Queries and keys, in place; `cos_sin` float32 [num_tokens, head_dim] of each token's position."""
+    import torch
+
+    cos, sin = (part[:, None, None] for part in cos_sin.chunk(2, dim=1))
+    first, second = qkv[:, :2].float().chunk(2, dim=-1)
+    qkv[:, :2] = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,43 @@
+"""The adapters of a worker as its settings say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kernels import Ops
+from services.worker.device.device import Device
+from services.worker.limits import Limits
+from services.worker.lora import peft_folder
+from services.worker.lora.adapters import Adapters
+from shared import model_identity
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+
+
+def open_adapters(
+    settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: Limits
+) -> Adapters | None:
+    """For layers that are still to be built; None where there are none and none can come. Raises InvalidArgument."""
+    if not (settings.lora or settings.lora_folders):
+        return None
+    served = model_identity.identity(Path(settings.model), settings.served_model_name).name
+    reason = (
+        f"{served!r} is the model's own name"
+        if served in settings.lora
+        else f"adapters have no place beside tensor_parallel_size {settings.tensor_parallel_size}"
+        if settings.tensor_parallel_size > 1
+        else "adapters have no place beside batch_invariant"
+        if settings.batch_invariant
+        else ""
+    )
+    if reason:
+        raise InvalidArgument(f"lora: {reason}", field="lora")
+    most_bytes = peft_folder.most_bytes(Path(settings.model))
+    folders = [
+        peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes)
+        for name, folder in sorted(settings.lora.items())
+    ]
+    room = settings.max_loras if settings.lora_folders else 0
+    return Adapters(folders, ops, dtype, device.torch_device, wanted, room=room)

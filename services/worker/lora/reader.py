@@ -1,0 +1,54 @@
+"""Adapters are read and hashed in a thread of their own, beside the steps; those wanted last stay in host memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from services.worker.lora.folders import AdapterFolders
+from services.worker.lora.peft_folder import PeftFolder
+from services.worker.structured.background import Background
+from shared.adapter_contents import AdapterId
+from shared.errors import FailedPrecondition, Internal, QuireError
+from shared.logs import logger
+
+log = logger("worker.lora")
+
+Found = tuple[PeftFolder, bytes] | QuireError  # with its digest, or why not
+
+
+class AdapterReader:
+    """One after the other, in the order that they were asked for."""
+
+    def __init__(self, folders: AdapterFolders, most_kept: int = 0) -> None:
+        """`most_kept`: adapters in host memory."""
+        self._folders = folders
+        self._most_kept = most_kept
+        self._kept: OrderedDict[AdapterId, PeftFolder] = OrderedDict()  # used by the thread alone
+        self._thread: Background | None = None  # once something is to be read
+
+    def read(self, name: str, path: str, digest: bytes, done: Callable[[Found], None]) -> None:
+        """`done` is called once, from that thread. `digest`: what it has to be; empty: whatever is there now."""
+        if self._thread is None:
+            self._thread = Background("adapters")
+        self._thread.submit(lambda: done(self._found(name, path, digest)))
+
+    def _found(self, name: str, path: str, digest: bytes) -> Found:
+        kept = self._kept.get(AdapterId(name, digest))
+        if kept is not None:
+            self._kept.move_to_end(AdapterId(name, digest))
+            return kept, digest
+        try:
+            folder = self._folders.read(name, path)
+            found = folder.digest()
+        except QuireError as error:
+            return error
+        except Exception as error:
+            log.exception("an adapter could not be read", adapter=name)
+            return Internal(f"lora: {name}: {type(error).__name__} while reading {path!r}")
+        if digest and found != digest:
+            return FailedPrecondition(f"lora: {name}: {path!r} has another content now", field="lora_path")
+        self._kept[AdapterId(name, found)] = folder
+        while len(self._kept) > self._most_kept:
+            self._kept.popitem(last=False)
+        return folder, found

@@ -1,0 +1,134 @@
+"""The weights of a model that stands ready: others take their place, in the same memory.
+
+They are loaded and packed beside the old ones, as at a start, and copied over when all of them are there and fit: an
+update happens as a whole or not at all, and takes the memory of the weights once more while it lasts. What has noted
+where weights lie (a tape, an output head that is the embedding's table, a drafter that shares them) goes on with the
+new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from services.worker.layers.placement import LoadsItself, Placement
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.loader import load_checkpoint, load_tensors
+from services.worker.models.registry import find_model, read_model_config
+from shared.errors import FailedPrecondition, InvalidArgument
+from shared.model_identity import read_config
+
+OURS = ("services.worker.layers.", "services.worker.models.", "kernels.")  # whose objects are made of weights
+AT_START = "0"  # the version of the weights that a worker starts with
+
+# Of another folder's config.json, what may differ: weights are turned into what the worker computes in.
+MAY_DIFFER = frozenset({"dtype"})
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """A folder, or tensors as a checkpoint names them; all that the model needs."""
+
+    source: Path | Iterable[tuple[str, Tensor]]
+    version: str = ""  # empty: the number of updates
+
+
+class Weights:
+    """Changed between steps, on the device's thread."""
+
+    def __init__(self, model: CausalLM, remake: Callable[[], CausalLM], place: Placement) -> None:
+        """`remake`: another `model`, without weights."""
+        self._model, self._remake, self._place = model, remake, place
+        self._num_updates = 0
+        self.version = AT_START
+
+    def update(self, new: NewWeights) -> None:
+        """Raises FailedPrecondition where weights cannot be changed, and InvalidArgument with what is wrong with the
+        new ones: then the old ones stand."""
+        self._check_possible()
+        if isinstance(new.source, Path):
+            self._check_config(new.source)
+        fresh = self._remake()
+        if isinstance(new.source, Path):
+            load_checkpoint(fresh, new.source)
+        else:
+            load_tensors(fresh, new.source)
+        pairs = [*_pairs(self._model, fresh, set())]
+        counts = self._model.expert_counts
+        kept = None if counts is None else counts[0].clone()
+        for old, values in pairs:
+            old.copy_(values)
+        if counts is not None and kept is not None:
+            counts[0].copy_(kept)  # they lie in the layers, and are no weights
+        self._num_updates += 1
+        self.version = new.version or str(self._num_updates)
+
+    def _check_possible(self) -> None:
+        reason = (
+            f"they lie on {self._place.device.type}, and change on the CPU only"
+            if self._place.device.type != "cpu"
+            else "each rank has a part of them"
+            if not self._place.shard.is_whole
+            else "adapters have been added to them"
+            if self._place.adapters is not None
+            else "the code of transformers has them"
+            if isinstance(self._model, LoadsItself)
+            else ""
+        )
+        if reason:
+            raise FailedPrecondition(f"the weights of this worker cannot be changed: {reason}")
+
+    def _check_config(self, folder: Path) -> None:
+        values = read_config(folder)
+        family, config = find_model(values), self._model.config
+        if family is not type(self._model):
+            named = f"{family.__name__}, not {type(self._model).__name__}"
+            raise InvalidArgument(f"model: the weights in {folder} are those of {named}", field="model")
+        found = read_model_config(values)
+        wrong = [name for name in (field.name for field in fields(config)) if name not in MAY_DIFFER]
+        wrong = [name for name in wrong if getattr(found, name) != getattr(config, name)]
+        if wrong:
+            name = wrong[0]
+            text = f"its {name} is {getattr(found, name)}, that of the model served {getattr(config, name)}"
+            raise InvalidArgument(f"model: {folder} is another model: {text}", field="model")
+
+
+def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of two models that were made alike, the tensors of the first with those that have the same place in the second.
+    What both have in common (where they are placed, functions) has none."""
+    if old is fresh or id(old) in seen:
+        return
+    seen.add(id(old))
+    assert type(old) is type(fresh), "two models of one class are made of the same layers"
+    if isinstance(old, Tensor):
+        assert (old.shape, old.dtype) == (fresh.shape, fresh.dtype), "they have the same config"
+        yield old, fresh
+        return
+    for one, other in _within(old, fresh):
+        yield from _pairs(one, other, seen)
+
+
+def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(old, list | tuple):
+        return zip(old, fresh, strict=True)
+    if isinstance(old, dict):
+        return [(value, fresh[name]) for name, value in old.items()]
+    if not type(old).__module__.startswith(OURS):
+        return ()
+    names = [field.name for field in fields(old)] if is_dataclass(old) else [*vars(old)]
+    return [(getattr(old, name), getattr(fresh, name)) for name in names]
+
+
+def as_tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
+    """What a trainer hands over. Raises InvalidArgument for what is no tensor, or has a name twice."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in named:
+        if not isinstance(tensor, Tensor) or name in found:
+            wrong = "is no tensor" if name not in found else "comes twice"
+            raise InvalidArgument(f"named_tensors: {name} {wrong}", field="named_tensors")
+        found[name] = tensor.detach()
+    return list(found.items())

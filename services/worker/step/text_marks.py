@@ -1,0 +1,53 @@
+"""What encoders are told of a prompt's tokens beside their ids: which of two texts they are of, whether others see
+them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import upload
+from services.worker.step.admission import Admission
+from services.worker.step.step_inputs import StepInputs
+from shared.errors import InvalidArgument
+
+
+class TextMarks:
+    """By slot, where the second text begins, and how many tokens are seen."""
+
+    def __init__(self, num_types: int) -> None:
+        """`num_types`: that the model knows."""
+        self._num_types = num_types
+        self._second_from: dict[int, int] = {}
+        self._num_seen: dict[int, int] = {}
+
+    def admit(self, slot: int, admission: Admission) -> None:
+        if admission.num_seen_tokens:
+            self._num_seen[slot] = admission.num_seen_tokens
+        if not admission.second_text_from:
+            return
+        if self._num_types < 2:
+            raise InvalidArgument("second_text_from: this model does not tell two texts apart", field="params")
+        self._second_from[slot] = admission.second_text_from
+
+    def release(self, slot: int) -> None:
+        self._second_from.pop(slot, None)
+        self._num_seen.pop(slot, None)
+
+    def types(self, inputs: StepInputs, device: torch.device) -> Tensor | None:
+        """int32 [num_tokens]; None if all are of the first text."""
+        if not self._second_from:
+            return None
+        second_from = [self._second_from.get(slot, inputs.num_tokens) for slot in inputs.slots.tolist()]
+        per_token = np.repeat(np.array(second_from, dtype=np.int32), np.diff(inputs.query_start))
+        return upload((inputs.positions >= per_token).astype(np.int32), device)
+
+    def num_seen(self, inputs: StepInputs, device: torch.device) -> Tensor | None:
+        """int32 [num_seqs]; None if all tokens of all are."""
+        if not self._num_seen:
+            return None
+        lengths = np.diff(inputs.query_start).tolist()
+        slots = inputs.slots.tolist()
+        seen = [min(self._num_seen.get(slot, most), most) for slot, most in zip(slots, lengths, strict=True)]
+        return upload(np.array(seen, dtype=np.int32), device)

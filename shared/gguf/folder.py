@@ -1,0 +1,125 @@
+"""A GGUF file as the folder that everything else reads: config, tokenizer and template in files of their own, and links
+to the weights, which stay where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import InvalidArgument
+from shared.gguf import tokenizer
+from shared.gguf.config import config_of
+from shared.gguf.header import Header, read_header
+from shared.logs import logger
+
+log = logger("gguf")
+
+SUFFIX = ".gguf"
+LAYOUT = 1  # of what is written here; another one has folders of its own
+PARTS = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
+MAX_PARTS = 512
+SPLIT_COUNT = "split.count"
+
+
+def is_file(path: Path) -> bool:
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def as_folder(path: Path) -> Path:
+    """Made once for each file, size and time of its last change. Raises InvalidArgument for a file that is no use."""
+    status, path = path.stat(), path.resolve()
+    key = f"{LAYOUT} {path} {status.st_size} {status.st_mtime_ns}"
+    folder = _cache() / hashlib.sha256(key.encode()).hexdigest()[:32] / model_name(path)
+    parts = all_parts(path)
+    if not folder.is_dir():
+        _write(folder, path, _files(parts))
+    return folder
+
+
+def model_name(path: Path) -> str:
+    """The file's name without its end, and without the number of a part."""
+    parts = PARTS.fullmatch(path.stem)
+    return parts[1] if parts else path.stem
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "quire" / "gguf"
+
+
+def all_parts(path: Path) -> list[Path]:
+    """The files of one model, of which `path` is one. Raises InvalidArgument if some are not there."""
+    found = PARTS.fullmatch(path.stem)
+    if not found:
+        return [path]
+    count = int(found[3])
+    if not 1 <= count <= MAX_PARTS:
+        raise InvalidArgument(f"model: {path}: it is one of {count} parts; at most {MAX_PARTS} are read", field="model")
+    files = [path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{SUFFIX}") for number in range(1, count + 1)]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise InvalidArgument(f"model: {path}: the part {missing[0]} does not lie beside it", field="model")
+    return files
+
+
+def _files(parts: list[Path]) -> dict[str, Any]:
+    """By name: an object, or the file that is meant."""
+    first = read_header(parts[0])
+    header = Header(first.path, first.metadata, _tensors(parts, first))
+    config = config_of(header)
+    words = tokenizer.vocabulary(header, config["vocab_size"])
+    generation = tokenizer.generation_config(words)
+    return {
+        "config.json": config,
+        "tokenizer.json": tokenizer.tokenizer_json(words),
+        "tokenizer_config.json": tokenizer.tokenizer_config(words),
+        **({"generation_config.json": generation} if generation else {}),
+        **{part.name: part for part in parts},
+    }
+
+
+def _tensors(parts: list[Path], first: Header) -> Mapping[str, Any]:
+    tensors = dict(first.tensors)
+    count = first.metadata.get(SPLIT_COUNT, 1)
+    if count not in (0, len(parts)):
+        raise first.refusal(f"{SPLIT_COUNT} is {count}, by its name it is one of {len(parts)}")
+    for part in parts[1:]:
+        tensors |= read_header(part).tensors
+    return tensors
+
+
+def _write(folder: Path, path: Path, files: Mapping[str, Any]) -> None:
+    """Whole or not at all, whoever else does the same."""
+    try:
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent.parent))
+        try:
+            inner = made / folder.name
+            inner.mkdir()
+            for name, content in files.items():
+                if isinstance(content, Path):
+                    (inner / name).symlink_to(content)
+                else:
+                    (inner / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            _place(made, folder.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        reason = f"cannot write its config and tokenizer to {folder}: {error.strerror}; XDG_CACHE_HOME says where"
+        raise InvalidArgument(f"model: {path}: {reason}", field="model") from None
+    log.info("GGUF file opened", file=str(path), folder=str(folder), dtype=files["config.json"]["dtype"])
+
+
+def _place(made: Path, wanted: Path) -> None:
+    try:
+        made.rename(wanted)
+    except OSError:
+        if not wanted.is_dir():  # else another process was faster with the same
+            raise

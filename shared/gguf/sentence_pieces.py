@@ -1,0 +1,65 @@
+"""`tokenizer.ggml.model: llama`: pieces with scores, as SentencePiece's BPE leaves them.
+
+The pair whose piece has the highest score is merged first: so the pairs, in the order of these scores, are the merges.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from shared.gguf.kinds import TokenKind
+
+if TYPE_CHECKING:
+    from shared.gguf.tokenizer import Vocabulary
+
+SCORES = "tokenizer.ggml.scores"
+ADD_PREFIX = "tokenizer.ggml.add_space_prefix"
+SPACE = "\u2581"
+MAX_PIECE = 256  # characters of a piece that is made of others; longer ones would cost their length for each piece
+
+
+def parts(words: Vocabulary) -> dict[str, Any]:
+    unknown = words.token("unknown_token_id")
+    prefixed = words.values.flag(ADD_PREFIX, True)
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prefix = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unknown[1] if unknown else None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": TokenKind.BYTE in words.kinds,
+            "ignore_merges": False,
+            "vocab": {text: number for number, text in enumerate(words.tokens)},
+            "merges": _merges(words),
+        },
+    }
+
+
+def _merges(words: Vocabulary) -> list[list[str]]:
+    scores = words.values.numbers(SCORES)
+    if len(scores) != len(words.tokens):
+        raise words.header.refusal(f"{SCORES}: {len(scores)} for {len(words.tokens)} tokens")
+    made_of = (TokenKind.NORMAL, TokenKind.USER_DEFINED)
+    ids = {text: number for number, text in enumerate(words.tokens) if words.kinds[number] in made_of}
+    ranked = sorted(ids, key=lambda text: -scores[ids[text]])
+    return [*itertools.chain.from_iterable(_pairs(text, ids) for text in ranked)]
+
+
+def _pairs(text: str, ids: dict[str, int]) -> list[list[str]]:
+    """Two known pieces that make `text`, the most usual first."""
+    if len(text) > MAX_PIECE:
+        return []
+    found = [(text[:at], text[at:]) for at in range(1, len(text))]
+    known = [pair for pair in found if pair[0] in ids and pair[1] in ids]
+    return [list(pair) for pair in sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))]

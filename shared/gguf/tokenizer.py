@@ -1,0 +1,137 @@
+"""The tokenizer in a GGUF file, as the tokenizer.json that Hugging Face's tokenizers read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shared.gguf import byte_pairs, sentence_pieces
+from shared.gguf.header import Header, Values
+from shared.gguf.kinds import TokenKind
+
+PREFIX = "tokenizer.ggml."
+TEMPLATE, NAMED_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
+SPECIALS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, of a turn, of a message
+DEFAULT_TEMPLATE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    tokens: list[str]
+    kinds: list[int]
+    values: Values
+    header: Header
+
+    def token(self, key: str) -> tuple[int, str] | None:
+        """The number and the text of one that the file names; None if it names none."""
+        if PREFIX + key not in self.values:
+            return None
+        number = self.values.integer(PREFIX + key)
+        if not 0 <= number < len(self.tokens):
+            raise self.header.refusal(f"{PREFIX}{key} is {number}, it has {len(self.tokens)} tokens")
+        return number, self.tokens[number]
+
+
+def vocabulary(header: Header, vocab_size: int) -> Vocabulary:
+    """`vocab_size`: rows of the embedding. Raises InvalidArgument for another number of tokens."""
+    values = Values(header)
+    tokens = values.texts(f"{PREFIX}tokens")
+    kinds = [int(kind) for kind in values.numbers(f"{PREFIX}token_type", [TokenKind.NORMAL] * len(tokens))]
+    if not len(tokens) == len(kinds) <= vocab_size:
+        counts = f"{len(tokens)} tokens, {len(kinds)} types"
+        raise header.refusal(f"{PREFIX}tokens: {counts}, and the embedding has {vocab_size} rows")
+    if len(set(tokens)) < len(tokens):
+        raise header.refusal(f"{PREFIX}tokens has a token twice")
+    return Vocabulary(tokens, kinds, values, header)
+
+
+def tokenizer_json(words: Vocabulary) -> dict[str, Any]:
+    model = words.values.text(f"{PREFIX}model")
+    if model == "gpt2":
+        parts, adds_bos = byte_pairs.parts(words)
+    elif model == "llama":
+        parts, adds_bos = sentence_pieces.parts(words), True
+    else:
+        raise words.header.refusal(f"{PREFIX}model is {model[:80]!r}; there are gpt2 and llama")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(words),
+        **parts,
+        "post_processor": _frame(words, adds_bos) or parts["post_processor"],
+    }
+
+
+def _added(words: Vocabulary) -> list[dict[str, Any]]:
+    """Tokens that are found in a text before it is cut into words."""
+    special = {TokenKind.CONTROL, TokenKind.UNKNOWN}
+    return [
+        {
+            "id": number,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind in special,
+        }
+        for number, (text, kind) in enumerate(zip(words.tokens, words.kinds, strict=True))
+        if text and (kind in special or kind == TokenKind.USER_DEFINED)
+    ]
+
+
+def _frame(words: Vocabulary, adds_bos: bool) -> dict[str, Any] | None:
+    """What is put around every text; None for nothing."""
+    wanted = {"bos": adds_bos, "eos": False}
+    around = {end: words.token(f"{end}_token_id") for end, default in wanted.items() if _adds(words, end, default)}
+    if not any(around.values()):
+        return None
+
+    def framed(*texts: str) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        for number, text in enumerate(texts):
+            piece = [{"Sequence": {"id": text, "type_id": number}}]
+            before, behind = ([_special(around.get(end), number)] for end in ("bos", "eos"))
+            made += [one for one in (*before, *piece, *behind) if one]
+        return made
+
+    return {
+        "type": "TemplateProcessing",
+        "single": framed("A"),
+        "pair": framed("A", "B"),
+        "special_tokens": {
+            token[1]: {"id": token[1], "ids": [token[0]], "tokens": [token[1]]} for token in around.values() if token
+        },
+    }
+
+
+def _adds(words: Vocabulary, end: str, default: bool) -> bool:
+    return words.values.flag(f"{PREFIX}add_{end}_token", default)
+
+
+def _special(token: tuple[int, str] | None, number: int) -> dict[str, Any] | None:
+    return {"SpecialToken": {"id": token[1], "type_id": number}} if token else None
+
+
+def tokenizer_config(words: Vocabulary) -> dict[str, Any]:
+    """Special tokens and the chat template, or several by name."""
+    found = {name: words.token(f"{key}_token_id") for key, name in SPECIALS.items()}
+    config: dict[str, Any] = {name: token[1] for name, token in found.items() if token}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    template = words.values.text(TEMPLATE) if TEMPLATE in words.values else None
+    named = {name: words.values.text(f"{TEMPLATE}.{name}") for name in words.values.texts(NAMED_TEMPLATES, [])}
+    if named:
+        default = {DEFAULT_TEMPLATE: template} if template is not None else {}
+        both = {**default, **named}
+        config["chat_template"] = [{"name": name, "template": text} for name, text in both.items()]
+    elif template is not None:
+        config["chat_template"] = template
+    return config
+
+
+def generation_config(words: Vocabulary) -> dict[str, Any]:
+    """All tokens that end an answer."""
+    ends = [token[0] for token in map(words.token, ENDS) if token]
+    return {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}

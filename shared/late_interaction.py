@@ -1,0 +1,70 @@
+"""Models that compare texts token by token (ColBERT, arXiv 2004.12832): what they put into queries and documents.
+
+Every token has a vector; a document's score is the sum over the query's tokens of the best match among its own. Read
+from folders that its authors publish (artifact.metadata) and from those of PyLate (config_sentence_transformers.json).
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import InvalidArgument
+
+MOST_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LateInteraction:
+    """How such a model reads."""
+
+    query_token: str  # stands behind the first token of each query; empty: none does
+    document_token: str
+    query_length: int  # tokens at most, with those that are put around and into the text
+    document_length: int
+    expands: bool  # shorter queries are filled up with mask tokens, which have vectors, too
+    sees_fillers: bool  # whether other tokens see those
+    skipped: tuple[str, ...]  # tokens that documents have no vectors for
+
+
+def of_artifact(values: dict[str, Any]) -> LateInteraction:
+    """artifact.metadata of a folder of ColBERT. Raises InvalidArgument."""
+    if values.get("similarity", "cosine") != "cosine":
+        raise _refusal("similarity", values["similarity"], "there is cosine")
+    return LateInteraction(
+        str(values.get("query_token_id", "[unused0]")),
+        str(values.get("doc_token_id", "[unused1]")),
+        _length("query_maxlen", values.get("query_maxlen", 32)),
+        _length("doc_maxlen", values.get("doc_maxlen", 220)),
+        True,
+        bool(values.get("attend_to_mask_tokens", False)),
+        tuple(string.punctuation) if values.get("mask_punctuation", True) else (),
+    )
+
+
+def of_pylate(values: dict[str, Any]) -> LateInteraction:
+    """config_sentence_transformers.json of a folder of PyLate. Raises InvalidArgument."""
+    skipped = values.get("skiplist_words")
+    if skipped is not None and not (isinstance(skipped, list) and all(isinstance(word, str) for word in skipped)):
+        raise _refusal("skiplist_words", skipped, "a list of words is needed")
+    expands = values.get("do_query_expansion")
+    return LateInteraction(
+        str(values.get("query_prefix") or ""),
+        str(values.get("document_prefix") or ""),
+        _length("query_length", values.get("query_length") or 32),
+        _length("document_length", values.get("document_length") or 180),
+        True if expands is None else bool(expands),
+        bool(values.get("attend_to_expansion_tokens", False)),
+        tuple(string.punctuation) if skipped is None else tuple(skipped),
+    )
+
+
+def _length(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 4 <= value <= MOST_TOKENS:
+        raise _refusal(name, value, f"an integer in [4, {MOST_TOKENS}] is needed")
+    return value
+
+
+def _refusal(name: str, value: Any, reason: str) -> InvalidArgument:
+    return InvalidArgument(f"model: {name} is {value!r:.64} (late interaction): {reason}", field="model")

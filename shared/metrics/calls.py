@@ -1,0 +1,78 @@
+"""What calls were made of, and for whom: counted once a call, at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared.metrics.base import STEP_BUCKETS, TTFT_BUCKETS
+from shared.metrics.histogram import Histogram, Series
+
+PARTS = ("tokenize", "hop", "queue", "prefill", "decode", "write")
+OUTCOMES = ("answered", "limited", "failed", "left")
+KINDS = ("prompt", "cached", "output")
+MOST_TENANTS = 100  # with series of their own: without API keys a client calls itself what it likes
+NO_TENANT, OTHER_TENANTS = "(none)", "(others)"
+PART_BUCKETS = (*STEP_BUCKETS, 20, 60, 300)
+
+
+@dataclass(slots=True)
+class Tenant:
+    """What was done for one."""
+
+    first_token: Series
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+
+class CallMetrics(Collector):
+    """Plain numbers of the event loop, which the page's thread reads. `of_tenants`: the registry of what one tenant is
+    not to know of another."""
+
+    def __init__(self, registry: CollectorRegistry, of_tenants: CollectorRegistry) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        parts = Histogram(
+            "quire_frontend_request_part_seconds",
+            "Where the time of requests went",
+            ["part"],
+            buckets=PART_BUCKETS,
+            registry=registry,
+        )
+        self.parts = {part: parts.labels(part) for part in PARTS}
+        self._first_token = Histogram(
+            "quire_frontend_tenant_first_token_seconds",
+            "From the arrival of a tenant's request to its first token",
+            ["tenant"],
+            buckets=TTFT_BUCKETS,
+            registry=of_tenants,
+        )
+        of_tenants.register(self)
+
+    def tenant(self, name: str) -> Tenant:
+        """The first MOST_TENANTS by their names, all others together."""
+        name = name or NO_TENANT
+        if name not in self._tenants and len(self._tenants) >= MOST_TENANTS:
+            name = OTHER_TENANTS
+        found = self._tenants.get(name)
+        if found is None:
+            found = self._tenants[name] = Tenant(self._first_token.labels(name))
+        return found
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # what there is depends on who calls
+
+    def collect(self) -> Iterable[Metric]:
+        calls = CounterMetricFamily(
+            "quire_frontend_tenant_calls", "A tenant's calls, by how they ended", labels=["tenant", "outcome"]
+        )
+        tokens = CounterMetricFamily("quire_frontend_tenant_tokens", "A tenant's tokens", labels=["tenant", "kind"])
+        for name, tenant in list(self._tenants.items()):
+            for outcome, count in tenant.calls.items():
+                calls.add_metric([name, outcome], count)
+            for kind, count in tenant.tokens.items():
+                tokens.add_metric([name, kind], count)
+        return calls, tokens

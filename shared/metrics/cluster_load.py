@@ -1,0 +1,52 @@
+"""What gateways that choose among frontends ask each of them: how busy the cluster behind it is, and its adapters.
+
+They are the metrics of the model server protocol of the Gateway API's inference extension. Schedulers report the same
+of each worker under vLLM's names; these have names of their own, so that sums over all services count nothing twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+GAUGES = {
+    "num_requests_waiting": ("requests_waiting", "Requests waiting in the whole cluster behind this frontend"),
+    "num_requests_running": ("requests_running", "Requests running in the whole cluster behind this frontend"),
+    "kv_cache_usage_perc": ("kv_cache_usage", "KV blocks owned in the whole cluster behind this frontend, 0 to 1"),
+}
+ADAPTERS = "vllm:lora_requests_info"
+
+
+class ClusterLoadCollector(Collector):
+    """`load`: by vLLM's names, as in GAUGES; `adapters`: those that requests can name now."""
+
+    def __init__(
+        self,
+        load: Callable[[], Mapping[str, float]],
+        adapters: Callable[[], Collection[str]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._load = load
+        self._adapters = adapters
+        self._clock = clock
+        self._known: tuple[str, ...] = ()
+        self._changed_s = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        for field, (name, text) in GAUGES.items():
+            yield GaugeMetricFamily(f"quire_frontend_cluster_{name}", text, value=load[field])
+        found = tuple(sorted(self._adapters()))
+        if found != self._known:
+            self._known, self._changed_s = found, self._clock()
+        family = GaugeMetricFamily(
+            ADAPTERS,
+            "When the adapters that can be used changed last, Unix seconds; which, as labels",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        if found:  # all are loaded, and none waits to be
+            family.add_metric((str(len(found)), ",".join(found), ""), self._changed_s)
+        yield family

@@ -1,0 +1,110 @@
+"""A worker that is killed while it loads an adapter: nobody waits for it or loses a token, and it gets it later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from quire.bundled import ADAPTERS
+from quire.client import Client
+from quire.cluster import Cluster
+from quire.params import SamplingParams
+from quire.requests import Options
+from tests.chaos.conftest import SCHEDULER, WORKER, Said, leaves_nothing_behind
+from tests.chaos.streams import Crowd, greedy, same
+from tests.chaos.test_workers import pid
+from tests.e2e.conftest import running_cluster
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+
+PATIENCE_S = 60.0
+QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]
+
+
+async def answer(client: Client) -> str:
+    params, options = SamplingParams(temperature=0, max_tokens=40), Options(model="late")
+    return (await asyncio.to_thread(client.chat, QUESTION, params, options))[0].text
+
+
+def reads(process: int, pipe: Path) -> bool:
+    """Whether it has it open: it waits for what is written there."""
+    links = Path(f"/proc/{process}/fd")
+    return any(os.path.realpath(link) == str(pipe) for link in links.iterdir())
+
+
+async def until_read(pipe: Path, *processes: int) -> int:
+    """Holds an end to write to, without which nobody gets beyond opening the other one."""
+    async with asyncio.timeout(PATIENCE_S):
+        writer = -1
+        while writer < 0:
+            try:
+                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody reads yet
+                await asyncio.sleep(0.02)
+        while not all(reads(process, pipe) for process in processes):
+            await asyncio.sleep(0.02)
+    return writer
+
+
+async def until_both_have_it(client: Client) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while [one.num_workers for one in await asyncio.to_thread(client.adapters)] != [2]:
+            await asyncio.sleep(0.1)
+
+
+def held_up(folder: Path, config: Path) -> Path:
+    """A module that every process of Python imports first: who opens `config` reads the pipe, if that is there, before.
+    The pipe."""
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    (folder / "sitecustomize.py").write_text(f"""
+import os, sys
+
+def on_event(event, arguments):
+    if event == "open" and str(arguments[0]) == {str(config)!r} and os.path.exists({str(pipe)!r}):
+        with open({str(pipe)!r}) as held:
+            held.read()
+
+sys.addaudithook(on_event)
+""")
+    return pipe
+
+
+async def load_and_kill(cluster: Cluster, client: Client, name: str, pipe: Path) -> int:
+    """Both workers are in the middle of reading the adapter when one is killed. Returns how many then have it."""
+    loading = asyncio.ensure_future(asyncio.to_thread(client.load_adapter, "late", name))
+    writer = await until_read(pipe, pid(cluster, "worker-0"), pid(cluster, "worker-1"))
+    os.unlink(pipe)  # for the one that comes
+    os.kill(pid(cluster, "worker-0"), signal.SIGKILL)
+    os.close(writer)
+    return await loading
+
+
+async def test_a_worker_is_killed_while_it_loads_an_adapter(
+    tmp_path: Path, undisturbed: dict[str, Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "adapters" / "pirate"
+    shutil.copytree(ADAPTERS / "pirate", folder)
+    pipe = held_up(tmp_path, (folder / "adapter_config.json").resolve())
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    worker = WORKER | {"lora_folders": [str(folder.parent)]}
+    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER) as cluster:
+        with Client(cluster.grpc_address) as client:
+            crowd = Crowd(cluster.grpc_address, greedy)
+            await crowd.talking()
+            assert await load_and_kill(cluster, client, folder.name, pipe) == 1
+            assert await answer(client) == "Ahoy! 68 Arr!"
+            await crowd.finished()
+            assert crowd.errors == []
+            assert same(crowd, undisturbed["greedy"])
+            print(f"longest pause {crowd.longest_gap_s:.2f} s")
+            await until_both_have_it(client)
+            os.kill(pid(cluster, "worker-1"), signal.SIGKILL)
+            assert await answer(client) == "Ahoy! 68 Arr!"
+            await until_both_have_it(client)
+        leaves_nothing_behind(cluster)

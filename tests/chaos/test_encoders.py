@@ -1,0 +1,59 @@
+"""Embedding while workers and schedulers are killed: every input has its vector, and it is the one it always has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.client import Client
+from quire.cluster import Cluster, ClusterOptions
+from tests.chaos.conftest import SCHEDULER
+from tests.chaos.test_workers import pid
+from tests.e2e import encoder_folder
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+INPUTS = [[2, *([4 + i % 40] * (1 + i * 7 % 90)), 3] for i in range(200)]
+CALLS = 12
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two workers with small steps, so that there are many."""
+    encoder_folder.write(tmp_path, "bert", "Model", num_hidden_layers=12)
+    worker = {"threads": 1, "max_num_seqs": 2, "max_num_batched_tokens": 128}
+    settings = {"worker": worker, "scheduler": SCHEDULER}
+    with Cluster(
+        ClusterOptions(model=str(tmp_path), workers=2, http_port=0, grpc_port=0, settings=settings)
+    ) as running:
+        yield running
+
+
+@pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])
+def test_vectors_come_although_somebody_is_killed(cluster: Cluster, victim: str) -> None:
+    with Client(cluster.grpc_address) as client:
+        calm = np.array(client.embed(INPUTS))
+        found: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
+        first = threading.Event()
+
+        def ask() -> None:
+            for _ in range(CALLS):
+                found.append(np.array(client.embed(INPUTS)))
+                first.set()
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert first.wait(60)
+        os.kill(pid(cluster, victim), signal.SIGKILL)
+        for thread in threads:
+            thread.join(120)
+    assert len(found) == 2 * CALLS
+    assert all(np.allclose(vectors, calm, atol=1e-5) for vectors in found)
+    assert cluster.process(victim).restarts >= 1

@@ -1,0 +1,102 @@
+"""Every file of the chart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from shared.version import VERSION
+from tests.deploy.chart import templates, values
+from tests.deploy.paths import GRAFANA, K8S, PROMETHEUS
+
+CHART = K8S / "chart"
+MADE = "# Made of the kustomizations beside it: python -m tests.deploy.chart\n"
+OVERLAYS = {
+    "cpu-demo": "overlays/cpu-demo",
+    "gpu": "overlays/gpu",
+    "gpu-to-zero": "overlays/gpu-to-zero",
+    "gateway": "overlays/gateway",
+}
+WORDS = {
+    "cuda": "One NVIDIA GPU a worker, whose image and resources are then set below (values/gpu.yaml)",
+    "models": "A volume with model folders at /models",
+    "monitoring": "A small Prometheus, and Grafana",
+    "prometheusOperator": "PodMonitor, rules and dashboard for clusters that have the operator",
+    "autoscaling": "KEDA. toZero: no worker while nobody asks; prometheus: an address that KEDA's namespace knows",
+    "inferenceGateway": "Frontends as an InferencePool, and a route to it; k8s/README.md says what else that needs",
+    "settings": "Settings of every service, as in base/quire.yaml",
+}
+
+
+def links() -> dict[str, str]:
+    """Files that ConfigMaps hold, by path; Helm follows links."""
+    found = {}
+    for folder in (GRAFANA, PROMETHEUS):
+        document = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        for generator in document["configMapGenerator"]:
+            for entry in generator["files"]:
+                key, _, file = entry.rpartition("=")
+                target = (folder / file).relative_to(K8S)
+                found[f"files/{generator['name']}/{key or target.name}"] = f"../../../{target}"
+    return found
+
+
+def texts() -> dict[str, str]:
+    """By path; links() are besides."""
+    defaults = values.defaults()
+    found = {
+        "Chart.yaml": MADE + _dumped(_chart()),
+        "values.yaml": MADE + "".join(_commented(key, {key: value}) for key, value in defaults.items()),
+        "values.schema.json": json.dumps(_schema(defaults), indent=2) + "\n",
+    }
+    for name, folder in OVERLAYS.items():
+        found[f"values/{name}.yaml"] = f"{MADE}# As {folder}.\n" + _dumped(
+            values.differing(values.of(folder), defaults)
+        )
+    for name, text in templates.all_templates().items():
+        found[f"templates/{name}"] = text
+    return found
+
+
+def _chart() -> dict[str, str]:
+    return {
+        "apiVersion": "v2",
+        "name": "quire",
+        "description": "Frontends, schedulers and workers of Quire",
+        "type": "application",
+        "version": VERSION,
+        "appVersion": VERSION,
+        "kubeVersion": ">=1.30.0-0",
+    }
+
+
+def _commented(key: str, part: dict[str, Any]) -> str:
+    words = f"# {WORDS[key]}.\n" if key in WORDS else ""
+    return f"\n{words}{_dumped(part)}"
+
+
+def _dumped(document: dict[str, Any]) -> str:
+    return yaml.safe_dump(document, sort_keys=False, width=120)
+
+
+def _schema(defaults: values.Values) -> dict[str, Any]:
+    """A value that is misspelled is an error. What Kubernetes or the services check themselves is left to them."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **_schema_of(defaults, is_open=("resources", "settings")),
+    }
+
+
+def _schema_of(value: Any, is_open: tuple[str, ...]) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                key: {"type": "object"} if key in is_open else _schema_of(inner, is_open)
+                for key, inner in value.items()
+            },
+        }
+    return {"type": {bool: "boolean", int: "integer", str: "string"}[type(value)]}

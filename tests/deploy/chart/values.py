@@ -1,0 +1,145 @@
+"""What a user of the chart may set: where each value stands in the objects, and which components it turns on."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy import kustomize
+from tests.deploy.kustomize import Resource
+from tests.deploy.paths import K8S
+
+Values = dict[str, Any]
+
+# By component: the value that turns it on.
+SWITCHES = {
+    "cuda": "cuda.enabled",
+    "models": "models.enabled",
+    "monitoring": "monitoring.enabled",
+    "prometheus-operator": "prometheusOperator.enabled",
+    "autoscaling": "autoscaling.enabled",
+    "scale-to-zero": "autoscaling.toZero",
+    "inference-gateway": "inferenceGateway.enabled",
+}
+POD = ("spec", "template", "spec")
+CONTAINER = (*POD, "containers", 0)
+# By value: (kind, name, where it stands).
+PLACES: dict[str, tuple[str, str, tuple[str | int, ...]]] = {
+    **{
+        f"{role}.{value}": ("Deployment", role, place)
+        for role in ("frontend", "scheduler", "worker", "redis")
+        for value, place in (("image", (*CONTAINER, "image")), ("resources", (*CONTAINER, "resources")))
+    },
+    "frontend.replicas": ("Deployment", "frontend", ("spec", "replicas")),
+    "worker.replicas": ("Deployment", "worker", ("spec", "replicas")),
+    "frontend.terminationGracePeriodSeconds": ("Deployment", "frontend", (*POD, "terminationGracePeriodSeconds")),
+    "models.storageClassName": ("PersistentVolumeClaim", "models", ("spec", "storageClassName")),
+    "models.size": ("PersistentVolumeClaim", "models", ("spec", "resources", "requests", "storage")),
+    "autoscaling.minReplicas": ("ScaledObject", "worker", ("spec", "minReplicaCount")),
+    "autoscaling.maxReplicas": ("ScaledObject", "worker", ("spec", "maxReplicaCount")),
+    "autoscaling.cooldownSeconds": ("ScaledObject", "worker", ("spec", "cooldownPeriod")),
+}
+SETTINGS = "settings"  # the whole of quire.yaml
+PROMETHEUS = "autoscaling.prometheus"  # wherever a trigger names its address
+
+
+def components_of(folder: str) -> list[str]:
+    """Of an overlay, those of the overlays that it changes included, in the order in which they are applied."""
+    document = yaml.safe_load((K8S / folder / "kustomization.yaml").read_text())
+    below = [
+        name
+        for entry in document.get("resources", [])
+        if (K8S / folder / entry / "kustomization.yaml").exists()
+        for name in components_of(str((K8S / folder / entry).resolve().relative_to(K8S)))
+    ]
+    return [*below, *(Path(entry).name for entry in document.get("components", []))]
+
+
+def of(folder: str) -> Values:
+    """All values that make the chart what an overlay is."""
+    return _of(kustomize.build(K8S / folder, hashed=False), components_of(folder))
+
+
+def defaults() -> Values:
+    """Those of the base; of what only components bring, theirs."""
+    components = [K8S / "components" / name for name in ("models", "autoscaling")]
+    brought = _of(kustomize.build(K8S / "base", *components, hashed=False), [])
+    return merged(merged(brought, {"models": {"storageClassName": ""}}), of("base"))
+
+
+def _of(built: list[Resource], present: list[str]) -> Values:
+    resources = {(r["kind"], r["metadata"]["name"]): r for r in built}
+    values: Values = {}
+    for component, switch in SWITCHES.items():
+        put(values, switch, component in present)
+    for path, (kind, name, place) in PLACES.items():
+        found = at(resources.get((kind, name)), place)
+        if found is not None:
+            put(values, path, copy.deepcopy(found))
+    if ("ScaledObject", "worker") in resources:
+        triggers = resources["ScaledObject", "worker"]["spec"]["triggers"]
+        (address,) = {trigger["metadata"]["serverAddress"] for trigger in triggers}
+        put(values, PROMETHEUS, address)
+    values[SETTINGS] = yaml.safe_load(resources["ConfigMap", "quire"]["data"]["quire.yaml"])
+    return values
+
+
+def at(resource: Resource | None, place: tuple[str | int, ...]) -> Any:
+    """None where there is nothing."""
+    found: Any = resource
+    for key in place:
+        if isinstance(found, dict):
+            found = found.get(key)
+        elif isinstance(found, list):
+            found = found[int(key)]
+    return found
+
+
+def put(values: Values, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for part in parents:
+        values = values.setdefault(part, {})
+    values[last] = value
+
+
+def differing(values: Values, defaults: Values) -> Values:
+    """What of `values` is to be said where `defaults` hold; settings that are not there are taken away."""
+    found = _added(values, defaults)
+    put(found, SETTINGS, merged(_removed(values[SETTINGS], defaults[SETTINGS]), found.get(SETTINGS, {})))
+    return {key: value for key, value in found.items() if value != {}}
+
+
+def _added(values: Values, defaults: Values) -> Values:
+    found: Values = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if inner := _added(value, default):
+                found[key] = inner
+        elif value != default:
+            found[key] = value
+    return found
+
+
+def _removed(values: Values, defaults: Values) -> Values:
+    return {
+        service: gone
+        for service, settings in defaults.items()
+        if (gone := dict.fromkeys(name for name in settings if name not in values[service]))
+    }
+
+
+def merged(defaults: Values, given: Values) -> Values:
+    """As Helm merges: deep, and None takes away."""
+    found = {**defaults}
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(found.get(key), dict):
+            found[key] = merged(found[key], value)
+        elif value is None:
+            found.pop(key, None)
+        else:
+            found[key] = value
+    return found

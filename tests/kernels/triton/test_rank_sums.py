@@ -1,0 +1,83 @@
+"""Sums of ranks: the words of the others are there already, so that one rank after the other comes to its end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.reference.rank_sums import sum_of_ranks as reference
+from kernels.triton.rank_sums import BLOCK, Mailbox, inbox_words, sum_of_ranks, sum_of_ranks_takes
+
+SIXTEEN = torch.float16  # the interpreter cuts bfloat16 off
+NUM_BLOCKS = 3
+
+
+class Host:
+    """The memory of all ranks, in one process."""
+
+    def __init__(self, num_ranks: int, device: torch.device) -> None:
+        shape = (2, num_ranks, NUM_BLOCKS * BLOCK)
+        assert inbox_words(num_ranks, NUM_BLOCKS) == torch.Size(shape).numel()
+        self.inboxes = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(num_ranks)]
+        addresses = torch.tensor([inbox.data_ptr() for inbox in self.inboxes], device=device)
+        self.mailboxes = [
+            Mailbox(rank, NUM_BLOCKS, addresses, torch.zeros(NUM_BLOCKS, dtype=torch.int32, device=device))
+            for rank in range(num_ranks)
+        ]
+
+    def calls(self, before: int) -> None:
+        for mailbox in self.mailboxes:
+            mailbox.calls.fill_(before)
+
+    def deliver(self, to: int, parts: list[torch.Tensor], call: int) -> None:
+        """As the other ranks would, in words that are not this one's."""
+        for rank, part in enumerate(parts):
+            if rank != to:
+                words = part.view(-1).view(torch.int32).long() & 0xFFFFFFFF
+                self.inboxes[to][call & 1, rank, : words.numel()] = words | call << 32
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1030), (1, 2 * NUM_BLOCKS * BLOCK)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_every_rank_gets_the_sum(device: torch.device, num_ranks: int, shape: tuple[int, int], adds: bool) -> None:
+    host = Host(num_ranks, device)
+    for call in (1, 2, 3):
+        parts = [torch.randn(shape).to(device, SIXTEEN) for _ in range(num_ranks)]
+        residual = torch.randn(shape).to(device, SIXTEEN) if adds else None
+        want = reference(parts, residual.clone() if residual is not None else None)
+        for rank, mailbox in enumerate(host.mailboxes):
+            host.deliver(rank, parts, call)
+            kept = None if residual is None else residual.clone()
+            got = sum_of_ranks(parts[rank].clone(), mailbox, kept)
+            assert torch.equal(got, want)
+            assert kept is None or got is kept
+
+
+def test_what_a_rank_writes_is_what_the_others_wait_for(device: torch.device) -> None:
+    host, parts = Host(2, device), [torch.randn(1, 64).to(device, SIXTEEN) for _ in range(2)]
+    host.deliver(0, parts, call=1)
+    sum_of_ranks(parts[0].clone(), host.mailboxes[0])
+    written = host.inboxes[1].clone()
+    host.inboxes[1].zero_()
+    host.deliver(1, parts, call=1)
+    assert torch.equal(host.inboxes[1], written)
+
+
+def test_numbers_of_calls_come_round_without_the_one_that_was_never_written(device: torch.device) -> None:
+    host = Host(2, device)
+    host.calls(before=-2)
+    for call in (-1, 2, 3):
+        parts = [torch.randn(1, 64).to(device, SIXTEEN) for _ in range(2)]
+        host.deliver(0, parts, call)
+        assert torch.equal(sum_of_ranks(parts[0].clone(), host.mailboxes[0]), reference(parts))
+
+
+def test_what_is_too_large_or_has_other_elements_is_left_to_others(device: torch.device) -> None:
+    mailbox = Host(2, device).mailboxes[0]
+    most = mailbox.most_bytes // 2
+    assert sum_of_ranks_takes(torch.zeros(most, dtype=SIXTEEN), mailbox)
+    assert not sum_of_ranks_takes(torch.zeros(most + 2, dtype=SIXTEEN), mailbox)
+    assert not sum_of_ranks_takes(torch.zeros(4, dtype=torch.float32), mailbox)
+    assert not sum_of_ranks_takes(torch.zeros(3, dtype=SIXTEEN), mailbox)
+    assert not sum_of_ranks_takes(torch.zeros(0, dtype=SIXTEEN), mailbox)

@@ -1,0 +1,138 @@
+"""Clients in other languages, built where what they need is on the machine; skipped with a reason where it is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = ROOT / "protos"
+CLIENTS = PROTOS / "clients"
+AREAS = {
+    area: sorted(str(path.relative_to(PROTOS)) for path in (PROTOS / "quire" / area).rglob("*.proto"))
+    for area in ("common", "inference")
+}
+MADE_OF = [*AREAS["common"], *AREAS["inference"]]
+GO_SOURCES = Path("/usr/share/gocode")  # Debian's
+JARS = Path("/usr/share/java")  # Debian's
+NETTY = ("buffer", "codec", "codec-http", "codec-http2", "common", "handler", "resolver", "transport")
+NEEDED_JARS = (
+    "grpc-api",
+    "grpc-context",
+    "grpc-core",
+    "grpc-netty",
+    "grpc-protobuf",
+    "grpc-protobuf-lite",
+    "grpc-stub",
+    "guava",
+    *(f"netty-{part}" for part in NETTY),
+    "perfmark-api",
+    "protobuf",
+)
+
+Command = list[str]
+Build = Callable[[Path], Command]  # into a folder -> what runs the client
+
+
+def needed(*programs: str, of: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}: {of}")
+
+
+def run(*command: str, folder: Path | None = None, **environment: str) -> None:
+    done = subprocess.run(
+        command, check=False, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+
+
+def compiled(*options: str) -> None:
+    """By the protoc that comes with development here, unless a plugin wants its own."""
+    run(sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", *options, *MADE_OF)
+
+
+def python(out: Path) -> Command:
+    compiled(f"--python_out={out}", f"--grpc_python_out={out}")
+    return ["env", f"PYTHONPATH={out}", sys.executable, str(CLIENTS / "client.py")]
+
+
+def ruby(out: Path) -> Command:
+    needed("ruby", of="apt-get install ruby-grpc")
+    has_grpc = ("ruby", "-e", 'require "grpc"; require "google/protobuf/descriptor_pb"')
+    if subprocess.run(has_grpc, capture_output=True, check=False).returncode:
+        pytest.skip("needs ruby's gRPC: apt-get install ruby-grpc")
+    compiled("--include_imports", f"--descriptor_set_out={out / 'descriptors.bin'}")
+    return ["ruby", str(CLIENTS / "client.rb"), str(out / "descriptors.bin")]
+
+
+def node(out: Path) -> Command:
+    needed("node", of="apt-get install nodejs")
+    packages = os.environ.get("QUIRE_TEST_NODE_MODULES", "")
+    if not (Path(packages) / "@grpc" / "grpc-js").is_dir():
+        pytest.skip("needs QUIRE_TEST_NODE_MODULES=FOLDER/node_modules: npm install @grpc/grpc-js @grpc/proto-loader")
+    return ["env", f"NODE_PATH={packages}", "node", str(CLIENTS / "client.js"), str(PROTOS)]
+
+
+def go(out: Path) -> Command:
+    of = "apt-get install golang-go protobuf-compiler protoc-gen-go-1-5 protoc-gen-go-grpc"
+    needed("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", of=of)
+    if subprocess.run(["protoc-gen-go", "--version"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a protoc-gen-go that knows optional fields: apt-get install protoc-gen-go-1-5")
+    if not (GO_SOURCES / "src" / "google.golang.org" / "grpc").is_dir():
+        pytest.skip("needs Go's gRPC: apt-get install golang-google-grpc-dev")
+    sources = out / "src"
+    (sources / "client").mkdir(parents=True)
+    named = ",".join(f"M{name}=quirepb/{name.split('/')[1]}" for name in MADE_OF)
+    plugins = [f"--go_out={sources}", f"--go-grpc_out={sources}", f"--go_opt={named}", f"--go-grpc_opt={named}"]
+    for files in AREAS.values():  # a Go package at a time
+        run("protoc", f"-I{PROTOS}", *plugins, *files)
+    shutil.copy(CLIENTS / "client.go", sources / "client")
+    program = out / "client"
+    run("go", "build", "-o", str(program), "client", GOPATH=f"{out}:{GO_SOURCES}", GO111MODULE="off")
+    return [str(program)]
+
+
+def cpp(out: Path) -> Command:
+    needed("g++", "protoc", "grpc_cpp_plugin", "pkg-config", of="apt-get install libgrpc++-dev protobuf-compiler-grpc")
+    plugin = f"--plugin=protoc-gen-grpc={shutil.which('grpc_cpp_plugin')}"
+    run("protoc", f"-I{PROTOS}", f"--cpp_out={out}", f"--grpc_out={out}", plugin, *MADE_OF)
+    flags = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "grpc++", "protobuf"], capture_output=True, text=True, check=False
+    )
+    if flags.returncode:
+        pytest.skip("needs C++'s gRPC: apt-get install libgrpc++-dev")
+    files = [str(path) for path in sorted(out.rglob("*.cc"))]
+    program = str(out / "client")
+    run("g++", "-O0", f"-I{out}", str(CLIENTS / "client.cc"), *files, "-o", program, *flags.stdout.split())
+    return [program]
+
+
+def java(out: Path) -> Command:
+    needed("javac", "java", "protoc", of="apt-get install default-jdk-headless protobuf-compiler")
+    jars = [JARS / f"{name}.jar" for name in NEEDED_JARS]
+    for jar in jars:
+        if not jar.exists():
+            pytest.skip(f"needs {jar}: apt-get install libgrpc-java libprotobuf-java libnetty-java libperfmark-java")
+    run("protoc", f"-I{PROTOS}", f"--java_out={out}", *MADE_OF)
+    path = ":".join([str(out), *map(str, jars)])
+    sources = [str(file) for file in sorted(out.rglob("*.java"))]
+    run("javac", "-nowarn", "-cp", path, "-d", str(out), str(CLIENTS / "Client.java"), *sources)
+    return ["java", "-cp", path, "Client"]
+
+
+BUILDS: dict[str, Build] = {
+    "python": python,
+    "ruby": ruby,
+    "node": node,
+    "go": go,
+    "c++": cpp,
+    "java": java,
+}
+SLOW = {"go", "c++", "java"}  # which compile for seconds

@@ -1,0 +1,35 @@
+"""A real client of the protocol."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs import answered
+from tests.services.frontend.scripted_scheduler import SLOWLY_S
+from tests.services.frontend.talking import talking, talking_folder
+
+PROGRAM = Path(__file__).with_name("triton_client.py")
+HAS_CLIENT = importlib.util.find_spec("tritonclient") is not None
+
+
+@pytest.mark.skipif(not HAS_CLIENT, reason="needs pip install 'quire[dialects]'")
+async def test_what_people_do_with_tritonclient(tmp_path: Path) -> None:
+    folder = talking_folder(tmp_path / "talking")
+    async with talking(folder, "It is sunny.") as (frontend, _, script):
+        script.step_s = SLOWLY_S
+        command = (sys.executable, str(PROGRAM), frontend.frontend.grpc_address, "talking")
+        status, out, err = await answered(*command)
+    assert status == 0, err
+    told = json.loads(out)
+    assert told["live"]
+    assert told["ready"] == [True, True, False]
+    assert "text_output" in told["outputs"]
+    assert told["whole"] == "Hm? It is sunny."
+    assert len(told["pieces"]) > 1
+    assert "".join(told["pieces"]) == "It is sunny."
+    assert told["refused"] == "StatusCode.INVALID_ARGUMENT: top_p must be in (0, 1], got 7.0."

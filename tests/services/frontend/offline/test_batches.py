@@ -1,0 +1,294 @@
+"""Files and batches with the openai package, unchanged, against a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from services.frontend.offline import batches, runner
+from services.frontend.offline.batches import BatchStore
+from services.frontend.offline.files import FileStore
+from shared import batch_lines
+from shared.errors import ResourceExhausted
+from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler
+from tests.services.frontend.talking import talking, talking_folder
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    said = [{"role": "user", "content": f"Number {number}."}]
+    return {"custom_id": f"q{number}", "method": "POST", "url": url, "body": {"messages": said, **body}}
+
+
+def written(*lines: Any) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+@asynccontextmanager
+async def serving(model: Path, folder: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
+    settings = {"batch_folder": str(folder), **settings}
+    async with talking(model, "It is sunny.", **settings) as (frontend, client, script):
+        yield frontend, client, script
+
+
+async def ended(client: Any, batch_id: str) -> Any:
+    async with asyncio.timeout(60):
+        while (batch := await client.batches.retrieve(batch_id)).status not in (
+            "completed",
+            "failed",
+            "cancelled",
+            "expired",
+        ):
+            await asyncio.sleep(0.02)
+    return batch
+
+
+async def begun(client: Any, content: bytes, endpoint: str = CHAT) -> Any:
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"run": "1"}
+    )
+
+
+async def answers(client: Any, file_id: str) -> list[dict[str, Any]]:
+    return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
+
+
+async def test_a_batch_answers_each_line_and_says_which_were_wrong(talking_model: Path, tmp_path: Path) -> None:
+    content = written(line(1), line(2, temperature=9), line(3, max_tokens=2))
+    async with serving(talking_model, tmp_path) as (_, client, _script):
+        batch = await begun(client, content)
+        assert batch.status == "validating"
+        batch = await ended(client, batch.id)
+        good, bad = [await answers(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+        listed = [one.id async for one in client.batches.list()]
+    assert (batch.status, batch.endpoint, batch.metadata) == ("completed", CHAT, {"run": "1"})
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (3, 2, 1)
+    assert listed == [batch.id]
+    by_id = {one["custom_id"]: one for one in good}
+    assert by_id["q1"]["response"]["body"]["choices"][0]["message"]["content"] == "It is sunny."
+    assert by_id["q3"]["response"]["body"]["usage"]["completion_tokens"] == 2
+    assert by_id["q1"]["error"] is None
+    (failed,) = bad
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("q2", 400)
+    assert "temperature must be in" in failed["error"]["message"]
+
+
+async def test_a_file_with_wrong_lines_fails_as_a_whole_and_names_them(talking_model: Path, tmp_path: Path) -> None:
+    content = written(line(1), line(1), line(2, url="/v1/nowhere"), line(3, stream=True)) + b"{broken\n"
+    async with serving(talking_model, tmp_path) as (_, client, script):
+        batch = await ended(client, (await begun(client, content)).id)
+    assert batch.status == "failed"
+    assert [(error.line, error.param) for error in batch.errors.data] == [
+        (2, "custom_id"),
+        (3, "url"),
+        (4, "body"),
+        (5, None),
+    ]
+    assert not script.submissions
+
+
+async def test_a_batch_goes_on_where_a_frontend_left_it(talking_model: Path, tmp_path: Path) -> None:
+    content = written(*(line(number) for number in range(1, 41)))
+    async with serving(talking_model, tmp_path, batch_concurrency=4, drain_timeout_s=0.2) as (_, client, script):
+        batch_id = (await begun(client, content)).id
+        await script.until(lambda: len(script.submissions) >= 12)
+        script.pause()
+    so_far = (tmp_path / "batches" / f"{batch_id}.output").read_bytes()
+    num_answered = so_far.count(b"\n")
+    assert 0 < num_answered < 40
+    (tmp_path / "batches" / f"{batch_id}.output").write_bytes(so_far + b'{"id": "batch_req_torn')
+    async with serving(talking_model, tmp_path) as (_, client, script):
+        batch = await ended(client, batch_id)
+        told = await answers(client, batch.output_file_id)
+    assert sorted(one["custom_id"] for one in told) == sorted(f"q{number}" for number in range(1, 41))
+    assert len(script.submissions) == 40 - num_answered
+    assert (batch.request_counts.total, batch.request_counts.completed) == (40, 40)
+
+
+async def test_two_frontends_share_a_folder_and_no_line_is_asked_twice(talking_model: Path, tmp_path: Path) -> None:
+    content = written(*(line(number) for number in range(1, 31)))
+    async with (
+        serving(talking_model, tmp_path) as (_, client, script),
+        serving(talking_model, tmp_path) as (_, other, other_script),
+    ):
+        batches = [await begun(client, content) for _ in range(3)]
+        found = [await ended(other, batch.id) for batch in batches]
+    assert {batch.status for batch in found} == {"completed"}
+    assert len(script.submissions) + len(other_script.submissions) == 90
+
+
+async def test_a_cancelled_batch_keeps_what_was_answered(talking_model: Path, tmp_path: Path) -> None:
+    content = written(*(line(number) for number in range(1, 201)))
+    async with serving(talking_model, tmp_path, batch_concurrency=2) as (_, client, script):
+        batch_id = (await begun(client, content)).id
+        await script.until(lambda: len(script.submissions) >= 5)
+        assert (await client.batches.cancel(batch_id)).status == "cancelling"
+        batch = await ended(client, batch_id)
+        told = await answers(client, batch.output_file_id)
+    assert batch.status == "cancelled"
+    assert 0 < len(told) == batch.request_counts.completed < 200
+
+
+async def test_lines_come_back_when_there_is_room(talking_model: Path, tmp_path: Path) -> None:
+    settings = {"max_inflight_requests": 2, "retry_after_ms": 1, "batch_concurrency": 8}
+    async with serving(talking_model, tmp_path, **settings) as (_, client, _script):
+        batch = await ended(client, (await begun(client, written(*map(line, range(1, 9))))).id)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (8, 0)
+
+
+async def test_files_belong_to_tenants(talking_model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("a", "b")]}))
+    keys.chmod(0o600)
+    async with serving(talking_model, tmp_path / "batches", api_keys=str(keys)) as (frontend, _, script):
+        a, b = (openai.AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key=f"sk-{name}", max_retries=0) for name in "ab")
+        async with a, b:
+            batch = await ended(a, (await begun(a, written(line(1)))).id)
+            assert (batch.status, script.submissions[0].tenant) == ("completed", "a")
+            for call in (
+                b.files.retrieve(batch.input_file_id),
+                b.files.content(batch.output_file_id),
+                b.files.delete(batch.input_file_id),
+                b.batches.retrieve(batch.id),
+                b.batches.cancel(batch.id),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await call
+            with pytest.raises(openai.BadRequestError, match="No such file"):
+                await b.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
+            assert [one.id async for one in b.files.list()] == []
+            assert (await a.files.delete(batch.input_file_id)).deleted
+            assert [one.purpose async for one in a.files.list()] == ["batch_output"]
+
+
+async def test_a_key_that_was_withdrawn_answers_no_more_lines(talking_model: Path, tmp_path: Path) -> None:
+    async with serving(talking_model, tmp_path, api_key="old", batch_concurrency=1) as (frontend, client, script):
+        client.api_key = "old"
+        script.pause()
+        batch_id = (await begun(client, written(line(1), line(2)))).id
+        await script.until(lambda: script.submissions)
+        sources = frontend.frontend._access._sources
+        frontend.frontend._access._sources = ()
+        script.resume()
+        async with asyncio.timeout(60):
+            while json.loads((tmp_path / "batches" / f"{batch_id}.json").read_text())["status"] != "completed":
+                await asyncio.sleep(0.02)
+        frontend.frontend._access._sources = sources
+        batch = await ended(client, batch_id)
+        (told,) = await answers(client, batch.error_file_id)
+    assert (told["custom_id"], told["response"]["status_code"]) == ("q2", 401)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        (b"--x\r\n", "multipart/form-data; boundary=x", "breaks off"),
+        (b"", "multipart/form-data; boundary=x", "empty"),
+        (b"{}", "application/json", "content-type is 'application/json'"),
+        (b"--x--\r\n", "multipart/form-data; boundary=x", "no part `file`"),
+        (
+            b'--x\r\ncontent-disposition: form-data; name="file"; filename="../../etc/x"\r\n\r\nhi\r\n--x--\r\n',
+            "multipart/form-data; boundary=x",
+            "purpose must be one of",
+        ),
+    ],
+)
+async def test_forms_that_are_none_are_refused(
+    talking_model: Path, tmp_path: Path, content: bytes, kind: str, said: str
+) -> None:
+    async with serving(talking_model, tmp_path) as (frontend, _, _script):
+        reply = await frontend.http.post("/v1/files", content=content, headers={"content-type": kind})
+        assert reply.status_code == 400
+        assert said in reply.json()["error"]["message"]
+    assert not list((tmp_path / "files").iterdir())
+
+
+async def test_files_have_bounds(talking_model: Path, tmp_path: Path) -> None:
+    async with serving(talking_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (_, client, _script):
+        with pytest.raises(openai.APIStatusError) as found:
+            await client.files.create(file=("big", b"x" * 2**20), purpose="batch")
+        assert found.value.status_code == 413
+        await client.files.create(file=("most", b"x" * (2**20 - 1000)), purpose="batch")
+        with pytest.raises(openai.RateLimitError, match="no room for more files"):
+            await client.files.create(file=("a few", b"x" * 2000), purpose="batch")
+
+
+async def test_without_a_folder_there_are_none(talking_model: Path) -> None:
+    async with talking(talking_model, "no") as (frontend, client, _):
+        with pytest.raises(openai.BadRequestError, match="--batch-folder"):
+            await client.files.create(file=("x", b"x"), purpose="batch")
+        assert (await frontend.http.get("/v1/batches")).status_code == 400
+
+
+async def test_lines_are_looked_at_by_a_process_of_its_own(
+    talking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tens of thousands of JSON documents would hold up every turn of the loop for seconds."""
+    monkeypatch.setattr(batch_lines, "check", None)
+    async with serving(talking_model, tmp_path) as (_, client, _script):
+        good = await begun(client, written(line(1), line(2)))
+        bad = await begun(client, written(line(1), line(1)))
+        assert (await ended(client, good.id)).status == "completed"
+        assert (failed := await ended(client, bad.id)).status == "failed"
+        assert "stands in an earlier line" in failed.errors.data[0].message
+
+
+async def test_a_line_that_is_too_long_is_named_and_never_read_whole(talking_model: Path, tmp_path: Path) -> None:
+    long = line(1, user="x" * batch_lines.MAX_LINE_BYTES)
+    async with serving(talking_model, tmp_path) as (_, client, _script):
+        batch = await ended(client, (await begun(client, written(long, line(2)))).id)
+    assert batch.status == "failed"
+    assert [(one.line, one.message) for one in batch.errors.data] == [(1, "line 1: it has more than 1048576 bytes")]
+    lines = [*batch_lines.lines_of(io.BytesIO(written(long, line(2), long) + b"\n  \n" + written(line(3))[:-1]))]
+    assert [number for number, _ in lines] == [1, 2, 3, 6]
+    assert max(len(one) for _, one in lines) == batch_lines.MAX_LINE_BYTES + 1
+
+
+def test_portions_are_of_some_lines_and_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CHUNK", 3)
+    monkeypatch.setattr(runner, "CHUNK_BYTES", 10)
+    lines = [(number, b"x" * size) for number, size in enumerate((1, 1, 1, 1, 9, 1, 11, 5, 5, 1))]
+    portions = [*runner._portions(iter(lines))]
+    assert [len(portion) for portion in portions] == [3, 2, 1, 1, 2, 1]
+    assert [one for portion in portions for one in portion] == lines
+
+
+def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frontends look every second, and batches are kept."""
+    store = BatchStore(tmp_path)
+    ids = [store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None).id for _ in range(3)]
+    store.save(store.get(ids[0], "").become("completed", 1))
+    assert {batch.id for batch in store.unfinished()} == {*ids[1:]}
+    read = []
+    find = store.find
+    monkeypatch.setattr(store, "find", lambda batch_id: read.append(batch_id) or find(batch_id))
+    assert {batch.id for batch in store.unfinished()} == {*ids[1:]} == {*read}
+    monkeypatch.setattr(batches, "MAX_BATCHES", 3)
+    with pytest.raises(ResourceExhausted):
+        store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None)
+
+
+def test_room_counts_what_arrives(tmp_path: Path) -> None:
+    """Uploads that come at once would each find the room that there is."""
+    store = FileStore(tmp_path, 1000, 600)
+    with store.arriving(600):
+        store.check_room()
+        with store.arriving(600), pytest.raises(ResourceExhausted):
+            store.check_room()
+        store.check_room()

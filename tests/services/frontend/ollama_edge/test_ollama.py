@@ -1,0 +1,180 @@
+"""/api with the ollama package, unchanged, against a frontend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.frontend.running import Running
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, prompt_of
+from tests.services.frontend.speech import Said, prompt_text
+from tests.services.frontend.talking import ASK, CALLS, CLOCK, WEATHER, talking, talking_folder
+
+THOUGHT = f"<think>\nMalmö.\n</think>\n\n{CALLS}"
+
+
+@pytest.fixture(scope="module")
+def talking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@asynccontextmanager
+async def serving(folder: Path, said: Said, **settings: Any) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
+    ollama = pytest.importorskip("ollama")
+    key = settings.get("api_key") or "none"
+    async with talking(folder, said, **settings) as (frontend, _, script):
+        client = ollama.AsyncClient(host=frontend.url, headers={"Authorization": f"Bearer {key}"})
+        try:
+            yield frontend, client, script
+        finally:
+            await client._client.aclose()
+
+
+async def test_a_chat_whole_and_streamed(talking_model: Path) -> None:
+    async with serving(talking_model, "It is sunny.") as (_, client, script):
+        script.step_s = SLOWLY_S
+        whole = await client.chat("talking:latest", ASK)
+        pieces = [piece async for piece in await client.chat("talking", ASK, stream=True)]
+    assert (whole.model, whole.message.role, whole.message.content) == ("talking", "assistant", "It is sunny.")
+    assert (whole.done, whole.done_reason) == (True, "stop")
+    assert whole.prompt_eval_count == script.submissions[0].num_prompt_tokens
+    assert whole.total_duration > whole.eval_duration >= 0
+    assert "".join(piece.message.content for piece in pieces) == "It is sunny."
+    assert len(pieces) > 1
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert (pieces[-1].done_reason, pieces[-1].eval_count) == ("stop", whole.eval_count)
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).startswith("<|im_start|>user\nHow is the")
+
+
+async def test_thoughts_and_calls_come_apart_and_calls_whole(talking_model: Path) -> None:
+    async with serving(talking_model, THOUGHT) as (_, client, _script):
+        whole = await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=True)
+        pieces = [p async for p in await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=True, stream=True)]
+        silent = await client.chat("talking", ASK, tools=[WEATHER, CLOCK], think=False)
+    calls = [(call.function.name, dict(call.function.arguments)) for call in whole.message.tool_calls]
+    assert calls == [("get_weather", {"city": "Malmö 🙂"}), ("now", {})]
+    assert (whole.message.thinking, whole.message.content) == ("Malmö.", "Let me see.")
+    streamed = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    assert [(call.function.name, dict(call.function.arguments)) for call in streamed] == calls
+    assert "".join(piece.message.thinking or "" for piece in pieces) == "Malmö."
+    assert not silent.message.thinking
+
+
+async def test_results_of_tools_go_through_the_template(talking_model: Path) -> None:
+    turns = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": {"x": 1}}}]},
+        {"role": "tool", "tool_name": "now", "content": "12:00"},
+    ]
+    async with serving(talking_model, "ok") as (_, client, script):
+        await client.chat("talking", turns, tools=[CLOCK])
+    assert prompt_text(talking_model, prompt_of(script.submissions[0])).endswith(
+        '<tool_call>{"name": "now", "arguments": {"x": 1}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n12:00<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_generate_with_a_template_and_raw(talking_model: Path) -> None:
+    async with serving(talking_model, "one two") as (_, client, script):
+        told = await client.generate("talking", "Count.", system="Be brief.", options={"num_predict": 2})
+        raw = [piece async for piece in await client.generate("talking", "Count.", raw=True, stream=True)]
+        loaded = await client.generate("talking", "")
+    assert (told.done_reason, told.eval_count) == ("length", 2)
+    assert "".join(piece.response for piece in raw) == "one two"
+    assert (loaded.response, loaded.done_reason) == ("", "load")
+    first, second = (prompt_text(talking_model, prompt_of(one)) for one in script.submissions)
+    assert first.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nCount.")
+    assert second == "Count."
+
+
+async def test_options_reach_the_sampler_and_log_probabilities_come_back(talking_model: Path) -> None:
+    options = {"temperature": 0.5, "top_k": 3, "repeat_penalty": 1.5, "seed": 7, "num_ctx": 99, "num_predict": -1}
+    async with serving(talking_model, "yes") as (_, client, script):
+        told = await client.chat("talking", ASK, options=options, logprobs=True, top_logprobs=2, keep_alive="5m")
+    sent = script.submissions[0].sampling
+    assert (sent.temperature, sent.top_k, sent.repetition_penalty) == pytest.approx((0.5, 3, 1.5))
+    assert [entry.token for entry in told.logprobs]
+    assert len(told.logprobs[0].top_logprobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        ({"options": {"mirostat": 2}}, 400, "options.mirostat is not offered"),
+        ({"options": {"tempreature": 1}}, 400, "options.tempreature: unknown option"),
+        ({"options": {"repeat_penalty": 0}}, 400, "repeat_penalty must be greater than zero"),
+        ({"options": {"num_predict": 0}}, 400, "num_predict must be at least 1"),
+        ({"format": "xml"}, 400, "format"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images are not offered"),
+        ({"messages": [{"role": "nobody"}]}, 400, "role must be one of"),
+        ({"model": "other"}, 404, "`other` does not exist"),
+        ({"modle": "x"}, 400, "modle: unknown field"),
+    ],
+)
+async def test_refusals_are_in_the_words_of_ollama(
+    talking_model: Path, more: dict[str, Any], status: int, said: str
+) -> None:
+    async with talking(talking_model, "no") as (frontend, _, _script):
+        reply = await frontend.http.post("/api/chat", json={"model": "talking", "messages": ASK, **more})
+    assert (reply.status_code, list(reply.json())) == (status, ["error"])
+    assert said in reply.json()["error"]
+
+
+async def test_keys_are_asked_for_on_every_path(talking_model: Path) -> None:
+    async with talking(talking_model, "no", api_key="secret") as (frontend, _, _script):
+        for path in ("chat", "generate", "embed", "embeddings", "show"):
+            reply = await frontend.http.post(f"/api/{path}", json={"model": "talking"})
+            assert (reply.status_code, list(reply.json())) == (401, ["error"])
+        for path in ("tags", "ps", "version"):
+            assert (await frontend.http.get(f"/api/{path}")).status_code == 401
+        shown = {"authorization": "Bearer secret"}
+        assert (await frontend.http.get("/api/tags", headers=shown)).json()["models"][0]["model"] == "talking"
+
+
+async def test_streams_are_lines_unless_one_answer_is_asked_for(talking_model: Path) -> None:
+    async with talking(talking_model, "no one") as (frontend, _, _script):
+        body = {"model": "talking", "messages": ASK, "options": {"num_predict": 1}}
+        reply = await frontend.http.post("/api/chat", json=body)
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert lines[-1]["done"]
+    assert lines[-1]["done_reason"] == "length"
+
+
+async def test_models_are_listed_and_shown(talking_model: Path) -> None:
+    async with serving(talking_model, "no") as (_, client, _script):
+        listed, shown, loaded = await client.list(), await client.show("talking"), await client.ps()
+    assert [model.model for model in listed.models] == ["talking"]
+    assert [model.model for model in loaded.models] == ["talking"]
+    assert set(shown.capabilities) >= {"completion", "tools", "thinking"}
+    assert "im_start" in shown.template
+
+
+async def test_no_input_has_no_vector(talking_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(talking_model, "no") as (_, client, _script):
+        told = await client.embed("talking", [])
+    assert told.embeddings == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_vectors(talking_model: Path) -> None:
+    async with serving(talking_model, "no") as (_, client, script):
+        told = await client.embed("talking", ["a b", "c"])
+        older = await client.embeddings("talking", "a b")
+    assert [len(vector) for vector in told.embeddings] == [2, 2]
+    assert list(older.embedding) == list(told.embeddings[0])
+    assert told.prompt_eval_count == sum(one.num_prompt_tokens for one in script.submissions[:2])
+
+
+async def test_an_error_behind_the_first_line_is_the_last_line(talking_model: Path) -> None:
+    async with talking(talking_model, "a b c d e f g h i j k l m n o p") as (frontend, _, script):
+        script.step_s = 0.1
+        body = {"model": "talking", "messages": ASK}
+        reply = await frontend.http.post("/api/chat", json=body, headers={"x-request-timeout": "0.5"})
+    first, *_, last = [json.loads(line) for line in reply.text.splitlines()]
+    assert (reply.status_code, first["done"], list(last)) == (200, False, ["error"])

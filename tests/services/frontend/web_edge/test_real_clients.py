@@ -1,0 +1,50 @@
+"""Browsers' clients from npm, in Node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs import answered
+from tests.services.frontend.talking import talking, talking_folder
+
+ROOT = Path(__file__).resolve().parents[4]
+PROGRAM = Path(__file__).with_name("clients.cjs")
+PACKAGES = "@connectrpc/connect @connectrpc/connect-web @connectrpc/connect-node @bufbuild/protobuf grpc-web xhr2"
+
+
+def packages() -> str:
+    folder = os.environ.get("QUIRE_TEST_NODE_MODULES", "")
+    if shutil.which("node") is None or not (Path(folder) / "@connectrpc" / "connect-web").is_dir():
+        pytest.skip(f"needs node and QUIRE_TEST_NODE_MODULES=FOLDER/node_modules: npm install {PACKAGES}")
+    return folder
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    path = tmp_path / "descriptors.bin"
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}", "--include_imports"]
+    subprocess.run([*command, f"--descriptor_set_out={path}", "quire/inference/v1/inference.proto"], check=True)
+    return path
+
+
+async def test_what_clients_in_browsers_do(described: Path, tmp_path: Path) -> None:
+    found = packages()
+    async with talking(talking_folder(tmp_path / "talking"), "It is sunny.") as (frontend, _, _script):
+        status, out, err = await answered(
+            "env", f"NODE_PATH={found}", "node", str(PROGRAM), str(described), frontend.url
+        )
+    assert status == 0, err
+    told = json.loads(out)
+    assert told.pop("grpc-web package") == {"text": "It is sunny."}
+    assert len(told) == 6
+    for name, one in told.items():
+        assert (one["models"], one["text"]) == (["talking"], "It is sunny."), name
+        assert one["unary"] == ["NotFound", "The model `other` does not exist.", ["google.rpc.BadRequest"]], name
+        assert one["stream"][0] == "InvalidArgument", name

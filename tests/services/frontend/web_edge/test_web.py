@@ -1,0 +1,280 @@
+"""InferenceService over Connect and gRPC-Web, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from google.rpc import error_details_pb2, status_pb2
+
+from services.frontend.web_edge.framing import frame
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, scheduler
+from tests.services.frontend.speech import saying
+from tests.services.frontend.talking import talking_folder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SERVICE = "/quire.inference.v1.InferenceService"
+SAID = "It is sunny."
+ASK = pb.GenerateRequest(text="Hm?")
+Frame = tuple[int, bytes]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_folder(tmp_path_factory.mktemp("models") / "talking")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
+    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096, step_s=SLOWLY_S)
+    settings: dict[str, Any] = {"cors_origins": ("https://page.example",), "max_request_bytes": 1 << 20}
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        yield frontend, script
+
+
+@pytest.fixture(scope="module")
+def frontend(served: tuple[Running, ScriptedScheduler]) -> Running:
+    return served[0]
+
+
+async def called(frontend: Running, method: str, kind: str, body: bytes, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await frontend.http.post(f"{SERVICE}/{method}", content=body, headers={"content-type": kind} | named)
+
+
+def frames(body: bytes) -> list[Frame]:
+    found = []
+    while body:
+        end = 5 + int.from_bytes(body[1:5], "big")
+        found.append((body[0], body[5:end]))
+        body = body[end:]
+    return found
+
+
+def text_of(told: list[Frame]) -> str:
+    return "".join(pb.GenerateResponse.FromString(data).text for _, data in told)
+
+
+def trailers(last: Frame) -> dict[str, str]:
+    assert last[0] == 0x80
+    return dict(line.split(": ", 1) for line in last[1].decode().splitlines())
+
+
+async def test_a_unary_call_of_connect_is_plain_http(frontend: Running) -> None:
+    in_bytes = await called(frontend, "ListModels", "application/proto", b"")
+    in_json = await called(frontend, "ListModels", "application/json", b"{}", connect_protocol_version="1")
+    [model] = pb.ListModelsResponse.FromString(in_bytes.content).models
+    assert (in_bytes.status_code, in_bytes.headers["content-type"]) == (200, "application/proto")
+    assert model.name == "talking"
+    assert in_json.json()["models"][0]["maxModelLen"] == 4096
+    assert in_json.headers["trailer-quire-frontend"]
+
+
+async def test_a_stream_of_connect_ends_with_a_message_of_its_own(frontend: Running) -> None:
+    reply = await called(frontend, "Generate", "application/connect+proto", frame(0, ASK.SerializeToString()))
+    *told, last = frames(reply.content)
+    assert text_of(told) == SAID
+    assert len(told) > 1
+    assert {flags for flags, _ in told} == {0}
+    assert last == (2, b"{}")
+
+
+async def test_a_stream_of_connect_in_json(frontend: Running) -> None:
+    body = frame(0, b'{"text": "Hm?", "sampling": {"maxTokens": 2, "temperature": 0}}')
+    reply = await called(frontend, "Generate", "application/connect+json", body)
+    *told, _ = [json.loads(data) for _, data in frames(reply.content)]
+    assert "".join(one["text"] for one in told) == "It"
+    assert told[-1]["finishReason"] == "FINISH_REASON_LENGTH"
+
+
+@pytest.mark.parametrize("kind", ["application/grpc-web", "application/grpc-web+proto"])
+async def test_grpc_web_ends_with_trailers(frontend: Running, kind: str) -> None:
+    reply = await called(frontend, "Generate", kind, frame(0, ASK.SerializeToString()))
+    unary = await called(frontend, "GetModel", kind, frame(0, b""))
+    *told, last = frames(reply.content)
+    assert text_of(told) == SAID
+    assert trailers(last)["grpc-status"] == "0"
+    [(_, model), end] = frames(unary.content)
+    assert pb.GetModelResponse.FromString(model).model.name == "talking"
+    assert trailers(end)["grpc-status"] == "0"
+
+
+async def test_grpc_web_as_text(frontend: Running) -> None:
+    body = base64.b64encode(frame(0, ASK.SerializeToString()))
+    reply = await called(frontend, "Generate", "application/grpc-web-text", body)
+    pieces = reply.content.replace(b"=", b"= ").split()  # each frame is padded
+    assert reply.headers["content-type"] == "application/grpc-web-text"
+    decoded = b"".join(map(base64.b64decode, _padded(pieces)))
+    assert text_of(frames(decoded)[:-1]) == SAID
+
+
+def _padded(pieces: list[bytes]) -> list[bytes]:
+    """`=` and `==` were cut apart."""
+    found: list[bytes] = []
+    for piece in pieces:
+        if piece == b"=":
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return found
+
+
+async def test_errors_of_connect_have_a_status_a_word_and_details(frontend: Running) -> None:
+    unary = await called(frontend, "GetModel", "application/json", b'{"model": "other"}')
+    stream = await called(frontend, "Generate", "application/connect+json", frame(0, b'{"text": ""}'))
+    told = unary.json()
+    assert (unary.status_code, told["code"]) == (404, "not_found")
+    assert told["message"] == "The model `other` does not exist."
+    violation = error_details_pb2.BadRequest.FromString(base64.b64decode(told["details"][0]["value"] + "=="))
+    assert violation.field_violations[0].field == "model"
+    [(flags, last)] = frames(stream.content)
+    assert (stream.status_code, flags) == (200, 2)
+    assert json.loads(last)["error"]["code"] == "invalid_argument"
+
+
+async def test_errors_of_grpc_web_are_trailers_that_hold_any_text(frontend: Running) -> None:
+    message = pb.GetModelRequest(model="ändere\nmich%")
+    reply = await called(frontend, "GetModel", "application/grpc-web", frame(0, message.SerializeToString()))
+    [last] = frames(reply.content)
+    told = trailers(last)
+    assert (reply.status_code, told["grpc-status"]) == (200, "5")
+    assert told["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist."
+    details = base64.b64decode(told["grpc-status-details-bin"] + "===")
+    assert status_pb2.Status.FromString(details).message == "The model `ändere\nmich%` does not exist."
+
+
+async def test_a_deadline_ends_a_call_that_stands_still(served: tuple[Running, ScriptedScheduler]) -> None:
+    frontend, script = served
+    script.pause()
+    body = frame(0, ASK.SerializeToString())
+    connect = await called(frontend, "Generate", "application/connect+proto", body, connect_timeout_ms="300")
+    web = await called(frontend, "Generate", "application/grpc-web", body, grpc_timeout="300m")
+    script.resume()
+    assert json.loads(frames(connect.content)[-1][1])["error"]["code"] == "deadline_exceeded"
+    assert trailers(frames(web.content)[-1])["grpc-status"] == "4"
+    await frontend.until_idle()
+
+
+async def test_a_client_that_leaves_gives_its_sequence_back(served: tuple[Running, ScriptedScheduler]) -> None:
+    frontend, script = served
+    num_before = len(script.submissions)
+    script.pause()
+    body = frame(0, ASK.SerializeToString())
+    call = asyncio.ensure_future(called(frontend, "Generate", "application/connect+proto", body))
+    await script.until(lambda: len(script.submissions) > num_before)
+    call.cancel()
+    await script.until(lambda: script.num_running == 0)
+    await frontend.until_idle()
+    script.resume()
+
+
+async def test_calls_are_counted_as_grpc_counts_them(frontend: Running) -> None:
+    counted = "quire_frontend_grpc_requests_total{code=NOT_FOUND,method=GetModel}"
+    before = (await frontend.metrics()).get(counted, 0)
+    await called(frontend, "GetModel", "application/json", b'{"model": "other"}')
+    assert (await frontend.metrics())[counted] == before + 1
+
+
+async def test_pages_of_the_origins_that_are_set_may_call(frontend: Running) -> None:
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "connect-protocol-version"}
+    ours = await frontend.http.options(f"{SERVICE}/Generate", headers=asks | {"origin": "https://page.example"})
+    other = await frontend.http.options(f"{SERVICE}/Generate", headers=asks | {"origin": "https://other.example"})
+    assert (ours.status_code, ours.headers["access-control-allow-origin"]) == (200, "https://page.example")
+    assert other.status_code == 400
+    told = await called(frontend, "GetModel", "application/json", b"{}", origin="https://page.example")
+    assert "grpc-status" in told.headers["access-control-expose-headers"]
+
+
+async def test_what_is_no_call_of_these_protocols_is_told_by_http(frontend: Running) -> None:
+    proto = {"content-type": "application/proto"}
+    assert (await frontend.http.post(f"{SERVICE}/Nothing", headers=proto)).status_code == 404
+    assert (await frontend.http.get(f"{SERVICE}/ListModels")).status_code == 404
+    assert (await called(frontend, "ListModels", "text/plain", b"")).status_code == 415
+    assert (await called(frontend, "Generate", "application/proto", b"")).status_code == 415
+    assert (await called(frontend, "ListModels", "application/connect+proto", frame(0, b""))).status_code == 415
+
+
+CONNECT, WEB, JSON = "application/connect+proto", "application/grpc-web", "application/json"
+LONG_LIST = json.dumps({"tokenIds": [1] * 9000}).encode()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "body", "text"),
+    [
+        ("Generate", CONNECT, b"", "the body is not one message behind its length"),
+        ("Generate", CONNECT, frame(0, b"") * 2, "the body is not one message behind its length"),
+        ("Generate", CONNECT, frame(0, b"")[:-1] + b"\7", "the body is not one message behind its length"),
+        ("Generate", CONNECT, frame(1, b""), "messages are not packed"),
+        ("Generate", CONNECT, frame(0, b"\xff\xff"), "the message is no quire.inference.v1.GenerateRequest"),
+        ("Detokenize", JSON, b"{", "the message is no quire.inference.v1.DetokenizeRequest"),
+        ("Detokenize", JSON, b'{"x": 1}', "the message is no quire.inference.v1.DetokenizeRequest"),
+        ("Detokenize", JSON, b"[" * 2000, "the body is nested"),
+        ("Detokenize", JSON, LONG_LIST, "the body holds more than 8192 values"),
+        ("Detokenize", JSON, b" " * (1 << 20) + b"{}", "the body has more than 1048576 bytes"),
+        ("GetModel", "application/grpc-web-text", b"!", "the body is not base64"),
+    ],
+)
+async def test_bodies_that_are_wrong_are_told_so(
+    frontend: Running, method: str, kind: str, body: bytes, text: str
+) -> None:
+    reply = await called(frontend, method, kind, body)
+    if kind == JSON:
+        said = reply.json()["message"]
+    elif kind == CONNECT:
+        said = json.loads(frames(reply.content)[-1][1])["error"]["message"]
+    else:
+        said = trailers(frames(base64.b64decode(reply.content))[-1])["grpc-message"]
+    assert said.startswith(text)
+    assert (await frontend.http.get("/load")).json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize("headers", [{"content_encoding": "gzip"}, {"grpc_timeout": "5"}, {"connect_timeout_ms": "-1"}])
+async def test_headers_that_are_wrong_are_told_so(frontend: Running, headers: dict[str, str]) -> None:
+    reply = await called(frontend, "GetModel", JSON, b"{}", **headers)
+    [name] = headers
+    assert reply.status_code in (400, 501)
+    assert reply.json()["message"].startswith(name.replace("_", "-"))
+
+
+async def test_a_key_is_asked_for_before_the_body_is_read(folder: Path) -> None:
+    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    async with scheduler(script), running(folder, script.address, api_key="the-key-of-all") as frontend:
+        without = await called(frontend, "GetModel", JSON, b"{" * 100)
+        with_key = await called(frontend, "GetModel", JSON, b"{}", authorization="Bearer the-key-of-all")
+        web = await called(frontend, "GetModel", WEB, b"")
+        twice = [("authorization", f"Bearer {key}") for key in ("wrong", "the-key-of-all")]
+        both = await frontend.http.post(f"{SERVICE}/GetModel", content=b"{}", headers=[("content-type", JSON), *twice])
+        other = await called(frontend, "GetModel", "text/plain", b"")
+        nobodys = await called(frontend, "Nothing", WEB, b"")
+    assert (without.status_code, without.json()["code"]) == (401, "unauthenticated")
+    assert with_key.status_code == 200
+    assert trailers(frames(web.content)[-1])["grpc-status"] == "16"
+    assert both.status_code == 401
+    assert (other.status_code, nobodys.status_code) == (401, 401)
+
+
+async def test_a_full_server_says_when_to_come_back(folder: Path) -> None:
+    script = ScriptedScheduler(saying(folder, SAID), max_model_len=4096)
+    settings = {"max_inflight_requests": 1, "retry_after_ms": 700}
+    async with scheduler(script), running(folder, script.address, **settings) as frontend:
+        script.pause()
+        body = frame(0, ASK.SerializeToString())
+        first = asyncio.ensure_future(called(frontend, "Generate", CONNECT, body))
+        await script.until(lambda: script.num_running == 1)
+        refused = await called(frontend, "Embed", JSON, b"{}")
+        script.resume()
+        assert text_of(frames((await first).content)[:-1]) == SAID
+    [detail] = refused.json()["details"]
+    retry = error_details_pb2.RetryInfo.FromString(base64.b64decode(detail["value"] + "=="))
+    assert (refused.status_code, detail["type"]) == (429, "google.rpc.RetryInfo")
+    assert retry.retry_delay.ToMilliseconds() == 700

@@ -1,0 +1,146 @@
+"""An engine without sockets says what a cluster says; requests come, go and fail one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire import LLM, BeamSearch, LLMEngine, RequestOutput, SamplingParams, StructuredOutput
+from shared.errors import InvalidArgument
+
+SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 8}
+GREEDY = SamplingParams(max_tokens=24, temperature=0)
+PROMPTS = ["Once upon a time", "Count: one, two,", "The capital of France is", "x" * 200]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[LLMEngine]:
+    with LLMEngine(**SETTINGS) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(made: LLMEngine) -> Iterator[LLMEngine]:
+    yield made
+    assert not made.has_unfinished_requests(), "a test left something behind"
+    core = made._engine._work.core
+    assert not core.has_work
+    assert core.kv.use.used == 0
+
+
+def run(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """Until all have ended."""
+    ended = {}
+    while engine.has_unfinished_requests():
+        ended |= {output.request_id: output for output in engine.step() if output.finished}
+    return ended
+
+
+def ask(engine: LLMEngine, prompt: Any, **sampling: Any) -> RequestOutput:
+    engine.add_request("alone", prompt, SamplingParams(**({"max_tokens": 24, "temperature": 0} | sampling)))
+    return run(engine)["alone"]
+
+
+@pytest.mark.slow
+def test_it_says_what_a_cluster_says(engine: LLMEngine) -> None:
+    seeded = SamplingParams(max_tokens=24, seed=5, n=2, logprobs=2)
+    with LLM(**SETTINGS) as llm:
+        wanted = llm.generate(PROMPTS, GREEDY) + llm.generate(PROMPTS, seeded)
+    for number, prompt in enumerate(PROMPTS * 2):
+        engine.add_request(str(number), prompt, GREEDY if number < len(PROMPTS) else seeded)
+    found = run(engine)
+    for number, one in enumerate(wanted):
+        assert found[str(number)].outputs == one.outputs
+        assert found[str(number)].prompt_tokens == one.prompt_tokens
+
+
+def test_outputs_grow_from_step_to_step_and_newcomers_join(engine: LLMEngine) -> None:
+    engine.add_request("first", PROMPTS[0], GREEDY)
+    lengths = []
+    for number in range(5):
+        (output,) = engine.step()
+        lengths.append(len(output.outputs[0].token_ids))
+        if number == 2:
+            engine.add_request("second", PROMPTS[1], GREEDY)
+            break
+    assert lengths == [1, 2, 3]
+    assert engine.get_num_unfinished_requests() == 2
+    assert {output.request_id for output in engine.step()} == {"first", "second"}
+    ended = run(engine)
+    assert ended["first"].outputs == ask(engine, PROMPTS[0]).outputs
+    assert ended["second"].outputs == ask(engine, PROMPTS[1]).outputs
+
+
+def test_what_is_aborted_says_nothing_more_and_others_go_on(engine: LLMEngine) -> None:
+    whole = ask(engine, PROMPTS[0]).text
+    for name in ("stays", "goes"):
+        engine.add_request(name, PROMPTS[0], GREEDY)
+    engine.step()
+    engine.abort_request(["goes", "nobody"])
+    ended = run(engine)
+    assert [*ended] == ["stays"]
+    assert ended["stays"].text == whole
+
+
+def test_stop_strings_samples_and_searches(engine: LLMEngine) -> None:
+    whole = ask(engine, PROMPTS[0])
+    word = whole.text.split()[2]
+    stopped = ask(engine, PROMPTS[0], stop=[word])
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", word)
+    assert stopped.text == whole.text[: whole.text.index(word)]
+    several = ask(engine, PROMPTS[1], n=3, temperature=1, seed=2)
+    assert len({output.text for output in several.outputs}) > 1
+    search = ask(engine, PROMPTS[1], n=2, beam_search=BeamSearch(width=3), max_tokens=6)
+    assert [output.score is not None for output in search.outputs] == [True, True]
+
+
+def test_constrained_output_and_its_errors(engine: LLMEngine) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    answer = ask(engine, PROMPTS[0], structured_output=StructuredOutput(json=schema))
+    assert json.loads(answer.text)["a"] in (1, 2)
+    with pytest.raises(InvalidArgument):
+        ask(engine, PROMPTS[0], structured_output=StructuredOutput(regex="(("))
+
+
+def test_a_prefix_is_computed_once(engine: LLMEngine) -> None:
+    prompt = "A long beginning that several prompts have in common. " * 4
+    first, second = ask(engine, prompt + "one"), ask(engine, prompt + "two")
+    assert first.cached_tokens < 16 <= second.cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "field"),
+    [("", {}, "prompt"), ("x", {"n": 0}, "n"), ([1, 10**6], {}, "prompt"), ("x " * 9000, {}, "prompt")],
+)
+def test_what_cannot_be_run_leaves_nothing_behind(
+    engine: LLMEngine, prompt: Any, sampling: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        ask(engine, prompt, **sampling)
+    assert error.value.field == field
+
+
+def test_a_name_is_taken_while_its_request_goes_on(engine: LLMEngine) -> None:
+    engine.add_request("one", PROMPTS[0], GREEDY)
+    with pytest.raises(InvalidArgument, match="request_id"):
+        engine.add_request("one", PROMPTS[1], GREEDY)
+    assert [*run(engine)] == ["one"]
+
+
+def test_more_than_fit_wait_and_none_is_lost(engine: LLMEngine) -> None:
+    """Blocks for fewer than ask at once: some are preempted, or wait."""
+    long = "word " * 400
+    for number in range(12):
+        engine.add_request(str(number), f"{number} {long}", SamplingParams(max_tokens=40, temperature=0))
+    ended = run(engine)
+    assert sorted(ended, key=int) == [str(number) for number in range(12)]
+    assert ended["3"].outputs == ask(engine, f"3 {long}", max_tokens=40).outputs
+
+
+@pytest.mark.parametrize("wrong", [{"num_bloks": 3}, {"kv_offloading_size": 1.0}, {"tensor_parallel_size": 2}])
+def test_settings_that_mean_nothing_here_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        LLMEngine(**wrong)

@@ -1,0 +1,159 @@
+"""Weights that change under a running engine: what it says afterwards is what a fresh start with them says, and a
+refused update leaves all as it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import LLMEngine, SamplingParams, bundled
+from shared.errors import InvalidArgument
+
+SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 100, "dtype": "float32", "max_num_seqs": 4}
+SAMPLING = SamplingParams(max_tokens=12, temperature=0, logprobs=1)
+PROMPT = "Once upon a time there was a boy who counted: one, two, three, four,"
+Tensors = dict[str, torch.Tensor]
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+def folder_of(path: Path, change: Callable[[Tensors], None]) -> Path:
+    """The bundled model with other weights."""
+    shutil.copytree(bundled.FOLDER, path)
+    (file,) = path.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+    return path
+
+
+def shake(tensors: Tensors) -> None:
+    """So much that every layer's part in what is said can be seen."""
+    noise = torch.Generator().manual_seed(3)
+    for tensor in tensors.values():
+        tensor.add_((torch.randn(tensor.shape, generator=noise) * 0.2 * tensor.float().std()).to(tensor))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("weights") / "other", shake)
+
+
+@pytest.fixture
+def engine() -> Iterator[LLMEngine]:
+    with LLMEngine(**SETTINGS) as made:
+        yield made
+
+
+def ask(engine: LLMEngine, prompt: str = PROMPT, **sampling: Any) -> Any:
+    engine.add_request("one", prompt, SAMPLING)
+    return finish(engine)
+
+
+def finish(engine: LLMEngine) -> Any:
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    (output,) = outputs
+    assert output.error is None
+    return output
+
+
+def said(output: Any) -> list[Any]:
+    """With the bits of log-probabilities."""
+    return [(output.outputs[0].token_ids, [one.top for one in output.outputs[0].logprobs])]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}])
+def test_updated_weights_say_what_a_fresh_start_with_them_says(other: Path, settings: dict[str, Any]) -> None:
+    with LLMEngine(str(other), **(SETTINGS | settings)) as fresh:
+        wanted = said(ask(fresh))
+    with LLMEngine(**(SETTINGS | settings)) as engine:
+        before = said(ask(engine))
+        assert before != wanted
+        engine.update_weights_from_disk(other, "step-7")
+        output = ask(engine)
+        assert said(output) == wanted
+        assert (output.weight_version, output.cached_tokens) == ("step-7", 0)
+        engine.update_weights_from_disk(str(bundled.FOLDER))
+        output = ask(engine)
+        assert (said(output), output.weight_version) == (before, "2")
+
+
+def test_a_trainers_tensors_are_taken_as_they_are_and_not_kept(engine: LLMEngine, other: Path) -> None:
+    (file,) = other.glob("*.safetensors")
+    tensors = {name: tensor.float().requires_grad_() for name, tensor in load_file(file).items()}
+    engine.update_weights_from_tensor(tensors.items())
+    wanted = said(ask(engine))
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.zero_()
+    assert said(ask(engine)) == wanted
+    with LLMEngine(str(other), **SETTINGS) as fresh:
+        assert said(ask(fresh)) == wanted
+
+
+def test_a_request_under_way_goes_on_with_the_new_weights_from_what_it_has(engine: LLMEngine, other: Path) -> None:
+    engine.add_request("one", PROMPT, SAMPLING)
+    for _ in range(4):
+        (output,) = engine.step()
+    (first, version) = list(output.outputs[0].token_ids), output.weight_version
+    assert (len(first), version) == (4, "0")
+    engine.update_weights_from_disk(other)
+    output = finish(engine)
+    assert output.weight_version == "1"
+    assert output.outputs[0].token_ids[:4] == first
+    prompt = engine.get_tokenizer()(PROMPT)["input_ids"]
+    engine.add_request("two", {"prompt_token_ids": prompt + first}, SamplingParams(max_tokens=8, temperature=0))
+    assert output.outputs[0].token_ids[4:] == finish(engine).outputs[0].token_ids
+
+
+def lack(tensors: Tensors) -> None:
+    del tensors[NORM]
+
+
+def cut(tensors: Tensors) -> None:
+    tensors[NORM] = tensors[NORM][:-1].clone()
+
+
+def widen(tensors: Tensors) -> None:
+    tensors["model.of_nobody"] = torch.zeros(1)
+
+
+@pytest.mark.parametrize(("change", "named"), [(lack, NORM), (cut, NORM), (widen, "model.of_nobody")])
+def test_what_does_not_fit_is_named_and_nothing_has_changed(
+    engine: LLMEngine, tmp_path: Path, change: Callable[[Tensors], None], named: str
+) -> None:
+    def shaken(tensors: Tensors) -> None:
+        shake(tensors)
+        change(tensors)
+
+    before = said(ask(engine))
+    with pytest.raises(InvalidArgument, match=named):
+        engine.update_weights_from_disk(folder_of(tmp_path / "wrong", shaken))
+    output = ask(engine)
+    assert (said(output), output.weight_version) == (before, "0")
+    assert output.cached_tokens > 0, "what was cached still is"
+
+
+def test_another_model_is_refused_by_what_differs(engine: LLMEngine, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "other", shake)
+    config = folder / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-03'))
+    assert config.read_text() != text
+    with pytest.raises(InvalidArgument, match="rms_norm_eps"):
+        engine.update_weights_from_disk(folder)
+    with pytest.raises(InvalidArgument, match=r"config\.json"):
+        engine.update_weights_from_disk(tmp_path / "nowhere")
+    assert engine.weight_version == "0"
+
+
+@pytest.mark.parametrize("wrong", [[(NORM, 3)], [(NORM, torch.zeros(3)), (NORM, torch.zeros(3))]])
+def test_what_is_no_tensor_or_comes_twice_is_named(engine: LLMEngine, wrong: list[tuple[str, Any]]) -> None:
+    with pytest.raises(InvalidArgument, match=NORM):
+        engine.update_weights_from_tensor(wrong)

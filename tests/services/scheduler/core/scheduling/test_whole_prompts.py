@@ -1,0 +1,121 @@
+"""Models that keep nothing of the tokens before: prompts are computed whole, side by side, and hold no blocks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
+from services.scheduler.core.plan import StepResult
+from shared.kv_specs import NOTHING
+from tests.services.scheduler.conftest import make_limits, make_sequence
+
+NO_TOKENS = np.zeros(0, dtype=np.int32)
+
+
+def encoder(**fields: object) -> Core:
+    sizes = {"num_blocks": 2, "max_model_len": 100, "max_num_batched_tokens": 100, "enable_prefix_caching": True}
+    return Core(make_limits(kv_specs=(NOTHING,), **(sizes | fields)))
+
+
+def read(core: Core, key: int, length: int, **fields: object) -> None:
+    core.add(make_sequence(key, list(range(length)), 0, samples_nothing=True, **fields))
+
+
+def step(core: Core) -> list[int]:
+    """The next step, run to its end: keys of those whose vectors came with it."""
+    plan = core.schedule(0)
+    assert plan is not None
+    assert plan.num_tokens <= core.limits.max_num_batched_tokens
+    assert len(plan.new_block_ids) == 0
+    flight = core.flights[0]
+    core.apply(StepResult(plan.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.ended, b"")), 0)
+    events = core.take_events()
+    assert [end.reason for end in events.finished] == [Reason.STOP] * len(events.pooled)
+    return [pooled.sequence.key for pooled in events.pooled]
+
+
+def test_prompts_that_fit_a_step_run_in_it_and_the_next_one_waits_for_another() -> None:
+    core = encoder()
+    for key, length in enumerate((40, 50, 30, 20, 60)):
+        read(core, key, length)
+    assert [step(core) for _ in range(3)] == [[0, 1], [2, 3], [4]]
+    assert not core.has_work
+
+
+def test_a_long_prompt_is_not_cut_where_others_would_be() -> None:
+    core = encoder(long_prefill_token_threshold=16)
+    read(core, 0, 10)
+    read(core, 1, 90)
+    assert step(core) == [0, 1]
+
+
+def test_nothing_is_cached_of_a_prompt_that_was_read_before() -> None:
+    core = encoder()
+    read(core, 0, 64)
+    step(core)
+    read(core, 1, 64)
+    plan = core.schedule(0)
+    assert plan is not None
+    assert [admission.num_cached_tokens for admission in plan.admitted] == [0]
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "text"),
+    [
+        (101, {}, "longer than the maximum model length of 100"),
+        (90, {"max_num_batched_tokens": 80}, "is longer than a step, 80 tokens"),
+    ],
+)
+def test_what_no_step_can_hold_is_refused(length: int, fields: dict[str, object], text: str) -> None:
+    core = encoder(**fields)
+    read(core, 0, length)
+    (finished,) = core.take_events().finished
+    assert finished.failure is not None
+    assert text in finished.failure.message
+
+
+def test_whoever_would_go_on_is_refused() -> None:
+    core = encoder()
+    core.add(make_sequence(0, [1, 2, 3], 5))
+    (finished,) = core.take_events().finished
+    assert finished.failure is not None
+    assert "generates none" in finished.failure.message
+
+
+def test_a_lost_worker_leaves_prompts_that_another_reads_from_the_start() -> None:
+    first, second = encoder(), encoder()
+    for key in range(3):
+        read(first, key, 60)
+    first.schedule(0)
+    for sequence in first.evacuate(lost=True):
+        second.add(sequence)
+    assert [step(second) for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_random_operations_leave_nothing_behind() -> None:
+    """Prompts of all lengths, several steps under way, and some that are called off."""
+    numbers = random.Random(3)
+    core = encoder(max_steps_in_flight=2, max_num_seqs=4)
+    ended: set[int] = set()
+    for key in range(400):
+        read(core, key, numbers.randint(1, 100))
+        for _ in range(numbers.randint(0, 3)):
+            core.schedule(0)
+        if numbers.random() < 0.2:
+            core.cancel(numbers.randint(0, key))
+        while core.flights and numbers.random() < 0.8:
+            flight = core.flights[0]
+            core.apply(StepResult(flight.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.ended, b"")), 0)
+        ended |= {end.sequence.key for end in core.take_events().finished}
+    while core.has_work or core.flights:
+        core.schedule(0)
+        flight = core.flights[0]
+        core.apply(StepResult(flight.step_id, NO_TOKENS, pooled=dict.fromkeys(flight.ended, b"")), 0)
+        ended |= {end.sequence.key for end in core.take_events().finished}
+    assert ended == set(range(400))
+    assert core.kv.idle
+    assert (core.running.most_blocks, core.num_waiting_tokens, core.kv.num_unowned()) == (0, 0, 0)

@@ -1,0 +1,134 @@
+"""Blocks go to host memory and come back as they were; the record knows what came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.kv import kv_cache
+from services.worker.kv.held_blocks import HeldBlocks
+from services.worker.kv.host_memory import BlockMove, HostMemory, open_host_memory
+from services.worker.kv.kv_memory import BlockShape
+from services.worker.step.plan_violation import PlanViolation
+from shared import columns
+from shared.errors import InvalidArgument
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+SHAPE = BlockShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def order(blocks: list[int], places: list[int], *, to_host: bool, hashes: bytes | None = None) -> pb.Transfer:
+    return pb.Transfer(
+        transfer_id=1,
+        to_host=to_host,
+        block_ids=columns.u32_bytes(blocks),
+        place_ids=columns.u32_bytes(places),
+        block_hashes=b"".join(bytes([block]) * 32 for block in blocks) if hashes is None else hashes,
+    )
+
+
+def move(memory: HostMemory, blocks: list[int], places: list[int], *, to_host: bool) -> None:
+    memory.begin(BlockMove.of(order(blocks, places, to_host=to_host), 20, 10)).wait()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_come_back_to_other_places(device: str) -> None:
+    caches = kv_cache.allocate(SHAPE, 20, torch.device(device))
+    for cache in caches:
+        cache.k.copy_(torch.randn(cache.k.shape))
+        cache.v.copy_(torch.randn(cache.v.shape))
+    before = [part.clone() for cache in caches for part in (cache.k, cache.v)]
+    memory = HostMemory(caches, 10)
+    move(memory, [3, 7, 19], [9, 0, 4], to_host=True)
+    for cache in caches:
+        cache.k.zero_()
+        cache.v.zero_()
+    move(memory, [5, 1], [4, 9], to_host=False)
+    for part, was in zip((part for cache in caches for part in (cache.k, cache.v)), before, strict=True):
+        assert torch.equal(part[5], was[19])
+        assert torch.equal(part[1], was[3])
+        assert not part[[2, 3, 7, 19]].any()
+    assert memory.held() == {9: bytes([3]) * 32, 0: bytes([7]) * 32, 4: bytes([19]) * 32}
+    memory.forget()
+    assert memory.held() == {}
+
+
+@pytest.mark.gpu
+def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.kv.host_memory.STAGED_BYTES", 1)
+    test_blocks_come_back_to_other_places("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (order([0, 1], [0, 1], to_host=True), "block ids are not all in 1..19"),
+        (order([1, 20], [0, 1], to_host=True), "block ids are not all in 1..19"),
+        (order([1, 2], [0, 10], to_host=False), "place ids are not all in 0..9"),
+        (order([1, 1], [0, 1], to_host=False), "block ids come more than once"),
+        (order([1, 2], [3, 3], to_host=True), "place ids come more than once"),
+        (order([1, 2], [3], to_host=True), "a transfer of (2, 1, 2) blocks, places and hashes"),
+        (order([], [], to_host=True), "a transfer of (0, 0, 0) blocks, places and hashes"),
+    ],
+)
+def test_orders_that_cannot_be_meant(wrong: pb.Transfer, said: str) -> None:
+    with pytest.raises(PlanViolation) as refused:
+        BlockMove.of(wrong, 20, 10)
+    assert said in str(refused.value)
+
+
+def test_the_size_is_refused_by_name_and_value() -> None:
+    caches = kv_cache.allocate(SHAPE, 4, torch.device("cpu"))
+    with pytest.raises(InvalidArgument, match="kv_offloading_size: 1e-09 GiB has room for 0 blocks of 768 bytes"):
+        open_host_memory(1e-9, caches, SHAPE)
+    with pytest.raises(InvalidArgument, match=r"kv_offloading_size: 2000.0 GiB is more than the .* this host has free"):
+        open_host_memory(2000.0, caches, BlockShape(3, 4, 2, 1 << 20, torch.bfloat16))
+
+
+def test_what_came_back_is_reported_and_continued() -> None:
+    """Its tokens are not known, its hash is: chains go on behind it."""
+    held = HeldBlocks(num_blocks=8, block_size=2)
+    held.hand_out(np.array([3]), np.array([0]), {3: b"r" * 32})
+    held.write(np.array([6, 7], dtype=np.int32), np.array([1, 2], dtype=np.int32))
+    held.fill(np.array([3, 4]), [b"a" * 32, b"b" * 32])
+    held.hand_out(np.array([5]), np.array([4]), {})
+    held.write(np.array([10, 11], dtype=np.int32), np.array([8, 9], dtype=np.int32))
+    report = held.report()
+    digests = {block: report.hashes[32 * i : 32 * i + 32] for i, block in enumerate(report.block_ids)}
+    assert digests[3] == b"a" * 32, "and nothing of what it held before"
+    assert digests[4] == b"b" * 32
+    assert 5 in digests
+    held.hand_out(np.array([4]), np.array([0]), {4: b"r" * 32})
+    assert held.report().block_ids == [3], "the chain behind the other one is broken"
+
+
+def test_a_place_whose_copy_failed_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = HostMemory(kv_cache.allocate(SHAPE, 20, torch.device("cpu")), 10)
+    move(memory, [3, 4], [1, 2], to_host=True)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "_copy", fails)
+    with pytest.raises(MemoryError):
+        move(memory, [5], [2], to_host=True)
+    with pytest.raises(MemoryError):
+        move(memory, [6], [1], to_host=False)
+    assert memory.held() == {1: bytes([3]) * 32}
+
+
+def test_blocks_whose_copy_failed_are_not_reported() -> None:
+    held = HeldBlocks(num_blocks=8, block_size=2)
+    held.fill(np.array([3, 4]), [b"a" * 32, b"b" * 32])
+    held.lose(np.array([3]))
+    assert held.report().block_ids == [4]
+
+
+def test_copies_of_what_came_back_are_not_reported() -> None:
+    held = HeldBlocks(num_blocks=8, block_size=2)
+    held.fill(np.array([3]), [b"a" * 32])
+    held.hand_out(np.array([5]), np.array([0]), {5: b"r" * 32})
+    held.copy(np.array([3]), np.array([5]))
+    assert held.report().block_ids == [3]

@@ -1,0 +1,239 @@
+"""Adapters that come and go while a worker runs: logits as in test_adapters.py, and where they may come from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.worker.lora import peft_folder
+from services.worker.lora.folders import AdapterFolders
+from services.worker.lora.peft_folder import LowRank, PeftFolder
+from services.worker.lora.reader import AdapterReader, Found
+from shared.adapter_contents import AdapterId
+from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from tests.kernels.cpu.closeness import needs_library
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.lora import peft_folders
+from tests.services.worker.lora.test_adapters import called
+from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+
+def rig_of(made: Checkpoint, tmp_path: Path, **settings: object) -> Rig:
+    return Rig(made.folder, lora_folders=[str(tmp_path)], **{"max_loras": 2, **settings})
+
+
+def load(rig: Rig, made: Checkpoint, name: str = "a") -> AdapterId:
+    folder = PeftFolder(name, made.folder, peft_folder.read(name, made.folder).modules)
+    with torch.inference_mode():
+        rig.replica.adapters.add(folder, folder.digest())
+    return AdapterId(name, folder.digest())
+
+
+def unload(rig: Rig, adapter: AdapterId) -> None:
+    with torch.inference_mode():
+        rig.replica.adapters.remove(adapter)
+
+
+# Fused parts, rows in another order, a factor, the other way round, latent vectors.
+@pytest.mark.parametrize("family", ["qwen3-tied", "glm4", "granite", "gpt2", "deepseek-v3"])
+def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
+    """Loaded while another sequence runs, which does not notice."""
+    made = checkpoint(family)
+    first = peft_folders.save(made, tmp_path / "first", seed=1)
+    rig = rig_of(made, tmp_path)
+    rig.step([New(2, prompt(9, 2))], {2: 9})
+    load(rig, first)
+    rig.step([New(0, prompt(11, 1), adapter="a")], {0: 11})
+    rig.step()
+    assert error(rig, first, 0) < MAX_ERROR
+    assert error(rig, made, 2) < MAX_ERROR
+    assert error(rig, made, 0) > 0.1, "the adapter changes nothing that could be seen"
+
+
+@pytest.mark.skipif(**needs_library)
+def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
+    """Which was recorded before the adapters came."""
+    made = checkpoint("qwen3-tied")
+    first = peft_folders.save(made, tmp_path / "first", seed=1)
+    second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7)
+    rig = rig_of(made, tmp_path, attention_backend="auto", block_size=16, max_loras=1)
+    rig.replica._runner._whole_model.forward = called
+    adapter = load(rig, first)
+    rig.step([New(0, prompt(8), adapter="a")], {0: 8})
+    rig.step()
+    assert error(rig, first, 0) < MAX_ERROR
+    rig.step(released=[0])
+    unload(rig, adapter)
+    rig.logits.clear()
+    load(rig, second)
+    rig.step([New(0, prompt(9, 1), adapter="a"), New(1, prompt(8))], {0: 9, 1: 8})
+    rig.step()
+    assert error(rig, second, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
+
+
+def test_contents_of_one_name_are_side_by_side(checkpoint: Make, tmp_path: Path) -> None:
+    """Without a digest a sequence has the one that came last."""
+    made = checkpoint("qwen3-tied")
+    first = peft_folders.save(made, tmp_path / "first", seed=1)
+    second = peft_folders.save(made, tmp_path / "second", seed=2)
+    rig = rig_of(made, tmp_path)
+    old, new = load(rig, first), load(rig, second)
+    news = [
+        New(0, prompt(8), adapter="a", adapter_digest=old.digest),
+        New(1, prompt(8), adapter="a", adapter_digest=new.digest),
+        New(2, prompt(8), adapter="a"),
+    ]
+    rig.step(news, {0: 8, 1: 8, 2: 8})
+    rig.step()
+    assert error(rig, first, 0) < MAX_ERROR
+    assert error(rig, second, 1) < MAX_ERROR
+    assert error(rig, second, 2) < MAX_ERROR
+    assert [held.id for held in rig.replica.adapters.held()] == [old, new]
+
+
+def test_the_place_of_one_that_is_unloaded_is_free_at_once(checkpoint: Make, tmp_path: Path) -> None:
+    """Its sequences have ended; that the slot of one is still live, because no plan has come since, is no matter."""
+    made = checkpoint("qwen3-tied")
+    first = peft_folders.save(made, tmp_path / "first", seed=1)
+    second = peft_folders.save(made, tmp_path / "second", seed=2)
+    rig = rig_of(made, tmp_path, max_loras=1)
+    adapter = load(rig, first)
+    rig.step([New(0, prompt(8), adapter="a")], {0: 8})
+    with pytest.raises(ResourceExhausted, match="there are 1 adapters, which is max_loras"):
+        load(rig, second, "b")
+    unload(rig, adapter)
+    load(rig, second, "b")
+    rig.step([New(1, prompt(8), adapter="b"), New(2, prompt(8), adapter="a")], {1: 8, 2: 8}, released=[0])
+    assert "'a' does not exist on this worker; there are b" in rig.last_result.failures[0].error.message
+    rig.step()
+    assert error(rig, second, 1) < MAX_ERROR
+    assert [held.id.name for held in rig.replica.adapters.held()] == ["b"]
+
+
+def test_what_does_not_fit_the_model_leaves_nothing_behind(checkpoint: Make, tmp_path: Path) -> None:
+    made = checkpoint("qwen3-tied")
+    right = peft_folders.save(made, tmp_path / "right", seed=2)
+    rig = rig_of(made, tmp_path, max_loras=1)
+    modules = dict(peft_folder.read("a", right.folder).modules)
+    last = max(modules)
+    narrow = LowRank(modules[last].down[:, 1:], modules[last].up)
+    for wrong, text in (({last: narrow}, "the model's has"), ({"lm_head": narrow}, "is not a linear layer")):
+        with pytest.raises(InvalidArgument, match=text):
+            rig.replica.adapters.add(PeftFolder("a", right.folder, modules | wrong), b"d" * 32)
+    load(rig, right)
+    rig.step([New(0, prompt(8), adapter="a")], {0: 8})
+    rig.step()
+    assert error(rig, right, 0) < MAX_ERROR
+
+
+def test_a_report_names_what_is_held(checkpoint: Make, tmp_path: Path) -> None:
+    """The next scheduler is told."""
+    made = checkpoint("qwen3-tied")
+    saved = peft_folders.save(made, tmp_path / "first", seed=1)
+    rig = rig_of(made, tmp_path)
+    adapter = load(rig, saved)
+    assert rig.replica.rest().adapters == [(adapter, str(saved.folder.resolve()))]
+
+
+@pytest.fixture
+def saved(checkpoint: Make, tmp_path: Path) -> Path:
+    """In ok/a, beside ok a folder that is nobody's business."""
+    made = checkpoint("qwen3-tied")
+    peft_folders.save(made, tmp_path / "ok" / "a", seed=1)
+    peft_folders.save(made, tmp_path / "secret", seed=2)
+    (tmp_path / "ok" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "ok" / "half").mkdir()
+    (tmp_path / "ok" / "half" / "adapter_config.json").symlink_to(tmp_path / "secret" / "adapter_config.json")
+    return tmp_path
+
+
+def test_folders_that_were_named_are_read(saved: Path) -> None:
+    folders = AdapterFolders([str(saved / "elsewhere"), str(saved / "ok")], 256)
+    whole = folders.read("x", str(saved / "ok" / "a"))
+    assert whole.name == "x"
+    assert folders.read("x", "a").digest() == whole.digest()
+    assert folders.read("x", "./half/../a").digest() == whole.digest()
+
+
+@pytest.mark.parametrize("path", ["../secret", "link", "/", "{}/secret", "{}/nothing", "ok/../../secret", "../okay"])
+def test_nothing_else_is(saved: Path, path: str) -> None:
+    """And nobody learns what is there."""
+    with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
+        AdapterFolders([str(saved / "ok")], 256).read("x", path.format(saved))
+
+
+def test_neither_are_files_that_links_lead_to(saved: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"has a adapter_config\.json that lies outside of lora_folders"):
+        AdapterFolders([str(saved / "ok")], 256).read("x", "half")
+
+
+def test_without_folders_there_is_nothing_to_read(saved: Path) -> None:
+    with pytest.raises(InvalidArgument, match="lora_folders"):
+        AdapterFolders([], 256).read("x", str(saved / "ok" / "a"))
+
+
+def test_a_rank_that_is_too_large_is_refused(saved: Path) -> None:
+    rank = json.loads((saved / "ok" / "a" / "adapter_config.json").read_text())["r"]
+    with pytest.raises(InvalidArgument, match=f"r is {rank}, a whole number from 1 to {rank - 1} is needed"):
+        AdapterFolders([str(saved / "ok")], rank - 1).read("x", "a")
+
+
+@pytest.mark.parametrize("file", [peft_folder.CONFIG, peft_folder.WEIGHTS])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_and_not_waited_for(saved: Path, file: str, make: Callable[[Path], None]) -> None:
+    path = saved / "ok" / "a" / file
+    path.unlink()
+    make(path)
+    reader = AdapterReader(AdapterFolders([str(saved / "ok")], 256))
+    refused = found(reader, "a")
+    assert isinstance(refused, InvalidArgument)
+    assert f"{path} is no regular file" in refused.message
+
+
+def test_neither_is_one_that_is_too_large(saved: Path) -> None:
+    weights = saved / "ok" / "a" / peft_folder.WEIGHTS
+    size = weights.stat().st_size
+    AdapterFolders([str(saved / "ok")], 256, size).read("x", "a")
+    with pytest.raises(InvalidArgument, match=f"has {size} bytes, at most {size - 1} can be served"):
+        AdapterFolders([str(saved / "ok")], 256, size - 1).read("x", "a")
+    config = saved / "ok" / "a" / peft_folder.CONFIG
+    config.write_text(config.read_text() + " " * peft_folder.MOST_CONFIG_BYTES)
+    with pytest.raises(InvalidArgument, match=r"adapter_config\.json has \d+ bytes, at most 1048576"):
+        AdapterFolders([str(saved / "ok")], 256).read("x", "a")
+
+
+def test_an_adapter_may_be_as_large_as_its_model(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint("qwen3-tied").folder
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    monkeypatch.setattr(peft_folder, "MOST_BYTES", 7)
+    assert peft_folder.most_bytes(folder) == size
+    assert peft_folder.most_bytes(folder / "config.json") == (folder / "config.json").stat().st_size
+
+
+def found(reader: AdapterReader, path: str, digest: bytes = b"") -> Found:
+    outcome: Future[Found] = Future()
+    reader.read("x", path, digest, outcome.set_result)
+    return outcome.result(60)
+
+
+def test_those_wanted_last_are_not_read_again(saved: Path) -> None:
+    """One that is wanted by its digest is there whatever has become of its folder; no other is taken for it."""
+    reader = AdapterReader(AdapterFolders([str(saved)], 256), most_kept=1)
+    first, digest = found(reader, "ok/a")
+    other, other_digest = found(reader, "secret")
+    assert found(reader, "nothing", other_digest) == (other, other_digest)
+    read_again, _ = found(reader, "ok/a", digest)
+    assert read_again is not first
+    assert found(reader, "nothing", digest) == (read_again, digest)
+    changed = found(reader, "secret", b"d" * 32)
+    assert isinstance(changed, FailedPrecondition)
+    assert "has another content now" in changed.message

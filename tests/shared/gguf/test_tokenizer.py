@@ -1,0 +1,155 @@
+"""The tokenizer of a file cuts and joins texts as the file's words say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from shared.errors import InvalidArgument
+from shared.gguf.folder import as_folder
+from tests.shared.gguf.conftest import Write
+
+SPACE = "\u2581"
+NONE = float("-inf")
+PIECES = {"a": -1.0, "b": -1.5, "c": -2.0, SPACE: -1.2, "ab": -3.0, "bc": -2.5, f"{SPACE}a": -4.0, "abc": -5.0}
+PIECES |= {"aa": -3.5, f"{SPACE}ab": -6.0, "cab": -2.2, "bca": -7.0}
+
+
+def opened(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def sentence_pieces(**changes: Any) -> dict[str, Any]:
+    """A vocabulary as llama.cpp keeps those of SentencePiece."""
+    begin = {"<unk>": 2, "<s>": 3, "</s>": 3, **{f"<0x{byte:02X}>": 6 for byte in range(10)}}
+    texts = [*begin, *PIECES, "<user>"]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": [0.0] * len(begin) + [*PIECES.values(), 0.0],
+        "tokenizer.ggml.token_type": [*begin.values(), *[1] * len(PIECES), 4],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        **changes,
+    }
+
+
+def best_pairs_first(text: str) -> list[str]:
+    """SentencePiece's way: the two neighbours whose piece has the highest score become one, until none have."""
+    parts = list(SPACE + text.replace(" ", SPACE))
+    while True:
+        pairs = enumerate(itertools.pairwise(parts))
+        best, at = max([(PIECES.get(a + b, NONE), -place) for place, (a, b) in pairs], default=(NONE, 0))
+        if best == NONE:
+            return parts
+        parts[-at : -at + 2] = ["".join(parts[-at : -at + 2])]
+
+
+def test_pieces_are_joined_by_their_scores(write: Write) -> None:
+    tokenizer = opened(as_folder(write(sentence_pieces())))
+    rng = random.Random(4)
+    for _ in range(200):
+        text = "".join(rng.choices("abc ", k=rng.randint(1, 12)))
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        assert encoded.tokens == best_pairs_first(text), text
+        assert tokenizer.decode(encoded.ids) == text
+
+
+def test_pieces_have_a_beginning_bytes_and_added_tokens(write: Write) -> None:
+    tokenizer = opened(as_folder(write(sentence_pieces())))
+    assert tokenizer.encode("ab").tokens == ["<s>", f"{SPACE}ab"]
+    assert tokenizer.encode("a\x07b", add_special_tokens=False).tokens == [f"{SPACE}a", "<0x07>", "b"]
+    assert tokenizer.encode("a<user>b", add_special_tokens=False).tokens[1] == "<user>"
+    plain = opened(as_folder(write(sentence_pieces(**{"tokenizer.ggml.add_bos_token": False}))))
+    assert plain.encode("ab").tokens == [f"{SPACE}ab"]
+    both = opened(as_folder(write(sentence_pieces(**{"tokenizer.ggml.add_eos_token": True}))))
+    assert both.encode("ab").tokens == ["<s>", f"{SPACE}ab", "</s>"]
+    bare = opened(as_folder(write(sentence_pieces(**{"tokenizer.ggml.add_space_prefix": False}))))
+    assert bare.encode("ab", add_special_tokens=False).tokens == ["ab"]
+
+
+LINE = "I'll pay  $1234 at 10:30,\n\nOK?"
+CUTS = {
+    "gpt-2": ["I", "'ll", " pay", " ", " $", "1234", " at", " 10", ":", "30", ",", "\n", "\n", "OK", "?"],
+    "llama-bpe": ["I", "'ll", " pay", " ", " $", "123", "4", " at", " ", "10", ":", "30", ",\n\n", "OK", "?"],
+    "qwen2": ["I", "'ll", " pay", " ", " $", *"1234", " at", " ", *"10", ":", *"30", ",\n\n", "OK", "?"],
+    "smollm": ["I", "'ll", " pay", " ", " $", *"1234", " at", " ", *"10", ":", *"30", ",", "\n", "\n", "OK", "?"],
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_texts_are_cut_into_words_by_the_name_of_the_way(write: Write, pre: str) -> None:
+    tokenizer = opened(as_folder(write({"tokenizer.ggml.pre": pre})))
+    found = [LINE[begin:end] for _, (begin, end) in tokenizer.pre_tokenizer.pre_tokenize_str(LINE)]
+    assert found == CUTS[pre]
+
+
+def byte_pairs(**changes: Any) -> dict[str, Any]:
+    texts = ["<s>", "<|end|>", "<|turn|>", *"abc\u0120", "ab", "\u0120ab", "<think>"]
+    return {
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 1, 1, 1, 1, 4],
+        "tokenizer.ggml.merges": ["a b", "\u0120 ab"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        **changes,
+    }
+
+
+def test_pairs_are_merged_in_their_order(write: Write) -> None:
+    tokenizer = opened(as_folder(write(byte_pairs())))
+    assert tokenizer.encode("ab abc").tokens == ["<s>", "ab", "\u0120ab", "c"]
+    assert tokenizer.decode(tokenizer.encode("ab abc").ids) == "ab abc"
+    assert tokenizer.encode("ab<think>").tokens == ["<s>", "ab", "<think>"]
+    added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+    assert added == {"<s>": True, "<|end|>": True, "<|turn|>": True, "<think>": False}
+
+
+def test_ends_and_templates_come_from_the_file(write: Write) -> None:
+    template = "{{ messages[0].content }}"
+    told = {"tokenizer.ggml.eot_token_id": 2, "tokenizer.chat_template": template}
+    folder = as_folder(write(byte_pairs(**told)))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (config["bos_token"], config["eos_token"], config["chat_template"]) == ("<s>", "<|end|>", template)
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}
+    named = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "with tools"}
+    folder = as_folder(write(byte_pairs(**told, **named)))
+    assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == [
+        {"name": "default", "template": template},
+        {"name": "tool_use", "template": "with tools"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (byte_pairs(**{"tokenizer.ggml.model": "t5"}), r"tokenizer\.ggml\.model is 't5'; there are gpt2 and llama"),
+        (byte_pairs(**{"tokenizer.ggml.pre": "other"}), r"tokenizer\.ggml\.pre is 'other'; there are gpt-2, llama-bpe"),
+        (byte_pairs(**{"tokenizer.ggml.merges": ["a x"]}), r"tokenizer\.ggml\.merges: 'a x' makes or needs what is no"),
+        (byte_pairs(**{"tokenizer.ggml.eos_token_id": 99}), r"tokenizer\.ggml\.eos_token_id is 99, it has 10 tokens"),
+        (byte_pairs(**{"tokenizer.ggml.token_type": [1]}), r"tokenizer\.ggml\.tokens: 10 tokens, 1 types"),
+        (byte_pairs(**{"tokenizer.ggml.tokens": ["a", "a"] * 5}), r"tokenizer\.ggml\.tokens has a token twice"),
+        ({"tokenizer.ggml.tokens": ["a"] * 41}, r"tokenizer\.ggml\.tokens: 41 tokens, 40 types, and the embedding has"),
+        (sentence_pieces(**{"tokenizer.ggml.scores": [1.0]}), r"tokenizer\.ggml\.scores: 1 for \d+ tokens"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, r"tokenizer\.ggml\.tokens is \[1, 2\]: a list of texts is needed"),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(write: Write, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        as_folder(write(changes))
+
+
+def test_a_piece_of_any_length_costs_little(write: Write) -> None:
+    """A token of a million characters is one piece that is made of no others."""
+    pieces = sentence_pieces()
+    pieces["tokenizer.ggml.tokens"] = [*pieces["tokenizer.ggml.tokens"][:-1], "a" * 1_000_000]
+    tokenizer = opened(as_folder(write(pieces)))
+    assert tokenizer.encode("aaa", add_special_tokens=False).tokens == [SPACE, "aa", "a"]
