@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,14 +48,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    from shared.errors import QuireError
+    with _ended_by_interrupts():
+        from shared.errors import QuireError
 
     try:
-        parsed = _parse(arguments)
-        return int(importlib.import_module(COMMANDS[parsed.command][0]).run(parsed))
+        with _ended_by_interrupts():
+            parsed = _parse(arguments)
+            run = importlib.import_module(COMMANDS[parsed.command][0]).run
+        return int(run(parsed))
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """While modules are imported nothing is lost yet, and a KeyboardInterrupt could come out of them as anything: a
+    RuntimeError where a class names its members, an ImportError of a compiled module."""
+    raises = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if raises:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:

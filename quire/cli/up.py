@@ -6,11 +6,12 @@ import argparse
 import os
 import signal
 import sys
+from queue import SimpleQueue
 from typing import Any
 
 from quire.cli import vllm_flags
 from quire.cli.flags import add_setting, human_int
-from quire.cluster import Cluster, ClusterOptions
+from quire.cluster import Cluster, ClusterOptions, GivenUp
 from shared import logs
 from shared.lifecycle import EXIT_FORCED
 from shared.settings import SERVICES, Settings
@@ -100,10 +101,6 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
     )
 
 
-class _Drain(BaseException):
-    """The first signal, raised where the main thread happens to be."""
-
-
 def ready_line(cluster: Cluster, *, json: bool) -> str:
     assert cluster.metrics is not None
     addresses = {"http": cluster.http_address, "grpc": cluster.grpc_address, "metrics": cluster.metrics.address}
@@ -120,23 +117,27 @@ def run(arguments: argparse.Namespace) -> int:
     options = options_from(arguments)
     json = options.settings["scheduler"].get("log_format") == "json"
     cluster = Cluster(options, report=_report_as_json if json else None)
+    asked: SimpleQueue[None] = SimpleQueue()  # its put() may interrupt its get()
     draining = False
 
-    def on_signal(_number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
+        """Raises nothing: what the main thread happens to be doing may not let an exception of ours through."""
         nonlocal draining
         if draining:
             cluster.kill()
             os._exit(EXIT_FORCED)
         draining = True
-        raise _Drain
+        if not cluster.give_up():
+            os._exit(128 + number)  # as shells say it
+        asked.put(None)
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     try:
         cluster.start()
-        print(ready_line(cluster, json=json), flush=True)
-        while True:
-            signal.pause()
-    except _Drain:
-        cluster.stop()
+    except GivenUp:
+        return 0
+    print(ready_line(cluster, json=json), flush=True)
+    asked.get()
+    cluster.stop()
     return 0

@@ -27,6 +27,10 @@ DRAIN_TIMEOUT_S = 40.0
 STOP_ORDER = ("frontend", "worker", "scheduler", "redis")  # clients first: who drains may still need those behind
 
 
+class GivenUp(Exception):
+    """start() was told to."""
+
+
 class Cluster:
     """`with Cluster(options) as cluster:` serves until the block ends; then it drains."""
 
@@ -39,11 +43,12 @@ class Cluster:
         self.metrics: ClusterPage | None = None  # from start() on
         self.specs: list[Spec] = []
         self.processes: list[ServiceProcess] = []
+        self._given_up = False
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         # A signal that interrupts the main thread must not leave a child behind that is forked and not yet on record.
         self._starter = ThreadPoolExecutor(1, "starter")
-        self._forking = threading.Lock()  # an executor that was interrupted as it made its thread does not wait for it
+        self._forking = threading.RLock()  # an executor that was interrupted as it made its thread does not wait for it
 
     @property
     def http_address(self) -> str:
@@ -55,7 +60,7 @@ class Cluster:
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Returns when every service has announced itself; raises QuireError for a port that is in use, and Unavailable
-        if a service refuses to start."""
+        if a service refuses to start; GivenUp if give_up() was called meanwhile."""
         atexit.register(self.stop)
         try:
             self.options = self.options.located()
@@ -71,6 +76,13 @@ class Cluster:
             self.kill()
             raise
         self._watcher.start()
+
+    def give_up(self) -> bool:
+        """For a signal handler: whether there are processes, which start() then ends. Else all is gone already."""
+        self._given_up = True
+        if not self.processes:
+            self._endpoints.close()
+        return bool(self.processes)
 
     def stop(self, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Drains: frontends finish what is in flight, then workers and schedulers leave. Nothing stays behind."""
@@ -157,7 +169,7 @@ class Cluster:
     def _start_processes(self) -> None:
         for process in self.processes:
             with self._forking:
-                if not self._stopping.is_set():
+                if not self._stopping.is_set() and not self._given_up:
                     process.start()
 
     def _start_no_more(self) -> None:
@@ -170,6 +182,8 @@ class Cluster:
     def _await_ready(self, deadline: float) -> None:
         for process in self.processes:
             while not process.ready.wait(0.02):
+                if self._given_up:
+                    raise GivenUp
                 for other in self.processes:
                     if other.exit_status is not None:
                         raise Unavailable(f"{other.spec.id} ended with status {other.exit_status} before it was ready")
