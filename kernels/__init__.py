@@ -5,8 +5,8 @@ against it. A faster package need not have every function: `load` takes each fro
 
 A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
 (the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
-`prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`, `prepare_low_rank`,
-`put_low_rank` and `add_low_rank`.
+`prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`, `prepare_head_linear` and
+`head_linear`, `prepare_low_rank`, `put_low_rank` and `add_low_rank`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ FUNCTIONS = (
     "add_rms_norm",
     "qk_norm_rope_store",
     "paged_attention",
+    "latent_store",
+    "prepare_head_linear",
+    "head_linear",
+    "latent_attention",
     "ragged_attention",
     "silu_mul",
     "sample",
@@ -75,6 +79,10 @@ class Ops:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     qk_norm_rope_store: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
+    latent_store: Callable[..., None]
+    prepare_head_linear: Callable[[Tensor], Any]
+    head_linear: Callable[[Tensor, Any], Tensor]
+    latent_attention: Callable[..., Tensor]
     ragged_attention: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]

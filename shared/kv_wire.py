@@ -10,6 +10,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 MOST_GROUPS = 64
 MOST_WINDOW = 2**27
+MOST_LATENT = 2**16
 
 
 def to_proto(groups: Sequence[KVGroup]) -> list[pb.KVGroup]:
@@ -53,6 +54,10 @@ def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
     if kind == "nothing":
         return NOTHING
     if kind == "latent":
+        for name, size in (("rank", group.latent.rank), ("rope", group.latent.rope)):
+            if not 1 <= size <= MOST_LATENT:
+                text = f"{field}.latent.{name}: {who} has {size}, it must be 1 to {MOST_LATENT}"
+                raise FailedPrecondition(text, field="kv_groups")
         return Latent(group.latent.rank, group.latent.rope)
     if kind == "window":
         length = group.window.length

@@ -7,6 +7,7 @@ from typing import Any
 
 OF_ADAPTERS = ("add_low_rank", "prepare_low_rank", "put_low_rank")
 OF_EXPERTS = ("experts", "prepare_experts", "route")
+OF_LATENT = ("head_linear", "latent_attention", "latent_store", "prepare_head_linear")
 OF_QUANTIZED = ("prepare_quantized_linear", "quantized_linear")
 OF_NATIVE = ("ends_of_matches", "num_threads", "populate", "prefer_huge_pages", "set_num_threads", "unavailable")
 
@@ -16,6 +17,9 @@ __all__ = [
     "embed",
     "ends_of_matches",
     "experts",
+    "head_linear",
+    "latent_attention",
+    "latent_store",
     "linear",
     "mask_logits",
     "num_threads",
@@ -23,6 +27,7 @@ __all__ = [
     "populate",
     "prefer_huge_pages",
     "prepare_experts",
+    "prepare_head_linear",
     "prepare_linear",
     "prepare_low_rank",
     "prepare_quantized_linear",
@@ -45,6 +50,7 @@ def __getattr__(name: str) -> Any:
     rooms = {
         "native": OF_NATIVE,
         "expert_layers": OF_EXPERTS,
+        "latent_layers": OF_LATENT,
         "low_rank": OF_ADAPTERS,
         "quantized_layers": OF_QUANTIZED,
     }

@@ -12,12 +12,16 @@ namespace {
 // between: a decode step of 32 x 128 gains 17 % with 2 MB a layer (8 layers, 4 heads of 32), and a fifth with 17 MB.
 constexpr double FAR_BYTES = 1 << 20;
 
+// Heads of latent attention that share a tile's keys and values at least: bringing those takes as long as 10 of them.
+constexpr int64_t LEAST_GROUP = 8;
+
 // Fits to one thread of a Zen 5, bfloat16, heads of 32 and 128: a query and a key take 0.22 ns + 0.009 ns an element
 // (the exponential, and two products), bringing a key and its value 0.095 ns an element.
 double nanoseconds_of(const AttentionCall& call, const AttentionPiece& piece) {
   const double last = piece.position + piece.rows, size = call.head_dim;
   const double seen = (call.window ? std::min<double>(last, call.window + piece.rows) : last) + TILE / 2;
-  return 100 + seen * piece.heads * (piece.rows * call.group() * (0.22 + 0.009 * size) + 0.095 * size);
+  const double products = 0.5 * (size + call.key_dim());  // of a key and of a value
+  return 100 + seen * piece.heads * (piece.rows * call.group() * (0.22 + 0.009 * products) + 0.095 * products);
 }
 
 // Chunks are cut by rows and heads, single rows only by heads, and only where there are too few of them for the
@@ -47,7 +51,7 @@ void attend(AttentionCall& call) {
   double nanoseconds = 0, positions = 0;
   for (const AttentionPiece& piece : pieces) nanoseconds += nanoseconds_of(call, piece);
   for (int64_t seq = 0; seq < call.num_seqs; seq++) positions += call.seq_lens[seq];
-  call.far = positions * call.kv_heads * call.head_dim * 2 * sizeof(T) > FAR_BYTES;
+  call.far = positions * call.token_stride * (call.k_cache == call.v_cache ? 1 : 2) * sizeof(T) > FAR_BYTES;
   const AttentionPiece* all = pieces.data();
   const int64_t count = pieces.size();
   parallel_for(count, grain_for(count, nanoseconds), nanoseconds, [&call, all](int64_t begin, int64_t end) {
@@ -67,9 +71,31 @@ QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_
                                      double scale, double softcap, const void* q, const void* k_cache, const void* v_cache,
                                      const int32_t* block_tables, const int32_t* query_start, const int32_t* seq_lens,
                                      const float* sinks, void* out) {
-  AttentionCall call{num_seqs, q_heads, kv_heads, head_dim,     block_size,  table_width, window, float(scale), float(softcap),
-                     q,        k_cache, v_cache,  block_tables, query_start, seq_lens,    out,    sinks, false};
+  AttentionCall call{num_seqs,   q_heads,  kv_heads, head_dim,     block_size,  table_width,    window,
+                     kv_heads * head_dim,  head_dim, float(scale), float(softcap),
+                     q,          k_cache,  v_cache,  block_tables, query_start, seq_lens,       out,
+                     sinks,      false};
   dtype == FLOAT32 ? attend<float>(call) : attend<bf16>(call);
 }
 
 QUIRE_RECORDABLE(paged_attention);
+
+// Shapes as in kernels/reference/latent_attention.py; the cache has q's dtype. To a piece of work some heads are those
+// of one key: as many as leave no thread without work, for each piece brings the tile's keys and values once.
+QUIRE_API void quire_latent_attention(int64_t dtype, int64_t num_seqs, int64_t heads, int64_t rank, int64_t rope,
+                                      int64_t block_size, int64_t table_width, double scale, const void* q,
+                                      const void* q_rotated, int64_t token_stride, int64_t head_stride,
+                                      const void* cache, const int32_t* block_tables, const int32_t* query_start,
+                                      const int32_t* seq_lens, void* out) {
+  int64_t shares = 1;
+  while (query_start[num_seqs] * shares < 4 * num_threads() && heads % (2 * shares) == 0 &&
+         heads / (2 * shares) >= LEAST_GROUP)
+    shares *= 2;
+  AttentionCall call{num_seqs, heads,  shares, rank,         block_size,  table_width,    0,
+                     rank + rope,      0,      float(scale), 0.0f,
+                     q,        cache,  cache,  block_tables, query_start, seq_lens,       out,
+                     nullptr,  false,  q_rotated, rope,      token_stride, head_stride};
+  dtype == FLOAT32 ? attend<float>(call) : attend<bf16>(call);
+}
+
+QUIRE_RECORDABLE(latent_attention);

@@ -23,13 +23,18 @@ constexpr float LOG2E = 1.44269504088896f;
 
 struct AttentionCall {
   int64_t num_seqs, q_heads, kv_heads, head_dim, block_size, table_width, window;
+  int64_t token_stride, head_stride;  // elements of the caches from token to token, and from head to head
   float scale, softcap;  // softcap: of the scaled scores; 0: none
   const void *q, *k_cache, *v_cache;
   const int32_t *block_tables, *query_start, *seq_lens;
   void* out;
   const float* sinks;  // [q_heads], or null
   bool far;  // more keys and values than caches near the core hold
+  // Of latent attention: what queries and keys have behind their head_dim elements, which values have not.
+  const void* tail = nullptr;
+  int64_t tail_dim = 0, tail_token_stride = 0, tail_head_stride = 0;
   int64_t group() const { return q_heads / kv_heads; }
+  int64_t key_dim() const { return head_dim + tail_dim; }
 };
 
 // Rows [row, row + rows) of sequence seq, the first at `position`, for heads [head, head + heads) of keys and values.
@@ -67,7 +72,7 @@ class Attention {
         p_(piece),
         group_(call.group()),
         queries_(piece.rows * group_),
-        steps_((call.head_dim + STEP - 1) / STEP),
+        steps_((call.key_dim() + STEP - 1) / STEP),
         columns_((call.head_dim + W - 1) / W),
         q_stride_(steps_ * STEP) {
     const int64_t all = queries_ * piece.heads;
@@ -151,9 +156,15 @@ class Attention {
                    values_ + first * W, columns_);
   }
 
+  int64_t row_of(int64_t query) const { return c_.query_start[p_.seq] + p_.row + query / group_; }
+  int64_t head_of(int64_t head, int64_t query) const { return (p_.head + head) * group_ + query % group_; }
+
   T* query_at(void* tensor, int64_t head, int64_t query) const {
-    const int64_t row = c_.query_start[p_.seq] + p_.row + query / group_;
-    return static_cast<T*>(tensor) + (row * c_.q_heads + (p_.head + head) * group_ + query % group_) * c_.head_dim;
+    return static_cast<T*>(tensor) + (row_of(query) * c_.q_heads + head_of(head, query)) * c_.head_dim;
+  }
+  const T* tail_at(int64_t head, int64_t query) const {
+    return static_cast<const T*>(c_.tail) + row_of(query) * c_.tail_token_stride +
+           head_of(head, query) * c_.tail_head_stride;
   }
 
   static void copy_row(const T* from, int64_t size, Word* to) {
@@ -168,7 +179,8 @@ class Attention {
     for (int64_t head = 0; head < p_.heads; head++)
       for (int64_t query = 0; query < queries_; query++, to += q_stride_) {
         copy_row(query_at(const_cast<void*>(c_.q), head, query), c_.head_dim, to);
-        std::memset(to + c_.head_dim, 0, (q_stride_ - c_.head_dim) * sizeof(Word));
+        if (c_.tail_dim) copy_row(tail_at(head, query), c_.tail_dim, to + c_.head_dim);
+        std::memset(to + c_.key_dim(), 0, (q_stride_ - c_.key_dim()) * sizeof(Word));
       }
   }
 
@@ -185,10 +197,10 @@ class Attention {
   // stand in with one that is: whatever they score is masked, and their values weigh nothing.
   void locate(const AttentionPiece& piece, const Span& span) {
     const int32_t* table = c_.block_tables + piece.seq * c_.table_width;
-    const int64_t token = c_.kv_heads * c_.head_dim, block_size = c_.block_size;
+    const int64_t token = c_.token_stride, block_size = c_.block_size;
     int64_t block = (span.start + span.first) / block_size, within = (span.start + span.first) % block_size;
     for (int i = span.first; i < span.count; block++, within = 0) {
-      int64_t place = (table[block] * block_size + within) * token + piece.head * c_.head_dim;
+      int64_t place = (table[block] * block_size + within) * token + piece.head * c_.head_stride;
       const int until = static_cast<int>(std::min<int64_t>(span.count, i + block_size - within));
       for (; i < until; i++, place += token) next_[i] = place;
     }
@@ -201,7 +213,7 @@ class Attention {
   // (Inlined by force: GCC takes a function that only prefetches for one without effect, and drops the call.)
   QUIRE_INLINE void fetch_next(const void* cache, int64_t head, int lane) const {
     if (!more_) return;
-    const int64_t bytes = p_.heads * c_.head_dim * sizeof(T);
+    const int64_t bytes = (c_.tail_dim ? c_.key_dim() : p_.heads * c_.head_dim) * sizeof(T);
     const int64_t begin = (head * TILE + lane) / p_.heads, end = (head * TILE + lane + LANES) / p_.heads;
     for (int64_t key = begin; key < end; key++) {
       const char* row = reinterpret_cast<const char*>(static_cast<const T*>(cache) + next_[key]);
@@ -212,15 +224,15 @@ class Attention {
   // Loops over a head are short: those of common sizes are compiled for them (a fifth of decode's time at 32).
   using Gather = void (Attention::*)(const Span&, int64_t);
   QUIRE_INLINE void gather(const Span& span, int64_t head, Gather with32, Gather with64, Gather with128, Gather any) {
-    const int64_t size = c_.head_dim;
+    const int64_t size = c_.tail_dim ? 0 : c_.head_dim;
     (this->*(size == 32 ? with32 : size == 64 ? with64 : size == 128 ? with128 : any))(span, head);
   }
 
   // As weights of the scores: W keys side by side.
   template <int HEAD_DIM>
   __attribute__((noinline)) void gather_keys(const Span& span, int64_t head) {
-    const int64_t head_dim = HEAD_DIM ? HEAD_DIM : c_.head_dim;
-    const T* keys = static_cast<const T*>(c_.k_cache) + head * head_dim;
+    const int64_t head_dim = HEAD_DIM ? HEAD_DIM : c_.key_dim();
+    const T* keys = static_cast<const T*>(c_.k_cache) + head * c_.head_stride;
     for (int lane = 0; lane < span.count; lane += W) {
       if (lane % LANES == 0) fetch_next(c_.k_cache, head, lane);
       const T* rows[W];
@@ -240,11 +252,11 @@ class Attention {
   template <int HEAD_DIM>
   __attribute__((noinline)) void gather_values(const Span& span, int64_t head) {
     const int64_t head_dim = HEAD_DIM ? HEAD_DIM : c_.head_dim;
-    const T* values = static_cast<const T*>(c_.v_cache) + head * head_dim;
+    const T* values = static_cast<const T*>(c_.v_cache) + head * c_.head_stride;
     const int64_t* places = places_;
     Weight* const all = values_;
     for (int lane = 0; lane < span.count; lane += LANES) {
-      fetch_next(c_.v_cache, head, lane);
+      if (c_.v_cache != c_.k_cache) fetch_next(c_.v_cache, head, lane);
       const int end = std::min(lane + LANES, span.count);
       for (int key = std::max(lane, span.first / STEP * STEP); key < end; key += STEP)
         put_row(values + places[key], values + places[key + STEP - 1], head_dim, all + key / STEP * W);

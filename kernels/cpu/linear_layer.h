@@ -15,6 +15,7 @@ struct LinearCall {
   const void* packed;  // from pack_weight
   const void* bias;    // [out_features] in x's dtype, or null
   void* y;             // [rows, out_features]
+  int64_t x_stride = 0, y_stride = 0;  // elements from row to row; 0: they follow each other
 };
 
 // Cold weights, one thread of a Zen 5, 1024 x 1024 to 32768 x 1024, bfloat16 (kernels.bench.cpu linear --cold): asking
@@ -33,12 +34,13 @@ class LinearLayer {
   explicit LinearLayer(const LinearCall& call)
       : rows_(call.rows),
         out_features_(call.out_features),
+        y_stride_(call.y_stride ? call.y_stride : call.out_features),
         blocks_((call.out_features + W - 1) / W),
         steps_((call.in_features + Tile::K_PER_STEP - 1) / Tile::K_PER_STEP),
         weights_(static_cast<const Weight*>(call.packed)),
         bias_(static_cast<const T*>(call.bias)),
         y_(static_cast<T*>(call.y)) {
-    place_rows(static_cast<const T*>(call.x), call.in_features);
+    place_rows(static_cast<const T*>(call.x), call.in_features, call.x_stride ? call.x_stride : call.in_features);
   }
 
   // Each group of rows with a weight of its own, all weights of one shape, one after the other in memory.
@@ -64,14 +66,14 @@ class LinearLayer {
 
  private:
   // Rows as the tiles want them: float32 for tiles that multiply floats, an even number of values for pairs.
-  void place_rows(const T* x, int64_t in_features) {
+  void place_rows(const T* x, int64_t in_features, int64_t stride) {
     x_ = reinterpret_cast<const char*>(x);
-    x_stride_ = in_features * sizeof(T);
-    if (!WIDENS && steps_ * 4 == x_stride_) return;
+    x_stride_ = stride * sizeof(T);
+    if (!WIDENS && steps_ * 4 == int64_t(in_features * sizeof(T))) return;
     x_stride_ = steps_ * 4;
     char* copy = static_cast<char*>(scratch(0, rows_ * x_stride_ + 64));
     for (int64_t m = 0; m < rows_; m++) {
-      const T* from = x + m * in_features;
+      const T* from = x + m * stride;
       if constexpr (WIDENS) {
         float* to = reinterpret_cast<float*>(copy + m * x_stride_);
         for (int64_t k = 0; k < in_features; k += W) {
@@ -226,11 +228,11 @@ class LinearLayer {
       const int lanes = static_cast<int>(std::min<int64_t>(W, out_features_ - column));
       const vf bias = bias_ ? load_part(bias_ + column, lanes) : vf{};
 #pragma GCC unroll 32
-      for (int m = 0; m < M; m++) store_part(y_ + (row + m) * out_features_ + column, sums[m][n] + bias, lanes);
+      for (int m = 0; m < M; m++) store_part(y_ + (row + m) * y_stride_ + column, sums[m][n] + bias, lanes);
     }
   }
 
-  const int64_t rows_, out_features_, blocks_, steps_;
+  const int64_t rows_, out_features_, y_stride_, blocks_, steps_;
   const Weight* weights_;
   const T* bias_;
   T* y_;

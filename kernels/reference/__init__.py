@@ -4,6 +4,7 @@ from kernels.reference.activation import silu_mul
 from kernels.reference.attention_inputs import qk_norm_rope_store
 from kernels.reference.embedding import embed
 from kernels.reference.experts import experts, prepare_experts, route
+from kernels.reference.latent_attention import head_linear, latent_attention, latent_store, prepare_head_linear
 from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.log_softmax import log_softmax
 from kernels.reference.low_rank import add_low_rank, prepare_low_rank, put_low_rank
@@ -26,11 +27,15 @@ __all__ = [
     "embed",
     "experts",
     "gumbel_noise",
+    "head_linear",
+    "latent_attention",
+    "latent_store",
     "linear",
     "log_softmax",
     "mask_logits",
     "paged_attention",
     "prepare_experts",
+    "prepare_head_linear",
     "prepare_linear",
     "prepare_low_rank",
     "prepare_quantized_linear",

@@ -26,7 +26,7 @@ from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.kv import kv_cache, kv_memory
 from services.worker.kv.host_memory import HostMemory, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.kv_memory import BlockShape, block_shape
 from services.worker.kv.layout import KVLayout
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
@@ -101,10 +101,10 @@ def build_replica(
     device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
     place = _place(settings, config, device, seat, wanted)
     if settings.batch_invariant:
-        batch_invariance.check(settings, place, drafting)
+        batch_invariance.check(settings, place, drafting, is_latent=config.latent is not None)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
-    shape = BlockShape(wanted.layout.layers_per_page, wanted.block_size, spec.num_kv_heads, config.head_dim, kv_dtype)
+    shape = block_shape(spec, wanted.layout.layers_per_page, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.worker.attention.by_phase import ByPhase
-from services.worker.attention.port import AttentionBackend, AttentionSpec
+from services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend
 from shared import plugins
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.logs import logger
@@ -52,7 +52,7 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
             field="attention_backend",
         )
     backend = _load(name)
-    reason = backend.reject_reason(spec)
+    reason = _reject_reason(backend, spec)
     if reason:
         raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
     return backend
@@ -82,7 +82,7 @@ def _first_that_can(
     for name in names:
         if name not in usable and name not in refusals:
             backend = _load(name)
-            reason = backend.reject_reason(spec)
+            reason = _reject_reason(backend, spec)
             if reason is None:
                 usable[name] = backend
             else:
@@ -91,6 +91,12 @@ def _first_that_can(
             return name
     reasons = "; ".join(f"{name} {refusals[name]}" for name in names)
     raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
+
+
+def _reject_reason(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
+    if spec.latent_rank and not isinstance(backend, LatentBackend):
+        return "has no latent attention"
+    return backend.reject_reason(spec)
 
 
 def _load(name: str) -> AttentionBackend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec
+from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec, LatentBackend
 
 if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
     from torch import Tensor
@@ -49,6 +49,16 @@ class ByPhase:
         sinks: Tensor | None = None,
         softcap: float = 0.0,
     ) -> Tensor:
-        chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
-        backend = self.decode if metadata.is_decode else chunk
+        backend = self._backend(metadata)
         return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, sinks=sinks, softcap=softcap)
+
+    def attend_latent(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
+    ) -> Tensor:
+        backend = self._backend(metadata)
+        assert isinstance(backend, LatentBackend), "both have accepted the model"
+        return backend.attend_latent(q, q_rotated, cache, metadata, scale=scale)
+
+    def _backend(self, metadata: AttentionMetadata) -> AttentionBackend:
+        chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
+        return self.decode if metadata.is_decode else chunk

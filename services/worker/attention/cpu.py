@@ -21,6 +21,7 @@ class CpuAttention:
     def __init__(self) -> None:
         self._library, self._reason = kernels.find(PACKAGE)
         self._attend: Callable[..., Tensor] | None = getattr(self._library, "paged_attention", None)
+        self._attend_latent: Callable[..., Tensor] | None = getattr(self._library, "latent_attention", None)
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0
@@ -59,3 +60,10 @@ class CpuAttention:
             sinks,
             softcap,
         )
+
+    def attend_latent(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
+    ) -> Tensor:
+        assert self._attend_latent is not None
+        tables, starts, lens = metadata.block_tables, metadata.query_start, metadata.seq_lens
+        return self._attend_latent(q, q_rotated, cache, tables, starts, lens, scale)

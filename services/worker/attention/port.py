@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
     from torch import Tensor
@@ -24,6 +24,7 @@ class AttentionSpec:
     capability: tuple[int, int] = (0, 0)  # of the GPU: (9, 0) for a Hopper
     has_sinks: bool = False  # a score of each head takes part in every softmax
     has_softcap: bool = False  # scores are capped
+    latent_rank: int = 0  # > 0: head_dim elements a token are cached for all heads, of which so many are the value
     batch_invariant: bool = False  # a row must have the same bits alone, in any batch and in any chunk
 
 
@@ -92,3 +93,14 @@ class AttentionBackend(Protocol):
         head that takes its share of the softmax and gives nothing; only if the spec has them. softcap: 0: none;
         else scaled scores become softcap * tanh(score / softcap), only if the spec has it.
         """
+
+
+@runtime_checkable
+class LatentBackend(Protocol):
+    """What a backend can do, too, that takes models with latent attention (AttentionSpec.latent_rank)."""
+
+    def attend_latent(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
+    ) -> Tensor:
+        """kernels/reference/latent_attention.py: q [num_tokens, num_q_heads, rank], q_rotated [num_tokens, num_q_heads,
+        rope], cache [num_blocks, block_size, 1, rank + rope] -> like q."""

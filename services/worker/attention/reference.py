@@ -43,3 +43,9 @@ class ReferenceAttention:
             sinks,
             softcap,
         )
+
+    def attend_latent(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
+    ) -> Tensor:
+        tables, starts, lens = metadata.block_tables, metadata.query_start, metadata.seq_lens
+        return reference.latent_attention(q, q_rotated, cache, tables, starts, lens, scale)

@@ -13,12 +13,12 @@ def attention_spec(
     config: DecoderConfig, block_size: int, place: Placement, kv_dtype: torch.dtype | None = None
 ) -> AttentionSpec:
     """`kv_dtype`: None: the model's."""
-    heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
+    heads, latent = place.shard.heads(config.num_q_heads, config.num_kv_heads), config.latent
     return AttentionSpec(
         device=place.device.type,
         dtype=_name(place.dtype),
         kv_dtype=_name(kv_dtype or place.dtype),
-        head_dim=config.head_dim,
+        head_dim=config.head_dim if latent is None else latent.cached_dim,
         num_q_heads=heads.num_q,
         num_kv_heads=heads.num_kv,
         block_size=block_size,
@@ -26,6 +26,7 @@ def attention_spec(
         has_softcap=config.attention_softcap > 0,
         has_window=any(config.sliding_windows),
         capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
+        latent_rank=0 if latent is None else latent.kv_rank,
         batch_invariant=place.batch_invariant,
     )
 

@@ -177,4 +177,4 @@ class _Recorded:
 
 def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:
     """Keys and values of every layer, as bytes of blocks."""
-    return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in (cache.k, cache.v)]
+    return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in cache.parts]

@@ -20,13 +20,20 @@ HUGE_PAGE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's share, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """One layer's share, each [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Latent vectors are both keys and values: one tensor."""
 
     k: Tensor
     v: Tensor
-    # int64 [2 * num_layers, num_blocks, words of a block], where they are one piece of memory
+    # int64 [parts of all layers, num_blocks, words of a block], where they are one piece of memory
     all_layers: Tensor | None = None
     group: int = 0  # whose pages it reads
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """What it has memory of its own for."""
+        return (self.k,) if self.v is self.k else (self.k, self.v)
 
 
 def of_layers(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
@@ -37,12 +44,14 @@ def of_layers(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
 def allocate(shape: BlockShape, num_blocks: int, device: torch.device) -> list[LayerCache]:
     """By layer of a page, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    num_parts, words = shape.num_parts * shape.num_layers, None
     if device.type == "cpu":
-        parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(2 * shape.num_layers)]
-        return [LayerCache(k, v) for k, v in zip(parts[::2], parts[1::2], strict=True)]
-    whole = torch.zeros((2 * shape.num_layers, *size), dtype=shape.dtype, device=device)
-    words = whole.flatten(2).view(torch.int64)
-    return [LayerCache(whole[i], whole[i + 1], words) for i in range(0, 2 * shape.num_layers, 2)]
+        parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(num_parts)]
+    else:
+        whole = torch.zeros((num_parts, *size), dtype=shape.dtype, device=device)
+        parts, words = list(whole), whole.flatten(2).view(torch.int64)
+    keys, values = parts[:: shape.num_parts], parts[shape.num_parts - 1 :: shape.num_parts]
+    return [LayerCache(k, v, words) for k, v in zip(keys, values, strict=True)]
 
 
 def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
@@ -53,7 +62,7 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
         whole.index_copy_(1, targets, whole.index_select(1, sources))
         return
     for cache in {id(cache.k): cache for cache in caches}.values():  # layers of several groups share memory
-        for part in (cache.k, cache.v):
+        for part in cache.parts:
             part.index_copy_(0, targets, part.index_select(0, sources))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from services.worker.attention.port import AttentionSpec
 from services.worker.limits import Limits
 from shared.logs import logger
 
@@ -27,12 +28,18 @@ class BlockShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype  # of keys and values
+    num_parts: int = 2  # keys and values; 1: latent vectors, which are both
 
     @property
     def num_bytes(self) -> int:
-        keys_and_values = 2
         elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
-        return int(keys_and_values * elements * self.dtype.itemsize)
+        return int(self.num_parts * elements * self.dtype.itemsize)
+
+
+def block_shape(spec: AttentionSpec, num_layers: int, dtype: torch.dtype) -> BlockShape:
+    """Of so many layers that `spec` is of."""
+    num_parts = 1 if spec.latent_rank else 2
+    return BlockShape(num_layers, spec.block_size, spec.num_kv_heads, spec.head_dim, dtype, num_parts)
 
 
 def cpu_budget(wanted_gib: float) -> int:

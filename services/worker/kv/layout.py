@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, NOTHING, Full, KVGroup, KVSpec, Window, form_groups
+from shared.kv_specs import FULL, NOTHING, Full, KVGroup, KVSpec, Latent, Window, form_groups
 
 LEAST_WINDOW = 2  # a token and the one before
 
@@ -22,8 +22,11 @@ class KVLayout:
     def of(cls, specs: Sequence[KVSpec], max_model_len: int) -> KVLayout:
         """Of a model's layers. A window that no sequence outgrows keeps everything. Raises InvalidArgument."""
         for layer, spec in enumerate(specs):
-            if not isinstance(spec, Full | Window):
+            if not isinstance(spec, Full | Window | Latent):
                 raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
+            if spec != specs[0] and Latent in (type(spec), type(specs[0])):
+                text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {specs[0]}: pages have one size"
+                raise InvalidArgument(text, field="model")
             if isinstance(spec, Window) and spec.length < LEAST_WINDOW:
                 text = f"config.json: layer {layer} has a window of {spec.length}, the least is {LEAST_WINDOW}"
                 raise InvalidArgument(text, field="model")

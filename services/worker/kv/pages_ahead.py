@@ -22,7 +22,7 @@ class PagesAhead:
 
     def __init__(self, caches: Iterable[LayerCache]) -> None:
         """`caches` in host memory; those of several groups may share theirs."""
-        parts = {part.data_ptr(): part for cache in caches for part in (cache.k, cache.v)}
+        parts = {part.data_ptr(): part for cache in caches for part in cache.parts}
         self._parts = list(parts.values())
         self._block_bytes = max((part[0].nbytes for part in self._parts), default=0)
         self._num_bytes = max((part.nbytes for part in self._parts), default=0)

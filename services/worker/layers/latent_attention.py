@@ -1,23 +1,24 @@
 """Multi-head latent attention (arXiv 2405.04434, section 2.1): keys and values are made of a small vector a token.
 
-What is cached here is every head's own keys and values, not that vector: attention is then as any other, and the cache
-larger than it need be. Values are shorter than keys and padded with zeros to their length.
+That vector is what is cached, with the part of the key that is rotated, one for all heads. The weight that makes keys
+of it is applied to the queries, the one that makes values of it to what attention finds (kernels/reference/
+latent_attention.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.linear import Linear, Projection, parts_of
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.sharding import of_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.attention.port import AttentionMetadata, LatentBackend
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Destination, Loadable, Placement
     from services.worker.models.decoder_config import DecoderConfig
@@ -37,15 +38,54 @@ class LatentConfig:
     rotated_dim: int  # of a head's keys; all heads share it
     value_dim: int
 
+    @property
+    def cached_dim(self) -> int:
+        """Elements of a token, for all heads."""
+        return self.kv_rank + self.rotated_dim
+
+
+class MadeOfLatent:
+    """What would make every head's keys and values of the compressed vectors (`kv_b_proj`), by head and in two parts.
+
+    An adapter cannot change it: it would have to meet the queries of its own sequences alone.
+    """
+
+    def __init__(self, name: str, latent: LatentConfig, num_heads: int, own: range, place: Placement) -> None:
+        size = latent.still_dim + latent.value_dim
+        part = Projection(name, num_heads * size, taken=of_heads(own, size))
+        self._loaded = parts_of([part], latent.kv_rank, False, place, columns=range(latent.kv_rank), quantized=False)
+        self._latent, self._num_heads, self._ops = latent, len(own), place.ops
+        self._keys: Any = None  # as the ops want them, once loaded
+        self._values: Any = None
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from self._loaded.destinations()
+
+    def finish(self) -> None:
+        latent = self._latent
+        weight = self._loaded.floats().view(self._num_heads, -1, latent.kv_rank)
+        keys, values = weight.split((latent.still_dim, latent.value_dim), dim=1)
+        self._keys = self._ops.prepare_head_linear(keys.transpose(1, 2).contiguous())
+        self._values = self._ops.prepare_head_linear(values.contiguous())
+        del self._loaded
+
+    def queries(self, still: Tensor) -> Tensor:
+        """[num_tokens, num_heads, still_dim] -> [num_tokens, num_heads, kv_rank]: what meets compressed vectors."""
+        return self._ops.head_linear(still, self._keys)
+
+    def values(self, found: Tensor) -> Tensor:
+        """Sums of compressed vectors, [num_tokens, num_heads, kv_rank] -> [num_tokens, num_heads, value_dim]"""
+        return self._ops.head_linear(found, self._values)
+
 
 class LatentAttention:
     """Queries and keys of a head: a part that is not rotated, then one that is."""
 
-    def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+    def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: Placement) -> None:
         assert config.latent is not None
-        self._config, self._latent, self._backend, self._ops = config, config.latent, backend, place.ops
+        self._config, self._latent, self._backend, self._place = config, config.latent, backend, place
         latent, hidden, heads = config.latent, config.hidden_size, config.num_q_heads
-        own = place.shard.heads(heads, heads).queries
+        own = place.shard.heads(heads, 1).queries
         self._num_heads = len(own)
         q_size, bias = heads * config.head_dim, config.qkv_bias
         queries = of_heads(own, config.head_dim)
@@ -58,77 +98,64 @@ class LatentAttention:
             self._parts += [self._q_down, self._q_norm]
         else:
             self._q_up = Linear([Projection(f"{name}.q_proj", q_size, taken=queries)], hidden, False, place)
-        kv_size = latent.kv_rank + latent.rotated_dim
-        self._kv_down = Linear([Projection(f"{name}.kv_a_proj_with_mqa", kv_size)], hidden, bias, place)
+        self._kv_down = Linear([Projection(f"{name}.kv_a_proj_with_mqa", latent.cached_dim)], hidden, bias, place)
         self._kv_norm = RMSNorm(f"{name}.kv_a_layernorm", latent.kv_rank, NORM_EPS, place)
-        made_dim = latent.still_dim + latent.value_dim
-        made = Projection(f"{name}.kv_b_proj", heads * made_dim, taken=of_heads(own, made_dim))
-        self._kv_up = Linear([made], latent.kv_rank, False, place)
+        self._made = MadeOfLatent(f"{name}.kv_b_proj", latent, heads, own, place)
         (values,) = of_heads(own, latent.value_dim)
         output = Projection(f"{name}.o_proj", hidden)
         self._output = Linear([output], heads * latent.value_dim, config.o_bias, place, columns=values)
-        self._parts += [self._q_up, self._kv_down, self._kv_norm, self._kv_up, self._output]
+        self._parts += [self._q_up, self._kv_down, self._kv_norm, self._made, self._output]
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
             yield from part.destinations()
 
     def finish(self) -> None:
+        self._arrange()
         for part in self._parts:
             part.finish()
+
+    def _arrange(self) -> None:
+        """Pairs that are rotated come where the kernels want them: one element in the first half, one in the second."""
+        import torch
+
+        from services.worker.layers.rotary import row_order
+
+        latent = self._latent
+        order = row_order(self._config.rope, latent.rotated_dim)
+        if order is None:
+            return
+        order = order.to(self._place.device)
+
+        def behind(num_still: int) -> Tensor:
+            return torch.cat((torch.arange(num_still, device=order.device), num_still + order))
+
+        heads = torch.arange(self._num_heads, device=order.device)[:, None] * self._config.head_dim
+        self._q_up.reorder((heads + behind(latent.still_dim)).flatten())
+        self._kv_down.reorder(behind(latent.kv_rank))
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """x [num_tokens, hidden_size] -> the same shape"""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
-        heads = self._num_heads
-        return self._ops.qk_norm_rope_store(
-            self._projected(x),
-            None,
-            None,
-            self._config.rms_norm_eps,
-            cos_sin,
-            batch.positions,
-            batch.slot_mapping,
-            cache.k,
-            cache.v,
-            heads,
-            heads,
-        )
-
-    def _projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side; the elements of a head as its rotation wants them."""
-        import torch
-
-        latent, num_tokens, heads = self._latent, x.size(0), self._num_heads
+        """Compressed vectors to the cache; returns the queries, [num_tokens, num_heads, head_dim]."""
         q = self._q_up(x if self._q_down is None or self._q_norm is None else self._q_norm(self._q_down(x)))
-        q_still, q_rotated = q.view(num_tokens, heads, -1).split((latent.still_dim, latent.rotated_dim), dim=2)
-        compressed, k_rotated = self._kv_down(x).split((latent.kv_rank, latent.rotated_dim), dim=1)
-        made = self._kv_up(self._kv_norm(compressed.contiguous())).view(num_tokens, heads, -1)
-        k_still, v = made.split((latent.still_dim, latent.value_dim), dim=2)
-        k_rotated = k_rotated.unsqueeze(1).expand(-1, heads, -1)
-        v = torch.nn.functional.pad(v, (0, self._config.head_dim - latent.value_dim))
-        parts = (self._arranged(q_still, q_rotated), self._arranged(k_still, k_rotated), v)
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
-
-    def _arranged(self, still: Tensor, rotated: Tensor) -> Tensor:
-        """[num_tokens, num_heads, head_dim]: of every pair one element is in the first half, one in the second."""
-        import torch
-
-        first, second = (
-            (rotated[..., ::2], rotated[..., 1::2]) if self._config.rope.interleaved else rotated.chunk(2, dim=2)
+        q = q.view(q.size(0), self._num_heads, self._config.head_dim)
+        norm = self._kv_norm
+        self._place.ops.latent_store(
+            q, self._kv_down(x), norm.weight, norm.eps, cos_sin, batch.positions, batch.slot_mapping, cache.k
         )
-        still_first, still_second = still.chunk(2, dim=2)
-        return torch.cat((first, still_first, second, still_second), dim=2)
+        return q
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
         assert self._config.attention_scale is not None
-        scale = self._config.attention_scale
-        attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=0)
-        return self._output(attended[..., : self._latent.value_dim].flatten(1))
+        still, rotated = q.split((self._latent.still_dim, self._latent.rotated_dim), dim=2)
+        found = self._backend.attend_latent(
+            self._made.queries(still), rotated, cache.k, metadata, scale=self._config.attention_scale
+        )
+        return self._output(self._made.values(found).flatten(1))
 
     def run_row(
         self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache

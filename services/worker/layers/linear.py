@@ -72,6 +72,15 @@ class DenseParts:
             return portion(weight, inputs, (self._columns,), self._in_features)
         return portion(weight, outputs, part.rows, part.out_features)
 
+    @property
+    def is_quantized(self) -> bool:
+        """Once they are packed."""
+        return self._quantization != "none"
+
+    def floats(self) -> Tensor:
+        """[out_features, in_features], what this rank has of both, in the model's dtype."""
+        return self._weight
+
     def drop_bias(self) -> None:
         if self._bias is not None:
             self._bias.zero_()
@@ -95,6 +104,17 @@ class DenseParts:
         return self._ops.prepare_quantized_linear(weight, self._weight.dtype)
 
 
+def parts_of(
+    parts: Sequence[Projection], in_features: int, bias: bool, place: Placement, *, columns: range, quantized: bool
+) -> DenseParts | QuantizedParts:
+    """As the checkpoint has them. `quantized`: if the setting says that the model is to be."""
+    scheme = scheme_of(parts, place)
+    if scheme is not None:
+        return QuantizedParts(parts, scheme, in_features, bias, place, columns=columns)
+    quantization = place.quantization if quantized else "none"
+    return DenseParts(parts, in_features, bias, place, columns=columns, quantization=quantization)
+
+
 class Linear:
     """The outputs of all parts side by side, in their order. A rank has output features of its own
     (`Projection.taken`), input features of its own (`columns`), or all of it."""
@@ -116,15 +136,8 @@ class Linear:
         columns = columns or range(in_features)
         self._is_partial = len(columns) < in_features
         self._shard, self._adds_up = place.shard, adds_up and self._is_partial
-        scheme = scheme_of(parts, place)
-        self._loaded: DenseParts | QuantizedParts
-        if scheme is not None:
-            self._loaded = QuantizedParts(parts, scheme, in_features, bias, place, columns=columns)
-            self._multiply = place.ops.quantized_linear
-        else:
-            quantization = place.quantization if quantized else "none"
-            self._loaded = DenseParts(parts, in_features, bias, place, columns=columns, quantization=quantization)
-            self._multiply = place.ops.linear if quantization == "none" else place.ops.quantized_linear
+        self._loaded = parts_of(parts, in_features, bias, place, columns=columns, quantized=quantized)
+        self._multiply = place.ops.quantized_linear if self._loaded.is_quantized else place.ops.linear
         self.packed: Any = None  # as the ops want it, once loaded
         sizes = [(part.name, part.num_rows) for part in parts]
         self._adapters = place.adapters.of_linear(sizes, in_features) if place.adapters else None

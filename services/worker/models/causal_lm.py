@@ -18,7 +18,7 @@ from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
-from shared.kv_specs import FULL, KVSpec, Window
+from shared.kv_specs import FULL, KVSpec, Latent, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor
@@ -97,7 +97,7 @@ class CausalLM(ABC):
             Classifier("score", config.num_classes, config.hidden_size, place) if config.num_classes else None
         )
         tables = {
-            rope: cos_sin_table(rope, config.head_dim, num_positions).to(place.device)
+            rope: cos_sin_table(rope, config.rope_dim, num_positions).to(place.device)
             for rope in (config.rope, *config.ropes)
         }
         self.cos_sin: Tensor = tables[config.rope]
@@ -122,6 +122,8 @@ class CausalLM(ABC):
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[KVSpec, ...]:
         """What each layer keeps of the tokens before."""
+        if config.latent is not None:
+            return (Latent(config.latent.kv_rank, config.latent.rotated_dim),) * config.num_layers
         return tuple(Window(length) if length else FULL for length in config.sliding_windows)
 
     @staticmethod

@@ -36,7 +36,7 @@ class DecoderConfig:
     qk_norm: bool = False
     attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
     experts: ExpertsConfig | None = None
-    latent: LatentConfig | None = None  # keys and values are made of a small vector
+    latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
     activation: str = "silu"
     fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
     fused_mlp: bool = False  # gates and ups are
@@ -50,6 +50,11 @@ class DecoderConfig:
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
     quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
     num_classes: int = 0  # of a model that classifies whole sequences in place of going on
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a head that the table of angles is made for."""
+        return self.head_dim if self.latent is None else self.latent.rotated_dim
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.experts is not None and not self.experts.by_expert:

@@ -1,5 +1,5 @@
 """DeepSeek V2 and V3 (DeepseekV2ForCausalLM, arXiv 2405.04434; DeepseekV3ForCausalLM, arXiv 2412.19437): latent
-attention, experts in groups, shared experts. Keys and values are cached whole (latent_attention.py)."""
+attention, experts in groups, shared experts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels.routing import Routing
+from services.worker.attention.port import LatentBackend
 from services.worker.layers.latent_attention import LatentAttention, LatentConfig
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.decoder_config import DecoderConfig, read_decoder
@@ -26,10 +27,16 @@ METHODS = ("greedy", "group_limited_greedy")
 class DeepseekForCausalLM(MixtureForCausalLM):
     """The first layers may be dense."""
 
-    taped_functions: ClassVar[tuple[str, ...]] = ()
+    taped_functions: ClassVar[tuple[str, ...]] = (
+        *(name for name in MixtureForCausalLM.taped_functions if name != "qk_norm_rope_store"),
+        "latent_store",
+        "head_linear",
+        "latent_attention",
+    )
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        assert isinstance(backend, LatentBackend), "chosen for this model"
         attention = LatentAttention(f"model.layers.{index}.self_attn", config, backend, place)
         return MixtureLayer(index, config, backend, place, attention=attention)
 
@@ -95,15 +102,15 @@ def _read(config: ConfigFile, routing: Routing, *, interleaved: bool) -> Decoder
         value_dim=config.integer("v_head_dim"),
     )
     head_dim = latent.still_dim + latent.rotated_dim
-    if latent.value_dim > head_dim or latent.still_dim % 2 or latent.rotated_dim % 2:
-        raise refusal("v_head_dim", latent.value_dim, f"values are at most as long as keys, {head_dim}, of even parts")
-    rope = replace(read_rope(config), share=latent.rotated_dim / head_dim, interleaved=interleaved)
+    if latent.rotated_dim % 2:
+        raise refusal("qk_rope_head_dim", latent.rotated_dim, "rotation takes pairs")
+    rope = replace(read_rope(config), share=1.0, interleaved=interleaved)
     decoder = read_decoder(config, rope=rope)
     bias = config.flag("attention_bias")
     return replace(
         decoder,
         head_dim=head_dim,
-        num_kv_heads=decoder.num_q_heads,
+        num_kv_heads=1,
         attention_scale=head_dim**-0.5 * _scale_of_long_contexts(config) ** 2,
         qkv_bias=bias,
         o_bias=bias,

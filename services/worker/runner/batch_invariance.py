@@ -21,19 +21,26 @@ COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 BY_TORCH = "kernels.reference"
 # Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
 NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
-OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})  # not called where there is none
+# Not called where there is no adapter, and where nothing latent is cached.
+OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
+OF_LATENT = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
 TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset({"embed"}) | NOT_CALLED}
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
 
 
-def check(settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None) -> None:
-    """Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
+def check(
+    settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None, *, is_latent: bool = False
+) -> None:
+    """`is_latent`: the model caches latent vectors. Raises InvalidArgument for settings that exclude the option,
+    FailedPrecondition where kernels are missing."""
     ops = place.ops
     for reason in _excluded(settings, place, drafting):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
     by_torch = {name for name, source in ops.sources.items() if source == BY_TORCH} - TAKES_ROWS[settings.device]
     if not settings.lora:
         by_torch -= OF_ADAPTERS
+    if not is_latent:
+        by_torch -= OF_LATENT
     if by_torch:
         package = PACKAGE[settings.device]
         reason = ops.refused.get(package, f"{package} has no {min(by_torch)}")

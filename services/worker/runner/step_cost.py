@@ -64,8 +64,12 @@ class CostModel:
         self._taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # share of them, by a token
         self._layers = tuple(Counter(config.sliding_windows).items())  # windows, 0: none; how many layers have each
         self._num_layers = config.num_layers
-        self._attention_flops = 4 * config.num_q_heads * config.head_dim  # a token and one before it, in a layer
-        self._kv_bytes = 2 * config.num_kv_heads * config.head_dim * kv_element_bytes  # of a token, in a layer
+        # Elements of a token and layer: those that are kept, and those that a head meets.
+        cached, met = 2 * config.num_kv_heads * config.head_dim, 2 * config.head_dim
+        if config.latent is not None:
+            cached, met = config.latent.cached_dim, config.latent.cached_dim + config.latent.kv_rank
+        self._attention_flops = 2 * config.num_q_heads * met  # a token and one before it, in a layer
+        self._kv_bytes = cached * kv_element_bytes  # of a token, in a layer
 
     def of(self, inputs: StepInputs) -> StepCost:
         weights, num_tokens = self._weights, inputs.num_tokens

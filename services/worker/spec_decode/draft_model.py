@@ -11,7 +11,7 @@ from torch import Tensor
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
 from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.kv_memory import block_shape
 from services.worker.models import taped
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.registry import find_model
@@ -55,9 +55,7 @@ class DraftModel:
         self.num_positions = min(config.max_positions, limits.max_model_len)
         self.model = family(config, self.backend, self.place, self.num_positions)
         target.loader.load(self.model, folder)
-        self.shape = BlockShape(
-            config.num_layers, limits.block_size, spec.num_kv_heads, config.head_dim, self.place.dtype
-        )
+        self.shape = block_shape(spec, config.num_layers, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
     def start(self, worker: DrafterWorker) -> DraftModelProposer:

@@ -17,7 +17,7 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
 from services.worker.device.staging import upload
 from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.kv_memory import block_shape
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import DrafterWorker, Target
@@ -46,10 +46,11 @@ class Eagle:
         head_config = read_eagle(read_config(folder), self.model.config)
         config = head_config.decoder
         self.place = replace(target.place, checkpoint=config.quantization)
-        backend = choose_attention(target.attention_backend, attention_spec(config, limits.block_size, self.place))
+        spec = attention_spec(config, limits.block_size, self.place)
+        backend = choose_attention(target.attention_backend, spec)
         self.head = EagleHead(head_config, backend, self.place, limits.max_model_len)
         target.loader.load(self.head, folder)
-        self.shape = BlockShape(1, limits.block_size, config.num_kv_heads, config.head_dim, self.place.dtype)
+        self.shape = block_shape(spec, 1, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
     def start(self, worker: DrafterWorker) -> EagleProposer:

@@ -76,6 +76,12 @@ class QuantizedParts:
             self._unpacked = self._share_of(side_by_side(unpacked, self._bias))
         return self._unpacked
 
+    is_quantized = True
+
+    def floats(self) -> Tensor:
+        """[out_features, in_features], what this rank has of both, in the model's dtype."""
+        return self.weight.widened().to(self._dtype)
+
     def _share_of(self, weight: QuantizedWeight) -> QuantizedWeight:
         import torch
 

@@ -111,6 +111,7 @@ def test_groups_travel_and_one_that_keeps_all_takes_no_bytes() -> None:
     ("group", "said"),
     [
         (pb.KVGroup(window=pb.KVWindow(length=0)), r"kv_groups\[0\].window.length: w has 0"),
+        (pb.KVGroup(latent=pb.KVLatent(rank=8)), r"kv_groups\[0\].latent.rope: w has 0, it must be 1 to 65536"),
         (pb.KVGroup(state=pb.KVState(num_bytes=9)), r"kv_groups\[0\]: w has state, which cannot be planned"),
         (pb.KVGroup(), r"kv_groups\[0\]: w has no spec that this scheduler knows"),
     ],

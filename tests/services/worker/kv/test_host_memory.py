@@ -16,6 +16,7 @@ from shared.errors import InvalidArgument
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 SHAPE = BlockShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+LATENT = BlockShape(num_layers=3, block_size=4, num_kv_heads=1, head_dim=20, dtype=torch.bfloat16, num_parts=1)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -33,20 +34,21 @@ def move(memory: HostMemory, blocks: list[int], places: list[int], *, to_host: b
     memory.begin(BlockMove.of(order(blocks, places, to_host=to_host), 20, 10)).wait()
 
 
+@pytest.mark.parametrize("shape", [SHAPE, LATENT], ids=["full", "latent"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_blocks_come_back_to_other_places(device: str) -> None:
-    caches = kv_cache.allocate(SHAPE, 20, torch.device(device))
-    for cache in caches:
-        cache.k.copy_(torch.randn(cache.k.shape))
-        cache.v.copy_(torch.randn(cache.v.shape))
-    before = [part.clone() for cache in caches for part in (cache.k, cache.v)]
+def test_blocks_come_back_to_other_places(device: str, shape: BlockShape) -> None:
+    caches = kv_cache.allocate(shape, 20, torch.device(device))
+    parts = [part for cache in caches for part in cache.parts]
+    for part in parts:
+        part.copy_(torch.randn(part.shape))
+    before = [part.clone() for part in parts]
     memory = HostMemory(caches, 10)
+    assert memory.block_bytes == shape.num_bytes
     move(memory, [3, 7, 19], [9, 0, 4], to_host=True)
-    for cache in caches:
-        cache.k.zero_()
-        cache.v.zero_()
+    for part in parts:
+        part.zero_()
     move(memory, [5, 1], [4, 9], to_host=False)
-    for part, was in zip((part for cache in caches for part in (cache.k, cache.v)), before, strict=True):
+    for part, was in zip(parts, before, strict=True):
         assert torch.equal(part[5], was[19])
         assert torch.equal(part[1], was[3])
         assert not part[[2, 3, 7, 19]].any()
@@ -58,7 +60,7 @@ def test_blocks_come_back_to_other_places(device: str) -> None:
 @pytest.mark.gpu
 def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.worker.kv.host_memory.STAGED_BYTES", 1)
-    test_blocks_come_back_to_other_places("cuda")
+    test_blocks_come_back_to_other_places("cuda", SHAPE)
 
 
 @pytest.mark.parametrize(

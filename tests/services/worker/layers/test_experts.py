@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry
 import kernels
 from services.worker.layers.experts import SparseMLP
 from services.worker.layers.placement import Placement
+from services.worker.models.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.eagle_head import read_eagle
 from shared.errors import InvalidArgument
+from shared.kv_specs import Latent
 from shared.metrics.worker import ExpertLoadCollector
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.plans import New
@@ -138,9 +140,10 @@ DEEPSEEK = {
 }
 
 
-def test_deepseek_caches_the_keys_of_every_head_and_chooses_by_groups() -> None:
+def test_deepseek_caches_one_vector_a_token_and_chooses_by_groups() -> None:
     v3 = read_model_config(DEEPSEEK)
-    assert (v3.head_dim, v3.num_kv_heads) == (32, 4)
+    assert (v3.head_dim, v3.num_kv_heads) == (32, 1)
+    assert DeepseekV3ForCausalLM.kv_specs(v3) == (Latent(16, 8),) * 4
     assert v3.experts is not None
     assert v3.experts.sparse_layers == (False, True, True, True)
     assert (v3.experts.shared_intermediate_size, v3.experts.shared_is_gated) == (64, False)
@@ -157,7 +160,7 @@ def test_deepseek_caches_the_keys_of_every_head_and_chooses_by_groups() -> None:
         ({"n_group": 3}, "n_group is 3: must divide the number of experts, 16"),
         ({"topk_group": 5}, "topk_group is 5: of 4 groups of 4 experts a token takes 2"),
         ({"n_group": 16, "topk_group": 16}, "topk_group is 16: of 16 groups of 1 experts"),
-        ({"v_head_dim": 40}, "v_head_dim is 40: values are at most as long as keys, 32, of even parts"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7: rotation takes pairs"),
         ({"kv_lora_rank": None}, "kv_lora_rank is None: a whole number is needed"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob is True"),

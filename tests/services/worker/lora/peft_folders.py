@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.services.worker.checkpoints import Checkpoint
 
 RANK, ALPHA = 4, 6.0
-NO_ADAPTERS = ("lm_head", "embed_out", ".gate", ".router", "router.layer", "shared_expert_gate")
+NO_ADAPTERS = ("lm_head", "embed_out", ".gate", ".router", "router.layer", "shared_expert_gate", "kv_b_proj")
 
 Wanted = Callable[[str], bool]
 

@@ -35,7 +35,7 @@ from services.worker.graphs.recorded_steps import RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import SlotMemory, TritonEdges
 from services.worker.kv import kv_cache
-from services.worker.kv.kv_memory import BlockShape
+from services.worker.kv.kv_memory import block_shape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.decoder_config import DecoderConfig
@@ -110,7 +110,7 @@ def record_all(settings: WorkerSettings) -> None:
     assert backend.reject_reason(spec) is None
     model = find_model(read_config(Path(settings.model)))(config, backend, place, fitting.max_model_len)
     model.finish()
-    shape = BlockShape(config.num_layers, fitting.block_size, config.num_kv_heads, config.head_dim, place.dtype)
+    shape = block_shape(spec, config.num_layers, place.dtype)
     caches = kv_cache.allocate(shape, NUM_BLOCKS, META)
     single_row = SingleRowProgram(model, pdl=True)
 

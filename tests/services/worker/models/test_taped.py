@@ -39,7 +39,9 @@ def rigs_of(made: Checkpoint, dtype: str) -> list[Rig]:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-windows", "llama-biases-tied", "qwen2-moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-tied", "qwen2-windows", "llama-biases-tied", "qwen2-moe", "gpt-oss", "deepseek-v3"]
+)
 def test_random_work_has_the_same_logits(checkpoint: Make, name: str, dtype: str) -> None:
     """Admissions, chunks, steps without a sample, pauses, releases."""
     rigs = rigs_of(checkpoint(name), dtype)

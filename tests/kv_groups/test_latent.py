@@ -1,0 +1,160 @@
+"""Layers that keep one compressed vector a token, scheduler and worker together: the text is that of transformers, and
+the cache is a fraction of what every head's own keys and values take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.sequence import Family
+from services.worker.build import build_replica
+from services.worker.kv.layout import KVLayout
+from shared.errors import InvalidArgument, QuireError
+from shared.kv_specs import FULL, Latent, Window
+from shared.settings import WorkerSettings
+from tests.kernels.cpu.closeness import needs_library
+from tests.kv_groups import models
+from tests.kv_groups.models import greedy
+from tests.kv_groups.test_windows import pair, prompt
+from tests.services.worker.checkpoints import Checkpoint
+from tests.spec_decode.pair import Pair
+
+Make = Callable[[str], Checkpoint]
+FAMILIES = ("deepseek-v2-groups", "deepseek-v3", "deepseek-v3-yarn")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive_length": False}
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    found: dict[str, Checkpoint] = {}
+
+    def get(family: str) -> Checkpoint:
+        if family not in found:
+            found[family] = models.checkpoints.make(family, tmp_path_factory.mktemp(family))
+        return found[family]
+
+    return get
+
+
+@families
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, family: str, backend: str) -> None:
+    checkpoint = made(family)
+    run = pair(checkpoint, attention_backend=backend)
+    asked = [run.ask(prompt(length, seed), max_tokens=16, eos=()) for seed, length in enumerate((50, 3, 23, 9, 37))]
+    run.run()
+    again = run.ask(asked[0].prompt + asked[0].tokens + prompt(5, 9), max_tokens=12, eos=())
+    run.run()
+    assert run.core.counts.cached_tokens >= 64, "whole blocks of the first"
+    assert [a.tokens for a in (*asked, again)] == [greedy(checkpoint, a.prompt, len(a.tokens)) for a in (*asked, again)]
+    assert run.core.use.used == 0
+
+
+def test_preempted_sequences_say_the_same(made: Make) -> None:
+    checkpoint = made("deepseek-v3")
+    run = pair(checkpoint)
+    answers = [run.ask(prompt(20 + seed, seed), max_tokens=20, eos=()) for seed in range(4)]
+    for turn in range(50):
+        run.plan()
+        live = np.flatnonzero(run.core.running.live)
+        if turn % 7 == 3 and len(live):
+            run.core.preempt(int(live[turn % len(live)]))
+        if run._results:
+            run.result()
+    run.run()
+    assert run.core.counts.preemptions > 3
+    assert [a.tokens for a in answers] == [greedy(checkpoint, a.prompt, 20) for a in answers]
+
+
+def test_samples_of_one_prompt_copy_the_block_it_ends_in(made: Make) -> None:
+    checkpoint = made("deepseek-v3")
+    run, tokens, family = pair(checkpoint), prompt(30, 4), Family()
+    answers = [run.ask(tokens, max_tokens=12, eos=(), family=family) for _ in range(3)]
+    run.run()
+    assert [a.tokens for a in answers] == [greedy(checkpoint, tokens, 12)] * 3
+    assert run.core.counts.cached_tokens >= 2 * 29
+
+
+def test_drafts_change_no_text(made: Make) -> None:
+    checkpoint = made("deepseek-v3")
+    run = pair(checkpoint, NGRAM)
+    answers = [run.ask(tokens, max_tokens=60, eos=()) for tokens in (prompt(6, 1) * 6, prompt(4, 2) * 5)]
+    run.run()
+    assert [a.tokens for a in answers] == [greedy(checkpoint, a.prompt, 60) for a in answers]
+    assert run.core.speculation.counts.accepted_tokens > 0
+
+
+def test_a_scheduler_that_restarts_finds_what_the_worker_holds(made: Make) -> None:
+    checkpoint = made("deepseek-v3")
+    run, first = pair(checkpoint), prompt(60, 1)
+    said = run.ask(first, max_tokens=20, eos=())
+    run.run()
+    later = Pair(run.replica)
+    later.adopt(run.replica.rest())
+    answer = later.ask(first + said.tokens, max_tokens=12, eos=())
+    later.run()
+    assert answer.tokens == greedy(checkpoint, answer.prompt, 12)
+    assert later.core.counts.cached_tokens >= 76
+
+
+def test_a_token_takes_one_vector_for_all_heads(made: Make) -> None:
+    """Of 6 heads with keys of 18 and values of 14 elements a token kept 192 elements a layer; now it keeps 24 + 8."""
+    replica = pair(made("deepseek-v3")).replica
+    layout = replica.limits.layout
+    assert [(group.spec, group.layers) for group in layout.groups] == [(Latent(24, 8), (0, 1, 2))]
+    caches = replica._runner.caches
+    tokens = replica.limits.num_blocks * replica.limits.block_size
+    assert sum(part.nbytes for cache in caches for part in cache.parts) == tokens * 3 * (24 + 8) * 4
+
+
+def test_the_same_memory_holds_as_many_more_blocks(made: Make, tmp_path: Path) -> None:
+    """Than a model whose heads keep their own keys and values."""
+    sizes = {"num_blocks": 0, "cpu_kv_cache_gib": 1 / 1024, "block_size": 4, "max_model_len": 64}
+    latent = pair(made("deepseek-v3"), **sizes).replica.limits.num_blocks
+    own = models.checkpoints.make("llama", tmp_path, num_key_value_heads=6, head_dim=16)
+    full = pair(own, **sizes).replica.limits.num_blocks
+    assert latent == 2**20 // (4 * 3 * (24 + 8) * 4)
+    assert full == 2**20 // (4 * 3 * 6 * (16 + 16) * 4)
+    assert latent == 6 * full + 4
+
+
+def test_pages_of_two_sizes_are_refused() -> None:
+    for specs in ([Latent(8, 4), FULL], [Window(8), Latent(8, 4)], [Latent(8, 4), Latent(16, 4)]):
+        with pytest.raises(InvalidArgument, match=r"layer 1 keeps .* where layer 0 keeps .*: pages have one size"):
+            KVLayout.of(specs, 100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        (
+            {"attention_backend": "flash_attn_2"},
+            InvalidArgument,
+            "flash_attn_2 cannot serve .*: has no latent attention",
+        ),
+        ({"batch_invariant": True, "dtype": "float16"}, InvalidArgument, "batch_invariant: dtype float16"),
+    ],
+)
+@pytest.mark.skipif(**needs_library)
+def test_what_cannot_be_had_is_refused_by_name(
+    made: Make, settings: dict[str, Any], error: type[QuireError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        build_replica(WorkerSettings(model=str(made("deepseek-v3").folder), num_blocks=20, **settings))
+
+
+def test_an_adapter_cannot_change_what_is_folded_into_the_queries(made: Make, tmp_path: Path) -> None:
+    from tests.services.worker.lora import peft_folders
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peft_folders, "NO_ADAPTERS", ("lm_head", ".gate"))
+        adapter = peft_folders.save(
+            made("deepseek-v3"), tmp_path / "a", seed=1, wanted=lambda n: n.endswith("kv_b_proj")
+        )
+    with pytest.raises(InvalidArgument, match=r"self_attn\.kv_b_proj is not a linear layer .* can have an adapter"):
+        build_replica(WorkerSettings(model=str(made("deepseek-v3").folder), lora={"a": str(adapter.folder)}))
