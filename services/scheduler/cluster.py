@@ -10,6 +10,7 @@ from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, Finished, finish
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.handover.neighbourhood import Neighbourhood
 from services.scheduler.lobby import Lobby
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
@@ -55,6 +56,7 @@ class Cluster:
         self._places: dict[int, dict[int, Sequence]] = {}  # owner -> sequence id -> sequence
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
         self._counts: dict[str, Counts] = {}
+        self._neighbourhood = Neighbourhood(self.replicas, settings.kv_handover)
         self.adapters = Adapters(
             self.replicas, num_users=self._num_users, used_by=self._adapters_on, moved_in=self._adapter_came
         )
@@ -152,6 +154,7 @@ class Cluster:
     def attach(self, replica: Replica) -> None:
         self.replicas[replica.id] = replica
         replica.hold(self.paused)
+        self._neighbourhood.changed()
         self.adapters.attached(replica)
         if not self.parking:
             self._empty_lobby()
@@ -184,6 +187,7 @@ class Cluster:
         replica.pause()
         replica.adapters.lose()
         replica.flush()
+        self._neighbourhood.detached(replica)
         moved = replica.core.evacuate(lost=lost)
         self._move(moved, replica.last_step_at)
         log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=len(moved), lost=lost)
@@ -230,6 +234,7 @@ class Cluster:
             self._end_in_lobby(sequence, Reason.DEADLINE)
         for replica in self.replicas.values():
             replica.wake()
+        self._neighbourhood.tick()
         self.adapters.settle()
         if not self.parking:
             self.adapters.begin_round()

@@ -139,6 +139,8 @@ MOST_PROCESSORS = 256
 MOST_ADAPTERS = 256
 LONGEST_NAME = 256  # characters of ids, addresses, devices
 LONGEST_PATH = 4096
+LAYOUT_BYTES = 32
+MOST_BLOCK_BYTES = 2**32
 
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
@@ -163,7 +165,7 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         if value > most:
             raise FailedPrecondition(f"{name}: {who} has {value}, the limit is {most}", field=name)
     check_model(hello.model, who)
-    for name in ("address", "version", "device"):
+    for name in ("address", "version", "device", "kv_address"):
         check_name(name, attrgetter(name)(hello), needed=False)
     if len(hello.logits_processors) > MOST_PROCESSORS:
         text = f"logits_processors: {who} has {len(hello.logits_processors)}, the limit is {MOST_PROCESSORS}"
@@ -177,7 +179,15 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         check_name("adapters", name)
     _adapters(hello)
     _check_paths(hello, who)
+    _check_kv(hello, who)
     _check_held(hello, who)
+
+
+def _check_kv(hello: worker_pb2.WorkerHello, who: str) -> None:
+    num_bytes, size = len(hello.kv_layout), hello.kv_block_bytes
+    if num_bytes not in (0, LAYOUT_BYTES) or (num_bytes > 0) != (0 < size <= MOST_BLOCK_BYTES):
+        text = f"kv_layout: {who} sent {num_bytes} bytes, for blocks of {size}; {LAYOUT_BYTES} are a layout"
+        raise FailedPrecondition(text, field="kv_layout")
 
 
 def check_model(model: model_pb2.ModelIdentity, who: str) -> None:

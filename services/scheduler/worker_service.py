@@ -219,6 +219,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 replica.take_prepared(message.grammar_prepared)
             elif kind == "transferred":
                 replica.take_transferred(message.transferred)
+            elif kind == "fetched":
+                replica.take_fetched(message.fetched)
             elif kind == "adapter_loaded":
                 replica.adapters.take_loaded(message.adapter_loaded)
                 self._on_change()

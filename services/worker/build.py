@@ -28,6 +28,8 @@ from services.worker.kv.host_memory import HostMemory, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import BlockShape, block_shape
 from services.worker.kv.layout import KVLayout
+from services.worker.kv_transfer.layout import layout_of
+from services.worker.kv_transfer.pages import Pages
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.lora.open_adapters import open_adapters
@@ -147,6 +149,7 @@ def build_replica(
         expert_load=load,
         cost_model=CostModel(config, weights, kv_dtype.itemsize),
         host_memory=_host_memory(settings, fitting, memory, shape, drafter),
+        pages=_pages(settings, fitting, memory, spec, drafter),
         adapters=place.adapters,
         weights=Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place),
     )
@@ -173,6 +176,29 @@ def _host_memory(
     if reason:
         raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
     return open_host_memory(size, memory, shape)
+
+
+def _pages(
+    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], spec: AttentionSpec, drafter: Drafter | None
+) -> Pages | None:
+    """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
+    them, or drafts need KV beside them."""
+    if settings.tensor_parallel_size > 1 or fitting.num_groups > 1 or fitting.layout.windows:
+        return None
+    if drafter is not None and drafter.block_bytes:
+        return None
+    dummy = settings.seed if settings.load_format == "dummy" else None
+    layout = layout_of(
+        Path(settings.model),
+        spec=spec,
+        attention=settings.attention_backend,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        impl=settings.model_impl,
+        layers=fitting.layout.layers_per_page,
+        dummy=dummy,
+    )
+    return Pages(memory, layout)
 
 
 def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limits:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv.host_memory import Moving
+from services.worker.kv_transfer.orders import BegunPages, PageOrder, PageReads, ReadBlocks, WriteBlocks
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.ranks.group import RankGroup
 from services.worker.replica import Replica, StepInFlight
@@ -31,6 +32,8 @@ class Receiver(Protocol):
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
 
     def transferred(self, done: pb.Transferred) -> None: ...
+
+    def fetched(self, done: pb.BlocksFetched) -> None: ...
 
     def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None: ...
 
@@ -124,7 +127,7 @@ class RemoveAdapter:
 
 
 Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter
-Command = Deferred | Rest | ForgetCache | ShareGrammar | AddAdapter | FinishedStep
+Command = Deferred | PageOrder | Rest | ForgetCache | ShareGrammar | AddAdapter | FinishedStep
 
 
 class Outlet(Protocol):
@@ -138,6 +141,12 @@ class Outlet(Protocol):
 
     def moving(self, move: BegunMove) -> None:
         """Blocks are on their way."""
+
+    def paging(self, begun: BegunPages) -> None:
+        """Pages are being read or written."""
+
+    def not_paged(self, order: PageOrder, error: Exception) -> None:
+        """They are not. Raises what a device that is broken raised."""
 
     def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
         """They stay where they are. Raises what a device that is broken raised."""
@@ -162,12 +171,15 @@ class DeviceWork:
         self._num_in_flight = 0
         self._rest: Rest | None = None
         self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
+        self._pages = PageReads(replica, outlet)
 
     def obey(self, command: Command) -> None:
         """Does what was ordered, and what had to wait for it."""
         match command:
             case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter():
                 self._deferred.append(command)
+            case ReadBlocks() | WriteBlocks():
+                self._pages.obey(command)
             case FinishedStep():
                 self._record(command)
             case Rest():
@@ -183,6 +195,7 @@ class DeviceWork:
         if self._rest and not self._num_in_flight:
             self._grammars.release_all()
             self._ranks.rest()
+            self._pages.rest()
             self._outlet.rested(self._rest.reply, self._replica.rest())
             self._rest = None
 
@@ -219,6 +232,7 @@ class DeviceWork:
             self._outlet.failed(receiver, plan.step_id, error)
             return
         self._num_in_flight += 1
+        self._pages.launched(plan.step_id)
         finished = self._outlet.launched(
             LaunchedStep(receiver, flight, (began_ns - command.arrived_ns) // 1000, ticket)
         )

@@ -36,6 +36,8 @@ from services.worker.device_work import (
     ShareGrammar,
 )
 from services.worker.kv.held_blocks import HeldReport
+from services.worker.kv_transfer.fetcher import Fetcher
+from services.worker.kv_transfer.orders import BegunPages, PageOrder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.reader import AdapterReader
@@ -91,8 +93,9 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: stop
         self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # None: stop
-        self._moves: queue.SimpleQueue[BegunMove | None] = queue.SimpleQueue()  # None: stop
+        self._moves: queue.SimpleQueue[BegunMove | BegunPages | None] = queue.SimpleQueue()  # None: stop
         self._receiver: Receiver | None = None
+        self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
         self._broken: Receiver | None = None  # its later plans are skipped
         self._work: DeviceWork | None = None  # once the replica is built
         self._num_begun = self._num_obeyed = 0  # commands
@@ -142,6 +145,24 @@ class Engine:
     def transfer(self, receiver: Receiver, order: pb.Transfer) -> None:
         """After the plans that are here."""
         self._inbox.put(MoveBlocks(receiver, order))
+
+    def fetch_blocks(self, receiver: Receiver, order: pb.FetchBlocks) -> None:
+        """Beside the steps."""
+        if self.fetcher is None:
+            receiver.break_off("this worker reads nobody's blocks, and said so")
+        else:
+            self.fetcher.fetch(receiver, order)
+
+    @property
+    def receiver(self) -> Receiver | None:
+        """The attachment that lasts."""
+        return self._receiver
+
+    async def ask(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
+        """The reply to an order about pages. Raises what it met."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._inbox.put(make(reply))
+        return await reply
 
     def forget_cache(self) -> None:
         self._inbox.put(ForgetCache())
@@ -275,6 +296,17 @@ class Engine:
         else:
             self._moves.put(move)
 
+    def paging(self, begun: BegunPages) -> None:
+        if self._synchronous:
+            self._finish_move(begun)
+        else:
+            self._moves.put(begun)
+
+    def not_paged(self, order: PageOrder, error: Exception) -> None:
+        if is_broken(error):
+            raise error
+        self._post(_set_exception, order.reply, error)
+
     def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
         if is_broken(error):
             raise error
@@ -304,8 +336,11 @@ class Engine:
             log.exception("the thread that waits for blocks failed")
             self._post(_set_exception, self.died, error)
 
-    def _finish_move(self, move: BegunMove) -> None:
+    def _finish_move(self, move: BegunMove | BegunPages) -> None:
         move.moving.wait()
+        if isinstance(move, BegunPages):
+            self._post(_set_result, move.order.reply, move.content)
+            return
         took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
         done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
         self._post(self._deliver_move, move.receiver, done)

@@ -13,6 +13,7 @@ import numpy as np
 
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.kv.host_memory import BlockMove, HostMemory, Moving
+from services.worker.kv_transfer.pages import Pages, ReadPages
 from services.worker.limits import Limits
 from services.worker.lora.adapters import Adapters
 from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
@@ -27,11 +28,13 @@ from services.worker.step.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
 from services.worker.step.steady import Steady
 from services.worker.step.step_inputs import StepInputs, assemble
 from shared import columns
-from shared.columns import I32
+from shared.columns import I32, U32
 from shared.errors import FailedPrecondition, Internal, QuireError, to_proto
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
+    from torch import Tensor
+
     from services.worker.models.weights import NewWeights, Weights
 
 
@@ -132,11 +135,12 @@ class Replica:
         expert_load: ExpertLoad | None = None,
         cost_model: CostModel | None = None,
         host_memory: HostMemory | None = None,
+        pages: Pages | None = None,
         adapters: Adapters | None = None,
         weights: Weights | None = None,
     ) -> None:
         """`speculation` has the same table; `expert_load`: of a mixture of experts; `host_memory`: for blocks that the
-        device has no room for; `weights`: where they can be changed."""
+        device has no room for; `pages`: where other workers can have them; `weights`: where they can be changed."""
         self._weights = weights
         self.limits = limits
         self._speculation = speculation
@@ -149,6 +153,9 @@ class Replica:
         self._table = table
         self._steady = Steady(table)
         self._host_memory = host_memory
+        self.pages = pages
+        if pages is not None:
+            pages.versioned_by(lambda: self.weight_version)
         self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
@@ -252,8 +259,26 @@ class Replica:
         self._held.fill(move.blocks, move.hashes)
         return moving
 
+    def read_pages(self, blocks: U32) -> ReadPages:
+        """Begins to read blocks, behind the steps that have been launched. Raises FailedPrecondition for what has been
+        forgotten, or what the device raises."""
+        assert self.pages is not None, "nobody asks otherwise"
+        if not self._held.knows(blocks):
+            raise FailedPrecondition("block_ids: some hold nothing that is known here", field="block_ids")
+        return self.pages.read(blocks)
+
+    def write_pages(self, blocks: U32, hashes: list[bytes], pages: Tensor) -> Moving:
+        """Begins to write what came from another worker into blocks that nobody owns."""
+        assert self.pages is not None, "nobody asks otherwise"
+        self._held.lose(blocks)
+        moving = self.pages.write(blocks, pages)
+        self._held.fill(blocks, hashes)
+        return moving
+
     def rest(self) -> HeldReport:
         """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
+        if self.pages is not None:
+            self.pages.settle()
         for slot in np.flatnonzero(self._table.live).tolist():
             self._release(slot)
         self._table.clear()

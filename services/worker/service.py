@@ -17,6 +17,11 @@ from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
 from services.worker.engine import Engine
+from services.worker.kv_transfer.fetcher import Fetcher
+from services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
+from services.worker.kv_transfer.grpc_transport import GrpcTransport
+from services.worker.kv_transfer.page_port import PagePort
+from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.reader import AdapterReader
@@ -32,10 +37,12 @@ from shared.liveness import Liveness
 from shared.metrics import base
 from shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
 from shared.pb.admin.v1 import admin_pb2
+from shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.admin_port import AdminPort
 from shared.rpc.admin_service import AdminService
 from shared.rpc.server import Server
+from shared.rpc.trust import Dialler, Door
 from shared.settings import WorkerSettings
 from shared.supervision import restarted, vital
 
@@ -55,7 +62,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings.cluster_secret()  # a file that is no use is told before the model is loaded
     registry = CollectorRegistry()
-    server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
+    server = Server(settings.host, settings.grpc_port, (KV_TRANSFER,), tls=settings.tls)
     base.add_process_collectors(registry)
     page = base.Page(settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports)
     worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
@@ -95,6 +102,10 @@ class Worker:
         self.admin_address = ""
         self._announced = False
         self._metrics = WorkerMetrics(registry)
+        door = Door(settings.cluster_secret(), settings.title)
+        door.address = self._address
+        self._pages = PageService(door, self._metrics)
+        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.grpc)
         self.status = Status(settings.name, self._address, shutdown)
         registry.register(StatusCollector(self.status.read))
         registry.register(ExpertLoadCollector(self.status.expert_load))
@@ -120,6 +131,8 @@ class Worker:
         except RankFailure as failure:
             _leave_at_once(lifecycle.EXIT_FAILED, failure.message)
         finally:
+            if engine.fetcher is not None:
+                await engine.fetcher.close()
             if not await engine.stop(settings.drain_timeout_s):
                 log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
@@ -132,6 +145,7 @@ class Worker:
         settings = self._settings
         self.status.built(engine, replica.limits, settings.tensor_parallel_size)
         self._metrics.on_device(peak_of(replica.device_name, settings.tensor_parallel_size))
+        self._exchange_pages(engine, replica)
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
         session = Session(settings, engine, hello, self, self._shutdown)
@@ -143,6 +157,15 @@ class Worker:
             restarted("health", lambda: self._report_health(engine)),
             restarted("liveness", lambda: liveness.run(self._server.set_alive)),
         )
+
+    def _exchange_pages(self, engine: Engine, replica: Replica) -> None:
+        """Where they mean something to other workers."""
+        if replica.pages is None:
+            return
+        port, num_blocks = PagePort(engine, replica.pages), replica.limits.num_blocks
+        transport = GrpcTransport(Dialler.of(self._settings), port.blocks_at_a_time * port.page_bytes)
+        self._pages.serve(port, num_blocks)
+        engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None:
         """Session: work may come."""
@@ -208,6 +231,9 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
             num_host_blocks=replica.num_host_blocks,
             kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
+            kv_address=address if replica.pages else "",
+            kv_layout=replica.pages.layout if replica.pages else b"",
+            kv_block_bytes=replica.pages.block_bytes if replica.pages else 0,
         )
     )
     return said

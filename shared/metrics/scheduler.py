@@ -57,6 +57,27 @@ class SchedulerMetrics:
             buckets=STEP_BUCKETS,
             registry=registry,
         )
+        self.fetch = Histogram(
+            "quire_scheduler_fetch_seconds",
+            "KV blocks coming from another worker, first byte to last, as the worker told",
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        self.fetches = Counter(
+            "quire_scheduler_fetches",
+            "Fetches of KV blocks from another worker, by outcome (done, failed)",
+            ["worker", "outcome"],
+            registry=registry,
+        )
+        self.fetched_bytes = Counter(
+            "quire_scheduler_fetched_bytes", "KV that came from other workers", ["worker"], registry=registry
+        )
+        self.fetched_tokens = Counter(
+            "quire_scheduler_fetched_tokens",
+            "Tokens that were not computed because their KV came from another worker",
+            ["worker"],
+            registry=registry,
+        )
         self.cancel_to_free = Histogram(
             "quire_scheduler_cancel_to_free_seconds",
             "From a cancellation to its KV blocks being free",

@@ -75,6 +75,13 @@ class WorkerMetrics:
         self.computed = Counter("quire_worker_tokens_computed", "Tokens run through the model", registry=registry)
         self.sampled = Counter("quire_worker_tokens_sampled", "Tokens sampled", registry=registry)
         self.failures = Counter("quire_worker_slot_failures", "Sequences that could not go on", registry=registry)
+        self.kv_sent = Counter("quire_worker_kv_sent_bytes", "KV that other workers got", registry=registry)
+        self.kv_received = Counter(
+            "quire_worker_kv_received_bytes", "KV that came from other workers", registry=registry
+        )
+        self.kv_fetches_failed = Counter(
+            "quire_worker_kv_fetches_failed", "Fetches of KV that did not come", registry=registry
+        )
         self.attached = Counter("quire_worker_attached", "Attachments to a scheduler", registry=registry)
         self.broken = Counter(
             "quire_worker_sessions_broken", "Attachments ended because something was wrong", registry=registry

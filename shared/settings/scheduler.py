@@ -42,6 +42,9 @@ class SchedulerSettings(Settings):
     prefix_grain: int = Field(
         16, ge=0, description="tokens of a block from which on it is copied for an equal prefix; 0: only whole blocks"
     )
+    kv_handover: Literal["auto", "always", "never"] = Field(
+        "auto", description="prefixes that another worker holds are fetched from it; auto: if that beats computing them"
+    )
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: the worker's own limit")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time on a worker; 0: the worker's own limit")
     long_prefill_token_threshold: int = Field(

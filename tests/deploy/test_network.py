@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,6 +148,14 @@ def test_pods_of_quire_reach_nothing_outside_but_names(folder: str) -> None:
         assert not network(folder).allows(pod, outside, 443), pod.name
         for protocol in ("TCP", "UDP"):
             assert network(folder).allows(pod, NAMES, 53, protocol), pod.name
+
+
+@every
+def test_workers_reach_each_others_kv_and_nobody_else_does(folder: str) -> None:
+    (worker,) = [pod for pod in pods(folder) if pod.name == "worker"]
+    other = replace(worker, name="another worker")
+    open_ports = {port for port in {*worker.ports.values(), ADMIN, SSH} if network(folder).allows(other, worker, port)}
+    assert open_ports == {worker.ports["grpc"]}
 
 
 @every

@@ -40,7 +40,7 @@ class Core:
         self.state = CoreState(limits, self.counts, observer)
         self.kv, self.running, self.waiting = self.state.kv, self.state.running, self.state.waiting
         self.grammars, self.flights = self.state.grammars, self.state.flights
-        self.transfers = self.state.transfers
+        self.transfers, self.fetches = self.state.transfers, self.state.fetches
         self.depth = Depth(limits.max_steps_in_flight)
         self.speculation = Speculation(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
@@ -90,6 +90,11 @@ class Core:
     def transferred(self, transfer_id: int, *, failed: bool = False) -> None:
         """The worker is done with a transfer, or could not do it."""
         self.state.end_transfer(transfer_id, failed=failed)
+
+    def fetched(self, fetch_id: int, *, failed: bool = False) -> None:
+        """The worker has blocks of another one, or could not get them."""
+        assert self.fetches is not None, "it was ordered"
+        self.state.unblock(self.fetches.done(fetch_id, failed=failed))
 
     # The two verbs.
 
@@ -155,7 +160,12 @@ class Core:
     def num_waiting(self) -> int:
         """Sequences without a slot, whatever they wait for."""
         moving = 0 if self.transfers is None else self.transfers.num_blocked
+        moving += 0 if self.fetches is None else self.fetches.num_blocked
         return len(self.waiting) + self.grammars.num_blocked + self.state.siblings.num_parked + moving
+
+    def prompt_seconds(self, num_tokens: int) -> float:
+        """How long computing so many tokens of a prompt takes; 0 while nothing is known."""
+        return self._pace.seconds_for(num_tokens)
 
     @property
     def use(self) -> BlockUse:
@@ -243,7 +253,7 @@ class Core:
         return max(oldest.planned_at, self._last_applied_at)
 
     def _commit(self, builder: PlanBuilder, now: float) -> StepPlan:
-        step_id = next(self._step_ids)
+        step_id = self.state.last_ordered = next(self._step_ids)
         released = self.state.take_released()
         flight = builder.flight(step_id, self.running, now)
         self.flights.append(flight)

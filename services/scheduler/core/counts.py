@@ -22,4 +22,7 @@ class Counts:
     stored_blocks: int = 0  # copied to host memory
     fetched_blocks: int = 0  # brought back from there
     failed_transfers: int = 0
+    fetches: int = 0  # from other workers
+    failed_fetches: int = 0
+    blocks_from_others: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)

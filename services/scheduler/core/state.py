@@ -15,6 +15,7 @@ import numpy as np
 from services.scheduler.core.beam.searches import Searches
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import ANSWERED, Failure, Reason
+from services.scheduler.core.fetches import Fetches
 from services.scheduler.core.grammars import Grammars
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, finish
@@ -43,9 +44,11 @@ class CoreState:
         self.forecast = Forecast()
         moves = limits.num_host_blocks and limits.enable_prefix_caching and self.kv.groups.plain
         self.transfers = Transfers(self.kv, limits.num_host_blocks, counts) if moves else None
+        shares = limits.caches_prefixes and self.kv.groups.plain
+        self.fetches = Fetches(self.kv, counts, lambda: self.last_ordered) if shares else None
         self.events = Events()
         self.flights: deque[Flight] = deque()
-        self.last_applied = 0  # step
+        self.last_applied = self.last_ordered = 0  # steps
         self.suspects: set[int] = set()  # slots of suspect sequences that have no token yet
         self.sequences: dict[int, Sequence] = {}
         self.num_waiting_tokens = 0
@@ -98,9 +101,17 @@ class CoreState:
         sequence.status = SequenceStatus.WAITING
         self.waiting.push(sequence)
 
+    @property
+    def brings_blocks(self) -> bool:
+        """From host memory or from other workers."""
+        return self.transfers is not None or (self.fetches is not None and self.fetches.neighbours is not None)
+
     def block_on_transfer(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
-        """The head of the queue waits for blocks from host memory, if they are worth it. Whether it does."""
-        if self.transfers is None or not self.transfers.fetch(sequence, found, most):
+        """The head of the queue waits for blocks from host memory or another worker, if they are worth it. Whether it
+        does."""
+        if not any(
+            moves is not None and moves.fetch(sequence, found, most) for moves in (self.transfers, self.fetches)
+        ):
             return False
         self.waiting.remove(sequence)
         sequence.status = SequenceStatus.BLOCKED
@@ -109,7 +120,11 @@ class CoreState:
     def end_transfer(self, transfer_id: int, *, failed: bool) -> None:
         """Who waited for it comes next."""
         assert self.transfers is not None, "it was ordered"
-        for sequence in reversed(self.transfers.done(transfer_id, failed=failed)):
+        self.unblock(self.transfers.done(transfer_id, failed=failed))
+
+    def unblock(self, sequences: list[Sequence]) -> None:
+        """They come next."""
+        for sequence in reversed(sequences):
             sequence.status = SequenceStatus.WAITING
             self.waiting.push_back(sequence)
 
@@ -122,9 +137,7 @@ class CoreState:
     def free_siblings(self, slots: list[int]) -> None:
         """Who waited for the prompts that are computed once the step that is being planned has run comes next."""
         freed = self.siblings.computed(slots, map(self.running.sequence, slots))
-        for sibling in reversed(freed):
-            sibling.status = SequenceStatus.WAITING
-            self.waiting.push_back(sibling)
+        self.unblock(freed)
 
     # Running.
 
@@ -229,7 +242,8 @@ class CoreState:
     def evacuate_waiting(self) -> list[Sequence]:
         """Those that hold no slot, in order of arrival; they are forgotten here."""
         moving = () if self.transfers is None else self.transfers.blocked()
-        blocked = [*self.grammars.blocked(), *self.siblings.parked(), *moving]
+        coming = () if self.fetches is None else self.fetches.blocked()
+        blocked = [*self.grammars.blocked(), *self.siblings.parked(), *moving, *coming]
         sequences = sorted([*self.waiting, *blocked], key=lambda s: s.order)
         for sequence in sequences:
             self._leave_queue(sequence)
@@ -261,6 +275,8 @@ class CoreState:
             self.siblings.unpark(sequence)
             if self.transfers is not None:
                 self.transfers.leave(sequence)
+            if self.fetches is not None:
+                self.fetches.leave(sequence)
         else:
             self.waiting.remove(sequence)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from services.scheduler.core.ending import Failure
+from services.scheduler.core.fetches import FetchOrder
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.transfers import TransferOrder
 from services.scheduler.submissions import Payload
 from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
+from shared.kv_source import KVSource
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -81,6 +83,22 @@ def encode_transfer(order: TransferOrder) -> pb.AttachResponse:
         block_hashes=b"".join(order.hashes),
     )
     return pb.AttachResponse(transfer=transfer)
+
+
+def encode_fetch(order: FetchOrder) -> pb.AttachResponse:
+    source, loan = order.borrowed.source, order.borrowed.loan
+    assert isinstance(source, KVSource)
+    fetch = pb.FetchBlocks(
+        fetch_id=order.fetch_id,
+        worker_id=source.worker_id,
+        address=source.address,
+        epoch=source.epoch,
+        after_step=loan.after_step,
+        from_block_ids=u32_bytes(loan.blocks),
+        to_block_ids=u32_bytes(order.blocks),
+        block_hashes=b"".join(order.hashes),
+    )
+    return pb.AttachResponse(fetch_blocks=fetch)
 
 
 def decode_failure(error: finish_pb2.Error) -> Failure:

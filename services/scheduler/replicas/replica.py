@@ -11,11 +11,13 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.handover.costs import LinkRate
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.adapters import ReplicaAdapters
 from services.scheduler.replicas.codec import (
     decode_failure,
     decode_result,
+    encode_fetch,
     encode_order,
     encode_plan,
     encode_transfer,
@@ -59,6 +61,7 @@ class Replica:
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
+        self.link = LinkRate()
         self.send = send
         self._deliver = deliver
         self._clock = clock
@@ -195,16 +198,45 @@ class Replica:
         self._metrics.transfer.observe(wire.transfer_us / 1e6)
         self.wake()
 
+    def take_fetched(self, wire: pb.BlocksFetched) -> None:
+        """The worker has blocks of another one, or says why not."""
+        fetches = self.core.fetches
+        if fetches is None or not fetches.awaits(wire.fetch_id):
+            raise FailedPrecondition(f"fetch_id: the scheduler awaits no fetch {wire.fetch_id}")
+        failed = wire.HasField("error")
+        num_blocks = fetches.num_blocks_of(wire.fetch_id)
+        self._metrics.fetches.labels(self.id, "failed" if failed else "done").inc()
+        if failed:
+            log.warning("blocks of another worker did not come", worker=self.id, reason=wire.error.message)
+        else:
+            num_bytes = num_blocks * self.hello.kv_block_bytes
+            self.link.learn(num_bytes, wire.fetch_us / 1e6)
+            self._metrics.fetch.observe(wire.fetch_us / 1e6)
+            self._metrics.fetched_bytes.labels(self.id).inc(num_bytes)
+            self._metrics.fetched_tokens.labels(self.id).inc(num_blocks * self.core.limits.block_size)
+        self.core.fetched(wire.fetch_id, failed=failed)
+        self.wake()
+
+    def unblock(self, sequences: list[Sequence]) -> None:
+        """They need not wait for blocks of other workers."""
+        if sequences:
+            self.core.state.unblock(sequences)
+            self.wake()
+
     @property
     def moves_blocks(self) -> bool:
-        """Transfers are under way."""
-        return self.core.transfers is not None and self.core.transfers.num_under_way > 0
+        """Transfers are under way, or blocks between workers."""
+        moves = (self.core.transfers, self.core.fetches)
+        return any(some is not None and some.num_under_way > 0 for some in moves)
 
     def _send_transfers(self) -> None:
         """Behind the plans that fill or free their blocks."""
         if self.core.transfers is not None:
             for order in self.core.transfers.take_orders():
                 self.send(encode_transfer(order))
+        if self.core.fetches is not None:
+            for fetch in self.core.fetches.take_orders():
+                self.send(encode_fetch(fetch))
 
     def _send_orders(self) -> None:
         for order in self.core.grammars.take_orders():

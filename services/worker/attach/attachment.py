@@ -39,6 +39,8 @@ class Executor(Protocol):
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None: ...
 
+    def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None: ...
+
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None: ...
 
     def unload_adapter(self, order: pb.UnloadAdapter) -> None: ...
@@ -92,6 +94,10 @@ class Attachment:
         """Engine: blocks have been moved, or cannot be."""
         self._session.send(pb.AttachRequest(transferred=done))
 
+    def fetched(self, done: pb.BlocksFetched) -> None:
+        """Engine: blocks of another worker are there, or will not come."""
+        self._session.send(pb.AttachRequest(fetched=done))
+
     def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None:
         """Engine: an adapter is ready, or cannot be had."""
         self._session.send(pb.AttachRequest(adapter_loaded=loaded))
@@ -127,6 +133,8 @@ class Attachment:
                     self._engine.release_grammar(message.release_grammar.grammar_id)
                 case "transfer":
                     self._engine.transfer(self, message.transfer)
+                case "fetch_blocks":
+                    self._engine.fetch_blocks(self, message.fetch_blocks)
                 case "load_adapter":
                     self._engine.load_adapter(self, message.load_adapter)
                 case "unload_adapter":

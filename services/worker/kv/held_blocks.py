@@ -102,6 +102,10 @@ class HeldBlocks:
         self._known[:] = False
         self._given.clear()
 
+    def knows(self, blocks: Blocks) -> bool:
+        """Whether they have been handed out or filled, and not forgotten since."""
+        return bool(self._known[blocks].all())
+
     def complete(self) -> npt.NDArray[np.bool_]:
         """[num_blocks] whether the block is full and its content known."""
         full: npt.NDArray[np.bool_] = self._known & (self._num_written == self._block_size)

@@ -60,6 +60,9 @@ class SimulatedEngine:
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
         receiver.break_off("a simulation has no host memory for blocks, and said so")
 
+    def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
+        receiver.break_off("a simulation has no blocks that others could read, and said so")
+
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
         error = to_proto(Unimplemented("a simulated worker has no weights to adapt"))
         receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=error))

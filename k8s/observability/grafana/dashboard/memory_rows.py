@@ -90,4 +90,26 @@ ROWS: dict[str, list[Panel]] = {
             unit="s",
         ),
     ],
+    "KV from worker to worker": [
+        curves(
+            "Fetches",
+            [Query("sum by (outcome) (rate(quire_scheduler_fetches_total[$__rate_interval]))", "{{outcome}}")],
+            text="A second. One that failed cost a computation.",
+            unit="ops",
+        ),
+        curves(
+            "Tokens not computed",
+            [Query("sum by (worker) (rate(quire_scheduler_fetched_tokens_total[$__rate_interval]))", "{{worker}}")],
+            text="A second: their KV came from another worker.",
+        ),
+        curves(
+            "Time of a fetch",
+            [
+                average("quire_scheduler_fetch_seconds", ""),
+                *quantiles("quire_scheduler_fetch_seconds", 0.5, 0.99, selector=""),
+            ],
+            text="First byte to last.",
+            unit="s",
+        ),
+    ],
 }

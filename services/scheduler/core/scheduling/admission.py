@@ -69,9 +69,9 @@ class Admitter:
             self._entry.give_slot(builder, sequence, start)
 
     def _waits_for_blocks(self, sequence: Sequence, start: Start) -> bool:
-        """Whether more of it lies in host memory, and there is room to bring that back."""
+        """Whether more of it lies in host memory or with another worker, and there is room to bring that here."""
         state = self._state
-        if state.transfers is None or start.match is None or sequence.skip_reading_prefix_cache:
+        if not state.brings_blocks or start.match is None or sequence.skip_reading_prefix_cache:
             return False
         if not self._entry.fits_now(sequence, start, state.limits.watermark_blocks):
             return False

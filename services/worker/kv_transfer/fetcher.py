@@ -1,0 +1,113 @@
+"""Orders to get blocks of another worker: each is answered, once, whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import Protocol
+
+from torch import Tensor
+
+from services.worker.kv_transfer.transport import PageTransport, WantedPages
+from services.worker.step.plan_violation import PlanViolation, require
+from shared import block_hash, columns
+from shared.columns import U32
+from shared.errors import FailedPrecondition, Internal, QuireError, to_proto
+from shared.kv_source import KVSource
+from shared.logs import logger
+from shared.metrics.worker import WorkerMetrics
+from shared.pb.worker.v1 import worker_pb2 as pb
+from shared.supervision import Tasks
+
+log = logger("worker.kv_transfer")
+
+MOST_AT_A_TIME = 4  # fetches; others wait for their turn
+
+
+class FetchReceiver(Protocol):
+    """The attachment that ordered it."""
+
+    def fetched(self, done: pb.BlocksFetched) -> None: ...
+
+    def break_off(self, reason: str) -> None:
+        """The order breaks the session."""
+
+
+class PageWriter(Protocol):
+    """Writes pages beside a worker's steps."""
+
+    async def write_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor) -> None:
+        """Returns once they can be read. Raises FailedPrecondition if the attachment is over."""
+
+    def may_write(self, receiver: FetchReceiver) -> bool:
+        """Whether the attachment goes on."""
+
+    @property
+    def page_layout(self) -> bytes: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+
+class Fetcher:
+    """Lives as long as the worker; close() ends what is under way."""
+
+    def __init__(self, writer: PageWriter, transport: PageTransport, num_blocks: int, metrics: WorkerMetrics) -> None:
+        self._writer, self._transport, self._num_blocks, self._metrics = writer, transport, num_blocks, metrics
+        self._turns = asyncio.Semaphore(MOST_AT_A_TIME)
+        self._tasks = Tasks()
+
+    def fetch(self, receiver: FetchReceiver, order: pb.FetchBlocks) -> None:
+        """Begins it."""
+        try:
+            targets, wanted = self._wanted(order)
+        except (PlanViolation, ValueError) as violation:
+            receiver.break_off(f"fetch {order.fetch_id} breaks the session: {violation}")
+            return
+        self._tasks.start(f"fetch {order.fetch_id}", self._fetch(receiver, order.fetch_id, targets, wanted))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        await self._transport.close()
+
+    def _wanted(self, order: pb.FetchBlocks) -> tuple[U32, WantedPages]:
+        sources, targets = columns.u32(order.from_block_ids), columns.u32(order.to_block_ids)
+        hashes = block_hash.split(order.block_hashes)
+        counts = (len(sources), len(targets), len(hashes))
+        require(len(set(counts)) == 1 and len(targets) > 0, lambda: f"{counts} sources, targets and hashes")
+        inside = bool(targets.min() >= 1 and targets.max() < self._num_blocks)
+        require(inside, lambda: f"block ids are not all in 1..{self._num_blocks - 1}: {targets}")
+        require(len(set(targets.tolist())) == len(targets), lambda: f"block ids come more than once: {targets}")
+        source = KVSource(order.worker_id, order.address, order.epoch)
+        layout, page_bytes = self._writer.page_layout, self._writer.page_bytes
+        return targets, WantedPages(source, order.after_step, layout, sources, hashes, page_bytes)
+
+    async def _fetch(self, receiver: FetchReceiver, fetch_id: int, targets: U32, wanted: WantedPages) -> None:
+        done = pb.BlocksFetched(fetch_id=fetch_id)
+        try:
+            async with self._turns:
+                done.fetch_us = await self._bring(receiver, targets, wanted)
+            self._metrics.kv_received.inc(len(targets) * wanted.block_bytes)
+        except QuireError as error:
+            done.error.CopyFrom(to_proto(error))
+        except Exception as error:
+            log.exception("a fetch failed", fetch=fetch_id)
+            done.error.CopyFrom(to_proto(Internal(f"{type(error).__name__}: {error}")))
+        if done.HasField("error"):
+            self._metrics.kv_fetches_failed.inc()
+            log.warning("blocks did not come", source=wanted.source.worker_id, reason=done.error.message)
+        if self._writer.may_write(receiver):
+            receiver.fetched(done)
+
+    async def _bring(self, receiver: FetchReceiver, targets: U32, wanted: WantedPages) -> int:
+        """Returns how long it took, microseconds, without the wait for the first page."""
+        first_ns = 0
+        async with aclosing(self._transport.fetch(wanted)) as arrivals:
+            async for arrived in arrivals:
+                first_ns = first_ns or time.perf_counter_ns()
+                if self._writer.page_layout != wanted.layout:
+                    raise FailedPrecondition("the weights have changed while pages came")
+                part = slice(arrived.first, arrived.first + len(arrived.content))
+                await self._writer.write_pages(receiver, targets[part], wanted.hashes[part], arrived.content)
+        return (time.perf_counter_ns() - first_ns) // 1000

@@ -1,0 +1,171 @@
+"""Pages over gRPC: works between any two workers that reach each other. Nothing that comes is believed unchecked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import torch
+
+from services.worker.kv_transfer.checksums import Bytes2D, checksums
+from services.worker.kv_transfer.transport import ArrivedPages, WantedPages, WrongPages
+from shared import columns
+from shared.columns import U32, ColumnError
+from shared.errors import Unavailable
+from shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.rpc.trust import Dialler
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVTransferService"].full_name
+FIRST_PART_S = 30.0  # a step may be computed first, and others may be served
+NEXT_PART_S = 5.0
+LEAST_BYTES_PER_S = 4 << 20  # of the whole: a worker that sends byte after byte is given up as one that sends nothing
+MOST_CHANNELS = 16
+
+Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
+
+
+class GrpcTransport:
+    """Keeps connections to workers that it has fetched from."""
+
+    def __init__(self, dialler: Dialler, piece_bytes: int) -> None:
+        """`piece_bytes`: of pages, gathered before they are handed on."""
+        self._dialler = dialler
+        self._piece_bytes = piece_bytes
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+
+    async def fetch(self, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
+        """See PageTransport."""
+        who, address = wanted.source.worker_id, wanted.source.address
+        call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(await self._channel(address)).Fetch()
+        try:
+            async with asyncio.timeout(FIRST_PART_S):
+                await self._ask(call, wanted)
+            async for arrived in self._take(call, wanted):
+                yield arrived
+        except TimeoutError:
+            await self._forget(address)
+            raise Unavailable(f"{who} at {address} did not send its pages in time") from None
+        except grpc.aio.AioRpcError as error:
+            await self._forget(address)
+            raise Unavailable(f"{who} at {address}: {error.details()}") from None
+        except asyncio.InvalidStateError:  # a write after the end of the call
+            raise Unavailable(f"{who} at {address} ended the call") from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        for address in list(self._channels):
+            await self._forget(address)
+
+    async def _ask(self, call: Call, wanted: WantedPages) -> None:
+        await self._dialler.meet(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
+        request = pb.PageRequest(
+            epoch=wanted.source.epoch,
+            after_step=wanted.after_step,
+            layout=wanted.layout,
+            block_ids=columns.u32_bytes(wanted.blocks.tolist()),
+            block_hashes=b"".join(wanted.hashes),
+        )
+        await call.write(pb.FetchRequest(pages=request))
+        await call.done_writing()
+
+    async def _take(self, call: Call, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
+        incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes))
+        loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
+        last_s = loop.time() + FIRST_PART_S + num_bytes / LEAST_BYTES_PER_S
+        patience_s = FIRST_PART_S
+        while True:
+            async with asyncio.timeout(min(patience_s, last_s - loop.time())):
+                message: Any = await call.read()
+            if message is grpc.aio.EOF:
+                break
+            patience_s = NEXT_PART_S
+            for first, pages, told in incoming.add(message):
+                hashes = wanted.hashes[first : first + len(pages)]
+                found = await asyncio.to_thread(checksums, wanted.layout, hashes, pages)
+                if not np.array_equal(found, told):
+                    wrong = first + int(np.flatnonzero(found != told)[0])
+                    raise WrongPages(f"page {wrong} of {wanted.source.worker_id} is not what its checksum says")
+                yield ArrivedPages(first, torch.from_numpy(pages))
+        if not incoming.complete:
+            raise WrongPages(f"{wanted.source.worker_id} sent {incoming.text}")
+
+    async def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._dialler.connect(address)
+            while len(self._channels) > MOST_CHANNELS:
+                await self._forget(next(iter(self._channels)))
+        self._channels.move_to_end(address)
+        return channel
+
+    async def _forget(self, address: str) -> None:
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()
+
+
+class _Incoming:
+    """Parts, made into pages again, a piece at a time."""
+
+    def __init__(self, wanted: WantedPages, pages_at_a_time: int) -> None:
+        self._who = wanted.source.worker_id
+        self._num_pages, self._page_bytes = len(wanted.blocks), wanted.block_bytes
+        self._most = pages_at_a_time
+        self._first = self._filled = 0  # the piece that is being filled begins with this page, and has so many bytes
+        self._piece = self._next_piece()
+        self._told: list[int] = []  # checksums of the piece
+
+    @property
+    def complete(self) -> bool:
+        return self._first == self._num_pages
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self._first * self._page_bytes + self._filled} bytes for {self._num_pages} pages of {self._page_bytes}"
+        )
+
+    def add(self, message: pb.FetchResponse) -> list[tuple[int, Bytes2D, U32]]:
+        """Pieces that are complete: the first page of each, the pages, their checksums as told. Raises WrongPages."""
+        if message.WhichOneof("message") != "part" or not message.part.data:
+            raise WrongPages(f"{self._who} sent {message.WhichOneof('message')} where bytes of pages are due")
+        self._told += self._column(message.part.checksums)
+        data = np.frombuffer(message.part.data, dtype=np.uint8)
+        done = []
+        while len(data):
+            if self.complete:
+                raise WrongPages(f"{self._who} sent more than {self._num_pages} pages of {self._page_bytes} bytes")
+            count = min(len(data), self._piece.size - self._filled)
+            self._piece.reshape(-1)[self._filled : self._filled + count] = data[:count]
+            self._filled, data = self._filled + count, data[count:]
+            if self._filled == self._piece.size:
+                done.append(self._finish())
+        return done
+
+    def _finish(self) -> tuple[int, Bytes2D, U32]:
+        first, pages = self._first, self._piece
+        told, self._told = self._told[: len(pages)], self._told[len(pages) :]
+        if len(told) != len(pages):
+            raise WrongPages(f"{self._who} sent {len(told)} checksums for {len(pages)} pages")
+        self._first, self._filled = first + len(pages), 0
+        self._piece = self._next_piece()
+        return first, pages, np.array(told, dtype=np.uint32)
+
+    def _next_piece(self) -> Bytes2D:
+        return np.empty((min(self._most, self._num_pages - self._first), self._page_bytes), dtype=np.uint8)
+
+    def _column(self, data: bytes) -> list[int]:
+        try:
+            told: list[int] = columns.u32(data).tolist()
+        except ColumnError as error:
+            raise WrongPages(f"{self._who} sent checksums that are none: {error}") from None
+        if len(self._told) + len(told) > self._num_pages - self._first:
+            raise WrongPages(f"{self._who} sent more checksums than pages")
+        return told

@@ -1,0 +1,61 @@
+"""Pages of this worker, as seen from its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from services.worker.kv_transfer.fetcher import FetchReceiver
+from services.worker.kv_transfer.orders import PageOrder, ReadBlocks, WriteBlocks
+from services.worker.kv_transfer.pages import Pages
+from shared.columns import U32
+from shared.errors import FailedPrecondition
+
+
+class AsksDevice(Protocol):
+    """The engine."""
+
+    @property
+    def receiver(self) -> Any:
+        """The attachment that lasts; None before the first."""
+
+    async def ask(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
+        """The reply to an order. Raises what it met."""
+
+
+class PagePort:
+    """PageReader and PageWriter of one worker."""
+
+    def __init__(self, engine: AsksDevice, pages: Pages) -> None:
+        self._engine, self._pages = engine, pages
+
+    @property
+    def page_layout(self) -> bytes:
+        return self._pages.layout
+
+    @property
+    def page_bytes(self) -> int:
+        return self._pages.block_bytes
+
+    @property
+    def blocks_at_a_time(self) -> int:
+        return self._pages.blocks_at_a_time
+
+    def may_write(self, receiver: FetchReceiver) -> bool:
+        return receiver is self._engine.receiver
+
+    async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
+        """See PageReader."""
+        receiver = self._engine.receiver
+        if receiver is None or receiver.epoch != epoch or not epoch:
+            ours = 0 if receiver is None else receiver.epoch
+            raise FailedPrecondition(f"epoch: this worker is in {ours}, not in {epoch}", field="epoch")
+        pages: Tensor = await self._engine.ask(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
+        return pages
+
+    async def write_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes], pages: Tensor) -> None:
+        """See PageWriter."""
+        await self._engine.ask(lambda reply: WriteBlocks(receiver, blocks, hashes, pages, reply))

@@ -1,0 +1,136 @@
+"""quire.worker.v1.KVTransferService: pages of this worker, for others that were sent by its scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import grpc.aio
+from torch import Tensor
+
+from services.worker.kv_transfer.checksums import checksums
+from services.worker.kv_transfer.grpc_transport import SERVICE_NAME
+from shared import block_hash, columns
+from shared.columns import U32, ColumnError
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable, transport
+from shared.logs import logger
+from shared.metrics.worker import WorkerMetrics
+from shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.rpc.parts import PART_BYTES
+from shared.rpc.trust import Door
+from shared.supervision import Tasks
+
+log = logger("worker.kv_transfer")
+
+MOST_SERVED = 4  # at a time; others wait for their turn
+REQUEST_S = 5.0  # from the opening of a call to its request
+
+Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchResponse]
+
+
+class PageReader(Protocol):
+    """Reads a worker's pages beside its steps."""
+
+    async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
+        """uint8 [num_blocks, bytes of a page], in host memory. Raises FailedPrecondition if the worker is not in that
+        epoch, or leaves it meanwhile."""
+
+    @property
+    def page_layout(self) -> bytes:
+        """What the bytes mean now."""
+
+    @property
+    def blocks_at_a_time(self) -> int: ...
+
+
+class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
+    """A bounded number of pages is in memory, and on their way, at a time."""
+
+    def __init__(self, door: Door, metrics: WorkerMetrics) -> None:
+        self._door, self._metrics = door, metrics
+        self._reader: PageReader | None = None
+        self._num_blocks = 0
+        self._turns = asyncio.Semaphore(MOST_SERVED)
+
+    def serve(self, reader: PageReader, num_blocks: int) -> None:
+        """The worker is built."""
+        self._reader, self._num_blocks = reader, num_blocks
+
+    async def Fetch(self, _requests: object, context: Context) -> None:
+        try:
+            await self._door.admit(context, pb.FetchResponse, SERVICE_NAME)
+            async with asyncio.timeout(REQUEST_S):
+                message = await context.read()
+            reader = self._reader
+            if reader is None:
+                raise Unavailable("this worker has no pages for others")
+            await self._serve(context, reader, self._checked(message, reader.page_layout))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no request came")
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
+
+    def _checked(self, message: Any, layout: bytes) -> pb.PageRequest:
+        kind = None if message is grpc.aio.EOF else message.WhichOneof("message")
+        if kind != "pages":
+            raise self._door.wrong_opening(kind) or FailedPrecondition("the first message of a call must be pages")
+        request: pb.PageRequest = message.pages
+        try:
+            blocks = columns.u32(request.block_ids)
+        except ColumnError as error:
+            raise InvalidArgument(f"block_ids: {error}", field="block_ids") from None
+        if (
+            not 0 < len(blocks) <= self._num_blocks
+            or not 1 <= int(blocks.min()) <= int(blocks.max()) < self._num_blocks
+        ):
+            text = f"block_ids: {len(blocks)} ids, where 1 to {self._num_blocks - 1} are blocks"
+            raise InvalidArgument(text, field="block_ids")
+        if len(request.block_hashes) != len(blocks) * block_hash.HASH_BYTES:
+            text = f"block_hashes: {len(request.block_hashes)} bytes for {len(blocks)} blocks"
+            raise InvalidArgument(text, field="block_hashes")
+        if request.layout != layout:
+            raise FailedPrecondition("layout: the caller's blocks are not like this worker's", field="layout")
+        return request
+
+    async def _serve(self, context: Context, reader: PageReader, request: pb.PageRequest) -> None:
+        async with self._turns, aclosing(_pieces(reader, request)) as pieces:
+            async for told, pages in pieces:
+                await self._send(context, told, pages)
+
+    async def _send(self, context: Context, told: U32, pages: Tensor) -> None:
+        """Checksums come with the part in which their page ends."""
+        data, page_bytes = pages.numpy().reshape(-1), pages.size(1)
+        num_told = 0
+        for start in range(0, len(data), PART_BYTES):
+            end = min(start + PART_BYTES, len(data))
+            ended = end // page_bytes
+            part = pb.PagePart(data=data[start:end].tobytes(), checksums=told[num_told:ended].tobytes())
+            num_told = ended
+            await context.write(pb.FetchResponse(part=part))
+        self._metrics.kv_sent.inc(len(data))
+
+
+async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:
+    """The next is being read while one is sent."""
+    blocks, hashes = columns.u32(request.block_ids), block_hash.split(request.block_hashes)
+    most = reader.blocks_at_a_time
+    starts = range(0, len(blocks), most)
+    tasks = Tasks()
+    reading = tasks.start("pages", _read(reader, request, blocks[:most], hashes[:most]))
+    try:
+        for start in starts:
+            piece = await reading
+            after = slice(start + most, start + 2 * most)
+            if len(blocks[after]):
+                reading = tasks.start("pages", _read(reader, request, blocks[after], hashes[after]))
+            yield piece
+    finally:
+        await tasks.close()
+
+
+async def _read(reader: PageReader, request: pb.PageRequest, blocks: U32, hashes: list[bytes]) -> tuple[U32, Tensor]:
+    pages = await reader.read_pages(request.epoch, request.after_step, blocks)
+    return await asyncio.to_thread(checksums, request.layout, hashes, pages.numpy()), pages

@@ -1,0 +1,122 @@
+"""A worker's blocks as bytes: read for other workers, written with what came from them, beside the steps.
+
+On CUDA a stream of its own copies, behind the steps that were launched before; the device's thread waits for nothing.
+On the CPU a copy is done when it has been begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import upload
+from services.worker.kv.host_memory import Moving
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.kv_transfer.layout import with_version
+from shared.columns import U32
+
+# Of pages that are copied at a time: either takes about a millisecond, and on the CPU steps wait for it.
+PIECE_BYTES = {"cpu": 4 << 20, "cuda": 32 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPages:
+    """Pages on their way to host memory, uint8 [num_blocks, bytes of a page]: there once `moving` is done."""
+
+    content: Tensor
+    moving: Moving
+
+
+class Pages:
+    """Of the blocks in one piece of device memory, or in a layer's each."""
+
+    def __init__(self, caches: Sequence[LayerCache], layout: bytes) -> None:
+        """`layout`: what their bytes mean (layout.py)."""
+        self._whole = caches[0].all_layers
+        self._parts = _parts_of(caches) if self._whole is None else [*self._whole.view(torch.uint8)]
+        self._words = self._parts[0].size(1)  # bytes of one layer's keys, or values, of a block
+        self._stream = None if self._whole is None else torch.cuda.Stream()
+        self._layout, self._weight_version = layout, _unchanged
+        self.block_bytes = len(self._parts) * self._words
+        self.blocks_at_a_time = max(1, PIECE_BYTES[self._parts[0].device.type] // self.block_bytes)
+
+    @property
+    def layout(self) -> bytes:
+        """What their bytes mean now, 32 bytes."""
+        return with_version(self._layout, self._weight_version())
+
+    def versioned_by(self, weight_version: Callable[[], str]) -> None:
+        """Of the weights that fill them."""
+        self._weight_version = weight_version
+
+    def read(self, blocks: U32) -> ReadPages:
+        """As they are behind the steps that have been launched."""
+        if self._whole is None or self._stream is None:
+            ids = torch.from_numpy(blocks.astype(np.int64))
+            content = torch.empty((len(blocks), len(self._parts), self._words), dtype=torch.uint8)
+            for index, part in enumerate(self._parts):
+                content[:, index] = part.index_select(0, ids)
+            return ReadPages(content.view(len(blocks), -1), _Done())
+        steps = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(steps)
+            ids = upload(blocks, self._whole.device, np.int64)
+            staged = self._whole.index_select(1, ids).transpose(0, 1).contiguous()  # [blocks, parts, words]
+            host = torch.empty(staged.shape, dtype=staged.dtype, pin_memory=True)
+            host.copy_(staged, non_blocking=True)
+            return ReadPages(host.view(len(blocks), -1).view(torch.uint8), self._recorded())
+
+    def write(self, blocks: U32, content: Tensor) -> Moving:
+        """`content`: uint8 [num_blocks, bytes of a page], in host memory. Behind the steps that have been launched; who
+        reads these blocks waits until it is done."""
+        if self._whole is None or self._stream is None:
+            ids = torch.from_numpy(blocks.astype(np.int64))
+            pages = content.view(len(blocks), len(self._parts), self._words)
+            for index, part in enumerate(self._parts):
+                part.index_copy_(0, ids, pages[:, index])
+            return _Done()
+        steps = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(steps)
+            ids = upload(blocks, self._whole.device, np.int64)
+            pinned = content if content.is_pinned() else content.pin_memory()
+            staged = pinned.view(torch.int64).to(self._whole.device, non_blocking=True)
+            self._whole.index_copy_(1, ids, staged.view(len(blocks), len(self._parts), -1).transpose(0, 1))
+            return self._recorded(pinned)
+
+    def settle(self) -> None:
+        """Returns once nothing is under way."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _recorded(self, kept: Tensor | None = None) -> _Recorded:
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return _Recorded(done, kept)
+
+
+def _unchanged() -> str:
+    return ""
+
+
+class _Done:
+    def wait(self) -> None:
+        """It is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    event: torch.cuda.Event
+    kept: Tensor | None  # read until then
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:
+    """Keys and values of every layer, [num_blocks, bytes] each."""
+    return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in (cache.k, cache.v)]

@@ -1,0 +1,45 @@
+"""KV from worker to worker, through real processes: what one has computed the other gets, and no text tells."""
+
+from __future__ import annotations
+
+import httpx
+
+from evals import held_back_items
+from quire import SamplingParams
+from quire.client import Client
+from quire.cluster import Cluster
+from tests.e2e.conftest import running_cluster
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+WORKER = {"num_blocks": 2000, "threads": 1}
+ALWAYS = {"kv_handover": "always"}  # which of the two is faster here depends on what else runs
+LONG = 1200  # characters
+
+
+def questions(count: int = 7) -> list[list[dict[str, str]]]:
+    """An odd number, so that two workers that take turns exchange them from one round to the next."""
+    items = held_back_items(60, names=("recall", "lists"))
+    return [item.messages for item in items if len(item.messages[0]["content"]) > LONG][:count]
+
+
+def told(cluster: Cluster, name: str) -> float:
+    """A series of the scheduler, all labels together."""
+    scheduler = next(process for process in cluster.processes if process.spec.role == "scheduler")
+    page = httpx.get(f"http://{scheduler.addresses['metrics']}/metrics").text
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))
+    )
+
+
+def test_prompts_come_from_the_worker_that_has_them(client: Client) -> None:
+    asked = questions()
+    expected = [client.chat(messages, GREEDY)[0].text for messages in asked]
+    with (
+        running_cluster(workers=2, worker=WORKER, scheduler={"placement": "round_robin", **ALWAYS}) as cluster,
+        Client(cluster.grpc_address) as two,
+    ):
+        rounds = [[two.chat(messages, GREEDY)[0] for messages in asked] for _ in range(3)]
+        assert [[answer.text for answer in answers] for answers in rounds] == [expected] * 3
+        assert told(cluster, "quire_scheduler_fetches_total") > 0
+        assert told(cluster, "quire_scheduler_fetched_tokens_total") >= 2 * 16
+        assert told(cluster, "quire_scheduler_blocks_unowned") == 0

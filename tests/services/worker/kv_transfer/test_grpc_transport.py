@@ -1,0 +1,210 @@
+"""Pages over real gRPC: they come as they left, and no lie about them is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from services.worker.kv_transfer import grpc_transport
+from services.worker.kv_transfer.checksums import checksums
+from services.worker.kv_transfer.grpc_transport import SERVICE_NAME, GrpcTransport
+from services.worker.kv_transfer.page_service import PageService
+from services.worker.kv_transfer.transport import WantedPages, WrongPages
+from shared.columns import U32
+from shared.errors import FailedPrecondition, Unauthenticated, Unavailable
+from shared.kv_source import KVSource
+from shared.metrics.worker import WorkerMetrics
+from shared.pb.worker.v1 import kv_transfer_pb2 as pb
+from shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from shared.rpc.server import Server
+from shared.rpc.trust import Dialler, Door
+from shared.secret_file import SecretFile
+
+EPOCH = 7
+LAYOUT = b"l" * 32
+PAGE_BYTES = 300_001  # parts end anywhere in pages
+NUM_BLOCKS = 20
+PIECE_BYTES = 4 * PAGE_BYTES
+
+
+class Memory:
+    """Blocks of a worker that computes nothing."""
+
+    page_layout = LAYOUT
+    blocks_at_a_time = 4
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.pages = rng.integers(0, 256, (NUM_BLOCKS, PAGE_BYTES), dtype=np.uint8)
+        self.asked: list[tuple[int, list[int]]] = []
+
+    async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> torch.Tensor:
+        if epoch != EPOCH:
+            raise FailedPrecondition(f"epoch: this worker is in {EPOCH}, not in {epoch}")
+        self.asked.append((after_step, blocks.tolist()))
+        return torch.from_numpy(self.pages[blocks])
+
+
+def wanted(address: str, *blocks: int) -> WantedPages:
+    ids = np.array(blocks or range(1, 12), dtype=np.uint32)
+    hashes = [bytes([block]) * 32 for block in ids.tolist()]
+    return WantedPages(KVSource("a", address, EPOCH), 3, LAYOUT, ids, hashes, PAGE_BYTES)
+
+
+@asynccontextmanager
+async def serving(servicer: Any, door: Door | None = None) -> AsyncIterator[str]:
+    server = Server("127.0.0.1", 0, (SERVICE_NAME,))
+    kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(servicer, server.grpc)
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    if door is not None:
+        door.address = address
+    yield address
+    await server.stop(0)
+
+
+async def fetch(order: WantedPages, dialler: Dialler | None = None) -> np.ndarray:
+    transport, pages = GrpcTransport(dialler or Dialler(), PIECE_BYTES), []
+    try:
+        async with aclosing(transport.fetch(order)) as arrivals:
+            async for arrived in arrivals:
+                assert arrived.first == sum(map(len, pages))
+                pages.append(arrived.content.numpy())
+    finally:
+        await transport.close()
+    return np.concatenate(pages)
+
+
+def service(memory: Memory, door: Door | None = None) -> PageService:
+    made = PageService(door or Door(None, "worker a"), WorkerMetrics(CollectorRegistry()))
+    made.serve(memory, NUM_BLOCKS)
+    return made
+
+
+async def test_pages_come_as_they_left_a_few_at_a_time() -> None:
+    memory = Memory()
+    async with serving(service(memory)) as address:
+        order = wanted(address, *range(11, 0, -1))
+        assert np.array_equal(await fetch(order), memory.pages[order.blocks])
+    assert memory.asked == [(3, [11, 10, 9, 8]), (3, [7, 6, 5, 4]), (3, [3, 2, 1])]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layout": b"m" * 32}, "layout: the caller's blocks are not like this worker's"),
+        ({"source": KVSource("a", "", EPOCH + 1)}, "epoch: this worker is in 7, not in 8"),
+        ({"blocks": np.array([NUM_BLOCKS], dtype=np.uint32)}, "block_ids: 1 ids, where 1 to 19 are blocks"),
+        ({"hashes": []}, "block_hashes: 0 bytes for 1 blocks"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused(change: dict[str, Any], words: str) -> None:
+    async with serving(service(Memory())) as address:
+        order = replace(wanted(address, 1), **change)
+        order = replace(order, source=replace(order.source, address=address))
+        with pytest.raises(Unavailable, match=words):
+            await fetch(order)
+
+
+async def test_a_worker_that_is_not_built_yet_has_no_pages() -> None:
+    early = PageService(Door(None, "worker a"), WorkerMetrics(CollectorRegistry()))
+    async with serving(early) as address:
+        with pytest.raises(Unavailable, match="has no pages for others"):
+            await fetch(wanted(address))
+
+
+async def test_only_who_knows_the_secret_gets_pages_and_is_given_any(tmp_path: Path) -> None:
+    for name in ("right", "wrong"):
+        (tmp_path / name).write_text(name * 16)
+        (tmp_path / name).chmod(0o600)
+    right, wrong = (SecretFile(str(tmp_path / name), "cluster_secret_file") for name in ("right", "wrong"))
+    door, memory = Door(right, "worker a"), Memory()
+    async with serving(service(memory, door), door) as address:
+        order = wanted(address, 1)
+        assert np.array_equal(await fetch(order, Dialler("worker b", secret=right)), memory.pages[order.blocks])
+        with pytest.raises(Unauthenticated, match="does not know the cluster secret"):
+            await fetch(order, Dialler("worker b", secret=wrong))
+        with pytest.raises(Unavailable, match="lets in who proves to know its cluster secret"):
+            await fetch(order)
+
+
+class Liar(kv_transfer_pb2_grpc.KVTransferServiceServicer):
+    """Sends what a test says."""
+
+    def __init__(self, *parts: pb.FetchResponse, hangs: bool = False) -> None:
+        self._parts, self._hangs = parts, hangs
+
+    async def Fetch(self, _requests: object, context: Any) -> None:
+        await context.read()
+        for part in self._parts:
+            await context.write(part)
+        if self._hangs:
+            await asyncio.Event().wait()
+
+
+PAGES = np.arange(2 * PAGE_BYTES, dtype=np.uint32).astype(np.uint8).reshape(2, PAGE_BYTES)
+HASHES = [bytes([block]) * 32 for block in (1, 2)]
+
+
+def part(data: bytes, told: U32 | None = None) -> pb.FetchResponse:
+    return pb.FetchResponse(part=pb.PagePart(data=data, checksums=b"" if told is None else told.tobytes()))
+
+
+def told(hashes: list[bytes] = HASHES, layout: bytes = LAYOUT) -> U32:
+    return checksums(layout, hashes, PAGES)
+
+
+LIES: dict[str, tuple[Callable[[], list[pb.FetchResponse]], str]] = {
+    "another page": (lambda: [part(PAGES.tobytes(), told(HASHES[::-1]))], "page 0 of a is not what its checksum says"),
+    "another layout": (lambda: [part(PAGES.tobytes(), told(layout=b"m" * 32))], "page 0 of a is not what"),
+    "a bit": (lambda: [part(PAGES.tobytes()[:-1] + b"\x01", told())], "page 1 of a is not what its checksum says"),
+    "too short": (lambda: [part(PAGES.tobytes()[:-1], told())], "a sent 600001 bytes for 2 pages of 300001"),
+    "too long": (lambda: [part(PAGES.tobytes() + b"x", told())], "a sent more than 2 pages"),
+    "no checksums": (lambda: [part(PAGES.tobytes())], "a sent 0 checksums for 2 pages"),
+    "too many checksums": (lambda: [part(b"x", np.zeros(3, dtype=np.uint32))], "more checksums than pages"),
+    "half a checksum": (lambda: [pb.FetchResponse(part=pb.PagePart(data=b"x", checksums=b"12"))], "that are none"),
+    "nothing": (list, "a sent 0 bytes for 2 pages"),
+    "empty parts": (lambda: [part(b"")], "where bytes of pages are due"),
+    "something else": (lambda: [pb.FetchResponse()], "a sent None where bytes of pages are due"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_no_lie_is_believed(lie: str) -> None:
+    parts, words = LIES[lie]
+    async with serving(Liar(*parts())) as address:
+        with pytest.raises(WrongPages, match=words):
+            await fetch(wanted(address, 1, 2))
+
+
+async def test_the_truth_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the lies differ from."""
+    async with serving(Liar(part(PAGES.tobytes(), told()))) as address:
+        assert np.array_equal(await fetch(wanted(address, 1, 2)), PAGES)
+
+
+@pytest.mark.parametrize("parts", [[], [part(b"x")]], ids=["at once", "in the middle"])
+async def test_a_worker_that_falls_silent_is_given_up(
+    parts: list[pb.FetchResponse], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_PART_S", "NEXT_PART_S"):
+        monkeypatch.setattr(grpc_transport, name, 1.0)
+    async with serving(Liar(*parts, hangs=True)) as address:
+        with pytest.raises(Unavailable, match="did not send its pages in time"):
+            await fetch(wanted(address, 1, 2))
+
+
+async def test_a_worker_that_is_not_there() -> None:
+    async with serving(Liar()) as address:
+        pass
+    with pytest.raises(Unavailable, match=r"a at 127\.0\.0\.1"):
+        await fetch(wanted(address, 1))

@@ -1,0 +1,72 @@
+"""Blocks of one replica in another: what was computed there is not computed here, and nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.worker.kv_transfer.layout import layout_of
+from shared.block_hash import chain, root_hash
+from shared.columns import i32_bytes
+from shared.errors import FailedPrecondition
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
+SIZE = 4
+NUM_FULL = len(PROMPT) // SIZE
+
+
+def hashes() -> list[bytes]:
+    return chain(root_hash(), i32_bytes(PROMPT), SIZE)
+
+
+def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make) -> None:
+    folder = checkpoint("llama").folder
+    giver, taker = Rig(folder), Rig(folder)
+    first = giver.step([New(0, PROMPT)], {0: len(PROMPT)})[0]
+    blocks = np.array(giver.blocks(0)[:NUM_FULL], dtype=np.uint32).reshape(-1)
+    given = giver.replica.read_pages(blocks).content
+    assert given.shape == (NUM_FULL, giver.replica.pages.block_bytes)
+    targets = np.array([70, 60, 50], dtype=np.uint32)
+    with torch.inference_mode():
+        taker.replica.write_pages(targets, hashes(), given).wait()
+    report = taker.replica.rest()
+    assert dict(zip(report.block_ids, [report.hashes[i : i + 32] for i in range(0, 96, 32)], strict=True)) == dict(
+        zip([50, 60, 70], hashes()[::-1], strict=True)
+    )
+    cached = New(0, PROMPT, cached_blocks=(70, 60, 50))
+    assert taker.step([cached])[0] == first
+    assert torch.allclose(taker.logits[0][0], giver.logits[0][0], atol=1e-5)
+
+
+def test_what_is_forgotten_is_not_read(checkpoint: Make) -> None:
+    rig = Rig(checkpoint("llama").folder)
+    rig.step([New(0, PROMPT)], {0: len(PROMPT)})
+    blocks = np.array(rig.blocks(0)[:1], dtype=np.uint32).reshape(-1)
+    rig.replica.read_pages(blocks)
+    rig.replica.forget_cache()
+    with pytest.raises(FailedPrecondition, match="hold nothing that is known"):
+        rig.replica.read_pages(blocks)
+
+
+def test_a_layout_names_the_weights_and_how_kv_is_kept(checkpoint: Make, tmp_path: Path) -> None:
+    folder = checkpoint("llama").folder
+    told = layout_of(folder, dtype="float32")
+    assert told == layout_of(folder, dtype="float32")
+    assert told != layout_of(folder, dtype="bfloat16")
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert told == layout_of(tmp_path, dtype="float32")
+    (weights,) = tmp_path.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert told != layout_of(tmp_path, dtype="float32")
+    assert Rig(folder).replica.pages.layout != Rig(folder, block_size=8).replica.pages.layout
