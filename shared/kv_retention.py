@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.kv_specs import KVSpec, Nothing, Window
+from shared.kv_specs import STATE_REACH, KVSpec, Nothing, State, Window
 
 Found = Callable[[int], bool]  # whether the page of a block position is cached
 
@@ -76,6 +76,12 @@ class KeepsWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepsState(KeepsWindow):
+    """A page for each block position, of which the next token needs that of the one before: what is in it when its
+    block is full stays, and whoever starts behind that block reads it and writes into the next page."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepsNothing:
     """Encoders: what is not computed in one step cannot be computed."""
 
@@ -95,6 +101,8 @@ class KeepsNothing:
 def retention_of(spec: KVSpec, block_size: int) -> Retention:
     if isinstance(spec, Nothing):
         return KeepsNothing()
+    if isinstance(spec, State):
+        return KeepsState(STATE_REACH, block_size)
     return KeepsWindow(spec.length, block_size) if isinstance(spec, Window) else KeepsAll()
 
 

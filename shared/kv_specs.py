@@ -41,7 +41,10 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of fixed size that every token changes."""
+    """A state of fixed size, in bytes a layer, that every token changes.
+
+    A page holds it as it is behind the last token computed in its block, and so, from then on, behind the block's last.
+    """
 
     num_bytes: int
 
@@ -59,7 +62,15 @@ class Nothing:
 
 KVSpec = Full | Window | Latent | State | Nothing
 FULL, NOTHING = Full(), Nothing()
+STATE_REACH = 2  # a token changes what the one before has left, in the page of its own position
 ONE_FULL: tuple[KVSpec, ...] = (FULL,)  # specs of the groups of most models
+
+
+def reach(spec: KVSpec) -> int | None:
+    """Positions whose pages a token reads or writes, its own included; None: all before it."""
+    if isinstance(spec, Window):
+        return spec.length
+    return STATE_REACH if isinstance(spec, State) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,7 @@ def form_groups(specs: Sequence[KVSpec]) -> tuple[KVGroup, ...]:
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec, []).append(layer)
     size = next(size for size in range(len(specs), 0, -1) if _waste(kinds.values(), size) * 8 <= len(specs))
-    ordered = sorted(kinds, key=lambda spec: isinstance(spec, Window))
+    ordered = sorted(kinds, key=lambda spec: reach(spec) is not None)
     return tuple(
         KVGroup(spec, tuple(kinds[spec][start : start + size]))
         for spec in ordered

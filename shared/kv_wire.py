@@ -11,6 +11,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 MOST_GROUPS = 64
 MOST_WINDOW = 2**27
 MOST_LATENT = 2**16
+MOST_STATE_BYTES = 2**40
 
 
 def to_proto(groups: Sequence[KVGroup]) -> list[pb.KVGroup]:
@@ -59,6 +60,8 @@ def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
                 text = f"{field}.latent.{name}: {who} has {size}, it must be 1 to {MOST_LATENT}"
                 raise FailedPrecondition(text, field="kv_groups")
         return Latent(group.latent.rank, group.latent.rope)
+    if kind == "state":
+        return _state_from_proto(group.state.num_bytes, field, who)
     if kind == "window":
         length = group.window.length
         if not 1 <= length <= MOST_WINDOW:
@@ -67,3 +70,10 @@ def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
         return Window(length)
     text = f"{field}: {who} has {kind or 'no spec that this scheduler knows'}, which cannot be planned"
     raise FailedPrecondition(text, field="kv_groups")
+
+
+def _state_from_proto(num_bytes: int, field: str, who: str) -> State:
+    if not 1 <= num_bytes <= MOST_STATE_BYTES:
+        text = f"{field}.state.num_bytes: {who} has {num_bytes}, it must be 1 to {MOST_STATE_BYTES}"
+        raise FailedPrecondition(text, field="kv_groups")
+    return State(num_bytes)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.kv_retention import KeepsWindow, Retention, longest_match, retention_of
+from shared.kv_retention import KeepsState, KeepsWindow, Retention, longest_match, retention_of
 from shared.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 Counts = npt.NDArray[Any]  # integers, or floats where half a block counts as such
@@ -48,12 +48,17 @@ class Groups:
         return bool(self.windows)
 
     @cached_property
+    def has_states(self) -> bool:
+        """Tokens change a state: none can be computed a second time, and a state can be read by later steps only."""
+        return any(isinstance(kept, KeepsState) for kept in self.retentions)
+
+    @cached_property
     def retentions(self) -> tuple[Retention, ...]:
         return tuple(retention_of(spec, self.block_size) for spec in self.specs)
 
     @cached_property
     def windows(self) -> dict[KeepsWindow, tuple[int, ...]]:
-        """Which groups have each."""
+        """Which groups have each; that of a state reaches to the token before."""
         found: dict[KeepsWindow, tuple[int, ...]] = {}
         for group, kept in enumerate(self.retentions):
             if isinstance(kept, KeepsWindow):

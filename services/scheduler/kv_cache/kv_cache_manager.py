@@ -20,6 +20,7 @@ from services.scheduler.kv_cache.groups import Counts, Groups
 from services.scheduler.kv_cache.match import GroupMatch, Match, PlainMatch
 from services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, Part, PartIndex
 from shared.block_hash import page_name
+from shared.kv_retention import KeepsState
 
 
 class KVCacheManager:
@@ -158,6 +159,8 @@ class KVCacheManager:
         for window, groups in self.groups.windows.items():
             slid = self._num_slid[window]
             first = np.maximum(num_computed - (window.length - 1), 0) // self.block_size
+            if self.enable_caching and isinstance(window, KeepsState):
+                first = np.minimum(first, self.num_named)  # its tokens may be known only steps later: it is worth that
             for slot in (live & (first > slid)).nonzero()[0].tolist():
                 begin, end = int(slid[slot]), min(int(first[slot]), len(self._tables[slot]) // self.num_groups)
                 self._slide(self._tables[slot], groups, begin, end)

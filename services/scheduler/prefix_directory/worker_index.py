@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from services.scheduler.replicas.replica import Replica
-from shared.kv_specs import Window
+from shared.kv_specs import reach
 from shared.prefix_index import BlockKeys
 from shared.prefix_index.keys import member
 
@@ -83,11 +83,11 @@ class WorkerIndex:
 
 
 def _groups(replica: Replica) -> dict[str, Any]:
-    """Of KV, where a prefix is more than a run of blocks: the window of each, 0 if it keeps everything."""
+    """Of KV, where a prefix is more than a run of blocks: how far back each reads, 0 if it keeps everything."""
     groups = replica.core.kv.groups
     if groups.plain:
         return {}
-    windows = [spec.length if isinstance(spec, Window) else 0 for spec in groups.specs]
+    windows = [reach(spec) or 0 for spec in groups.specs]
     return {"windows": windows, "block_size": groups.block_size}
 
 

@@ -1,7 +1,9 @@
 """A worker on paper: follows worker.proto's rules, and checks that every KV entry it reads is the one it should be.
 
 Its model is a function of the whole prefix, so that any wrong block, missing token or reordered step shows as another
-text. A KV entry is the digest of the prefix that it stands for, and the KV group that it was made for.
+text. A KV entry is the digest of the prefix that it stands for, and the KV group that it was made for. A state is the
+digest of all tokens that have changed it: a row reads the one that steps before have left, and leaves one in each page
+that it passes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.transfers import TransferOrder
-from shared.kv_specs import Window
+from shared.kv_specs import State, reach
 
 VOCAB = 50
 EOS = 49
@@ -73,7 +75,11 @@ class PaperWorker:
         self._random = random.Random(seed)
         self.slots: dict[int, Slot] = {}
         self.kv: dict[tuple[int, int], tuple[int, bytes]] = {}
-        self._windows = [spec.length if isinstance(spec, Window) else 1 << 40 for spec in limits.kv_specs]
+        self._windows = {
+            group: reach(spec) or 1 << 40 for group, spec in enumerate(limits.kv_specs) if not isinstance(spec, State)
+        }
+        self._states = [group for group, spec in enumerate(limits.kv_specs) if isinstance(spec, State)]
+        self.states: dict[int, tuple[int, bytes]] = {}  # by block
         self._num_groups = len(limits.kv_specs)
         self.host: dict[tuple[int, int], tuple[int, bytes]] = {}
         self.num_computed_tokens = 0
@@ -95,6 +101,7 @@ class PaperWorker:
         counts = self._counts(plan)
         assert sum(counts.values()) == plan.num_tokens <= self.limits.max_num_batched_tokens
         self._take_blocks(plan, counts)
+        self._change_states(counts)
         for slot, count in counts.items():
             self._store(self.slots[slot], count)  # all stores of a step come before its reads
         prompts = self._tell_prompts(counts)
@@ -139,6 +146,7 @@ class PaperWorker:
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         assert not {source for source, _ in copies} & {target for _, target in copies}
         for source, target in copies:
+            self.states[target] = self.states.get(source, (-1, b""))
             for offset in range(self.limits.block_size):
                 self.kv[target, offset] = self.kv.get((source, offset), (-1, b""))
 
@@ -299,11 +307,26 @@ class PaperWorker:
             if position >= row.num_cached:
                 self._write(row, position, digest(row.tokens[: position + 1]))
 
+    def _change_states(self, counts: dict[int, int]) -> None:
+        """All rows at once: none sees what another makes of its state in this step."""
+        before = dict(self.states)
+        for slot, count in counts.items():
+            row = self.slots[slot]
+            assert not self._states or row.num_computed >= row.num_cached, "a token changes a state once"
+            for group in self._states:
+                if row.num_computed:
+                    read, _ = self._place(row, row.num_computed - 1, group)
+                    assert before.get(read) == (group, digest(row.tokens[: row.num_computed])), "wrong state"
+                for position in range(row.num_computed, row.num_computed + count):
+                    written, _ = self._place(row, position, group)
+                    assert written, "nothing is written into the null block"
+                    self.states[written] = group, digest(row.tokens[: position + 1])
+
     def _compute(self, row: Slot, count: int) -> int | None:
         first = row.num_computed
         row.num_computed += count
         self.num_computed_tokens += count
-        for group, window in enumerate(self._windows):
+        for group, window in self._windows.items():
             for position in range(max(0, first - window + 1), row.num_computed):
                 right = group, digest(row.tokens[: position + 1])
                 assert self.kv.get(self._place(row, position, group)) == right, "wrong KV"
@@ -313,7 +336,7 @@ class PaperWorker:
         return row.tokens[-1]
 
     def _write(self, row: Slot, position: int, content: bytes) -> None:
-        for group in range(self._num_groups):
+        for group in self._windows:
             block, offset = self._place(row, position, group)
             assert block, "nothing is written into the null block"
             self.kv[block, offset] = group, content

@@ -39,6 +39,7 @@ class Entry:
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._plain, self._has_windows = state.kv.groups.plain, state.kv.groups.has_windows
+        self._has_states = state.kv.groups.has_states
         self._looked_up: tuple[int, Match] | None = None  # of the head that did not fit, by its key
 
     def remember(self, sequence: Sequence, start: Start) -> None:
@@ -48,7 +49,7 @@ class Entry:
     def start(self, sequence: Sequence) -> Start:
         """From a sibling that has computed the prompt, else from the prefix cache. Changes nothing."""
         state, size = self._state, self._state.limits.block_size
-        donor = state.siblings.donor(sequence)
+        donor = None if self._has_states else state.siblings.donor(sequence)  # whose state is past the last token
         if donor is not None and state.kv.still_has(donor, sequence.num_tokens - 1):
             return self._behind(donor, sequence.num_tokens)
         match = self._match(sequence)
@@ -95,15 +96,20 @@ class Entry:
             match.update()
         else:
             match = self._state.kv.match(() if sequence.skip_reading_prefix_cache else sequence.block_hashes)
-        if sequence.asks_prompt_logprobs:
+        if self._has_states or sequence.asks_prompt_logprobs:
             match.shorten(self.most_read(sequence))
         return match
 
     def most_read(self, sequence: Sequence) -> int:
-        """Leading blocks that it may find computed: none that the log-probabilities of its prompt need."""
+        """Leading blocks that it may find computed: none that the log-probabilities of its prompt need. Where tokens
+        change a state, the last one can only be computed in front of what it has changed."""
+        size = self._state.limits.block_size
+        most = len(sequence.block_hashes)
+        if self._has_states:
+            most = min(most, (sequence.num_tokens - 1) // size)
         if sequence.asks_prompt_logprobs:
-            return (sequence.prompt_logprobs_from - 1) // self._state.limits.block_size
-        return len(sequence.block_hashes)
+            most = min(most, (sequence.prompt_logprobs_from - 1) // size)
+        return most
 
     def fits_now(self, sequence: Sequence, start: Start, num_left: int) -> bool:
         """Whether all known tokens have room beside what it finds, with so many blocks left over."""
@@ -155,7 +161,7 @@ class Entry:
         if start.copied:
             builder.copy(start.copied, blocks[: state.kv.num_groups])
         tables.book(builder, slot, chunk)
-        if state.limits.caches_prefixes:  # the next one to come in may start with the same blocks
+        if state.limits.caches_prefixes and not self._has_states:  # the next one to come in may start with the same
             tables.cache_blocks(slot, min(num_tokens, num_computed + chunk) // state.limits.block_size)
 
     def _within_room(self, slot: int, num_computed: int, wanted: int) -> int:

@@ -19,7 +19,7 @@ from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Sequence
 from services.scheduler.core.transfers import TransferOrder
 from services.scheduler.policies import find_policy
-from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, Window
+from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search
 from tests.services.scheduler.paper_worker import EOS, PaperWorker, digest, oracle
@@ -286,6 +286,13 @@ GROUPS: list[tuple[KVSpec, ...]] = [
 ]
 
 
+STATES: list[tuple[KVSpec, ...]] = [
+    (State(100),),
+    (FULL, State(100), State(100)),
+    (Window(9), State(100)),
+]
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
@@ -317,6 +324,16 @@ def test_random_operations_over_several_groups_match_the_oracle(
     case: int, specs: int, in_flight: int, caching: bool
 ) -> None:
     operate_at_random(case, in_flight, caching, "fcfs", drafts=0, specs=GROUPS[specs])
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("specs", range(len(STATES)))
+@pytest.mark.parametrize("case", [0, 1, 3, 4])
+def test_random_operations_with_states_match_the_oracle(case: int, specs: int, in_flight: int, caching: bool) -> None:
+    cluster = operate_at_random(case, in_flight, caching, "fcfs", drafts=0, specs=STATES[specs])
+    if caching:
+        assert cluster.core.counts.cached_tokens > 0
 
 
 @pytest.mark.parametrize("drafts", [1, 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from services.scheduler.kv_cache.groups import Groups
@@ -112,7 +113,7 @@ def test_groups_travel_and_one_that_keeps_all_takes_no_bytes() -> None:
     [
         (pb.KVGroup(window=pb.KVWindow(length=0)), r"kv_groups\[0\].window.length: w has 0"),
         (pb.KVGroup(latent=pb.KVLatent(rank=8)), r"kv_groups\[0\].latent.rope: w has 0, it must be 1 to 65536"),
-        (pb.KVGroup(state=pb.KVState(num_bytes=9)), r"kv_groups\[0\]: w has state, which cannot be planned"),
+        (pb.KVGroup(state=pb.KVState()), r"kv_groups\[0\].state.num_bytes: w has 0"),
         (pb.KVGroup(), r"kv_groups\[0\]: w has no spec that this scheduler knows"),
     ],
 )
@@ -121,9 +122,34 @@ def test_what_cannot_be_planned_is_refused_by_name(group: pb.KVGroup, said: str)
         kv_wire.from_proto([group], "w")
 
 
-def test_a_state_is_expressible() -> None:
-    (wire,) = kv_wire.to_proto(kv_specs.form_groups([State(1024)]))
-    assert wire.state.num_bytes == 1024
+def test_a_state_travels() -> None:
+    wire = kv_wire.to_proto(kv_specs.form_groups([State(1024), FULL]))
+    assert kv_wire.from_proto(wire, "w") == (FULL, State(1024))
+
+
+def test_a_prefix_with_states_ends_where_one_was_saved() -> None:
+    kv = manager(FULL, State(8))
+    table = fill(kv, 0, 40)
+    kv.release(0, None)
+    assert kv.match(HASHES).blocks == [*(b for i in range(9) for b in (table[2 * i], 0)), *table[18:20]]
+    forget(kv, table[2 * 9 + 1])
+    forget(kv, table[2 * 8 + 1])
+    assert len(kv.match(HASHES).blocks) == 2 * 8, "the state behind the eighth block is the last that is there"
+    forget(kv, table[2 * 3 + 1])
+    assert len(kv.match(HASHES).blocks) == 2 * 8, "of states no other is needed"
+
+
+def test_a_state_is_kept_until_it_is_known_what_it_is_of() -> None:
+    kv = manager(State(8))
+    kv.admit(0, [])
+    kv.grow(0, 12)
+    table, computed = list(kv.table(0)), np.array([9, 0, 0, 0])
+    kv.slide(computed, computed > 0)
+    assert kv.table(0) == table, "steps under way have computed more than there are tokens known"
+    kv.name(0, HASHES[:2])
+    kv.slide(computed, computed > 0)
+    assert kv.table(0) == [0, 0, table[2]]
+    assert kv.match(HASHES[:2]).blocks == [0, table[1]], "nobody has taken it"
 
 
 def test_layers_that_keep_nothing_stand_alone_and_cost_nothing() -> None:
