@@ -17,6 +17,7 @@ from shared.settings.tls import NO_TLS, Tls
 
 RESET_TIMEOUT_S = 60.0
 PAUSE_TIMEOUT_S = 65.0  # a frontend waits a minute for its schedulers
+UPDATE_TIMEOUT_S = 3600.0  # what runs may go on to its end first, and workers read
 LOAD_TIMEOUT_S = 70.0  # the same, and until its own requests go by it
 PAUSE_MODES = {"keep": pb.PAUSE_MODE_KEEP, "abort": pb.PAUSE_MODE_ABORT, "wait": pb.PAUSE_MODE_WAIT}
 ANSWER_TIMEOUT_S = 2.0
@@ -44,9 +45,7 @@ class AdminClient:
             return int(answer.num_blocks)
 
     def pause_generation(self, mode: str) -> int:
-        if mode not in PAUSE_MODES:
-            raise InvalidArgument(f"mode: one of {', '.join(PAUSE_MODES)}, not {mode!r}", field="mode")
-        request = pb.PauseGenerationRequest(mode=PAUSE_MODES[mode])
+        request = pb.PauseGenerationRequest(mode=_mode(mode))
         with translated_errors():
             answer = self._stub.PauseGeneration(request, timeout=PAUSE_TIMEOUT_S, metadata=self._metadata)
             return int(answer.num_aborted if request.mode == pb.PAUSE_MODE_ABORT else answer.num_kept)
@@ -55,6 +54,12 @@ class AdminClient:
         request = pb.ResumeGenerationRequest()
         with translated_errors():
             self._stub.ResumeGeneration(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
+
+    def update_weights(self, path: str, weight_version: str, mode: str) -> str:
+        request = pb.UpdateWeightsRequest(path=path, weight_version=weight_version, mode=_mode(mode))
+        with translated_errors():
+            answer = self._stub.UpdateWeights(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
+            return str(answer.weight_version)
 
     def load_adapter(self, name: str, path: str, *, replace: bool) -> int:
         request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
@@ -75,6 +80,12 @@ class AdminClient:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _mode(mode: str) -> pb.PauseMode:
+    if mode not in PAUSE_MODES:
+        raise InvalidArgument(f"mode: one of {', '.join(PAUSE_MODES)}, not {mode!r}", field="mode")
+    return PAUSE_MODES[mode]
 
 
 def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> AdminPass:

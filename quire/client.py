@@ -204,6 +204,14 @@ class Client:
         with closing(self._admin()) as admin:
             admin.resume_generation()
 
+    def update_weights_from_disk(self, model_path: str, weight_version: str = "", mode: str = "wait") -> str:
+        """Has every worker compute with the weights in that folder, which is in one of their weights_folders: absolute,
+        or relative to one of these. With "wait" requests that are there come to their ends first, and new ones wait;
+        with "keep" they go on with the new weights, with "abort" they end. Returns what answers call the weights
+        (RequestOutput.weight_version). All workers or none: InvalidArgument with what does not fit."""
+        with closing(self._admin()) as admin:
+            return admin.update_weights(model_path, weight_version, mode)
+
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int:
         """Has every worker load the adapter (LoRA) in that folder, which is one of theirs: absolute, or relative to
         their lora_folders. From then on `name` is a model. `replace`: puts it in the place of one of that name. Returns

@@ -96,7 +96,7 @@ class RequestOutput:
     cached_tokens: int = 0
     prompt_logprobs: Sequence[Logprob] | None = None  # from prompt_logprob_start on, which is at least 1
     error: QuireError | None = None  # of an engine in this process: why it ended early; clients raise it
-    weight_version: str = ""  # of an engine in this process: of the weights that computed the last token
+    weight_version: str = ""  # of the weights that computed the last token; "0": those that workers started with
 
     @property
     def text(self) -> str:
@@ -173,6 +173,7 @@ def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> N
     result.prompt_logprobs = _more(result.prompt_logprobs, message.prompt_logprobs, message.flat_prompt_logprobs)
     if message.finish_reason:
         sample.finish_reason = finish_reason(message)
+        result.weight_version = message.weight_version or result.weight_version
         sample.score = message.score if message.HasField("score") else None
         kind = message.WhichOneof("stop_reason")
         sample.stop_reason = getattr(message, kind) if kind else None

@@ -26,6 +26,7 @@ COMMANDS = {
     "status": ("quire.cli.status", "show every service of a cluster"),
     "pause": ("quire.cli.pause", "stop all workers between two steps; requests wait"),
     "resume": ("quire.cli.pause", "let paused workers go on"),
+    "weights": ("quire.cli.weights", "have all workers compute with other weights, without a restart"),
     "health": ("quire.cli.health", "ask a service whether it serves; exit status 0 if it does"),
     "chat": ("quire.cli.chat", "talk to the model"),
     "complete": ("quire.cli.complete", "continue a text"),

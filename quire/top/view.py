@@ -22,6 +22,8 @@ STATES = {
     pb.STATE_DRAINING: (YELLOW, "draining"),
     pb.STATE_STALLED: (RED, "stalled"),
     pb.STATE_PAUSED: (DIM, "paused"),
+    pb.STATE_ASLEEP: (DIM, "asleep"),
+    pb.STATE_OUTDATED: (YELLOW, "outdated"),
     pb.STATE_DOWN: (RED, "down"),
 }
 LONG_S, VERY_LONG_S = 10.0, 60.0  # for a request

@@ -24,6 +24,7 @@ class Finish(NamedTuple):
     stop_token_id: int | None = None
     stop_string: str | None = None
     score: float | None = None  # of a beam search's result
+    weight_version: str = ""  # of the weights that computed its last token; empty: none was computed
 
 
 class Delta(NamedTuple):

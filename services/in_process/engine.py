@@ -198,7 +198,7 @@ class Submitter:
 
     def step(self) -> None:
         """Takes what it brought to the samples."""
-        batches = Batches()
+        batches = Batches(self._work.replica.weight_version)
         batches.add(self._work.step())
         for response in batches.by_owner.get(OWNER, ()):
             delivery = token_batch.deliver(response.tokens, self._live, self._loop.time())

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.scheduler.cluster import Cluster
-from services.scheduler.replicas.replica import Replica
+from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.operations import quiet
+from services.scheduler.operations.weight_updates import WeightUpdates
 from services.scheduler.status import Status
-from shared.errors import FailedPrecondition
+from shared.errors import FailedPrecondition, Unavailable
 from shared.logs import logger
 from shared.pb.admin.v1 import admin_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
 
 log = logger("administration")
 
-QUIET_POLL_S = 0.005
-
 
 class Administration:
-    """Status, the cache reset, the pause of generation, and adapters."""
+    """Status, the cache reset, the pause of generation, weights, and adapters."""
 
-    def __init__(self, cluster: Cluster, status: Status, on_change: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, status: Status, updates: WeightUpdates, on_change: Callable[[], None]) -> None:
         """`on_change`: tells frontends at once what they may name."""
+        self.updates = updates
         self._cluster = cluster
         self._status = status
         self._on_change = on_change
@@ -37,42 +36,27 @@ class Administration:
             busy = [replica.id for replica in replicas if len(replica.core.running)]
             if busy:
                 raise FailedPrecondition(f"sequences run on {', '.join(busy)}; set preempt_running to reset anyway")
-        counts = await asyncio.gather(*(_reset(replica) for replica in replicas))
+        counts = await asyncio.gather(*(quiet.reset(replica) for replica in replicas))
         return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
         """Returns once no step and no transfer is under way on any worker."""
-        if request.mode == pb.PAUSE_MODE_WAIT:
-            await self._run_empty()
-        self._cluster.hold(True)
-        aborts = request.mode == pb.PAUSE_MODE_ABORT
-        num_aborted = self._cluster.abort() if aborts else 0
-        while any(replica.busy or replica.moves_blocks for replica in self._cluster.replicas.values()):
-            await asyncio.sleep(QUIET_POLL_S)
+        num_aborted = await quiet.hold(self._cluster, Hold.PAUSE, request.mode)
         num_kept = self._cluster.num_waiting + self._cluster.num_running
         log.info("generation paused", kept=num_kept, aborted=num_aborted)
         return pb.PauseGenerationResponse(num_kept=num_kept, num_aborted=num_aborted)
 
-    async def _run_empty(self) -> None:
-        """Until workers have nothing left, or somebody else has paused generation; then what came waits. Raises
-        FailedPrecondition if generation is resumed first. Leaves nothing behind if it is cancelled."""
-        cluster = self._cluster
-        if cluster.paused:
-            return
-        cluster.park(True)
-        try:
-            while cluster.parking and cluster.num_placed:
-                await asyncio.sleep(QUIET_POLL_S)
-            if not (cluster.parking or cluster.paused):
-                raise FailedPrecondition("generation was resumed before what runs had ended")
-        except asyncio.CancelledError:
-            cluster.park(False)
-            raise
-
     async def resume_generation(self, _request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
-        self._cluster.hold(False)
+        self._cluster.hold(Hold.PAUSE, False)
         log.info("generation resumed")
         return pb.ResumeGenerationResponse()
+
+    async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
+        """Of this scheduler's workers alone: where there are several schedulers, ask a frontend. Raises QuireError."""
+        async with self.updates.staged(self.updates.next_number(), request) as update:
+            if not update.num_workers:
+                raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
+            return await update.swap()
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Returns once every worker has it, and frontends have been told. Raises QuireError."""
@@ -88,17 +72,3 @@ class Administration:
 
     async def list_adapters(self) -> pb.ListAdaptersResponse:
         return self._cluster.adapters.listed()
-
-
-async def _reset(replica: Replica) -> int:
-    """Between two steps: nothing is ordered until those under way have returned, and transfers as well."""
-    replica.pause()
-    try:
-        while replica.busy or replica.moves_blocks:
-            await asyncio.sleep(QUIET_POLL_S)
-        count = replica.core.reset_prefix_cache(preempt_running=True)
-        replica.send(worker_pb2.AttachResponse(cache_reset=worker_pb2.CacheReset()))
-    finally:
-        replica.resume()
-    assert count is not None, "nothing runs after a preemption"
-    return count

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events, Finished, LogprobColumns, Pooled, PromptPart, Started, TokenColumns
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.replicas.orders import AT_START
 from shared.columns import NUMBER_BYTES, u32, u32_bytes
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -26,7 +27,9 @@ FROM_WIRE = {wire: reason for reason, wire in REASONS.items()}
 class Batches:
     """Collects what goes to each owner; a batch holds at most one set of columns, so that a step stays a message."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_version: str = "") -> None:
+        """`weight_version`: of the weights that computed everything."""
+        self._weight_version = "" if weight_version == AT_START else weight_version
         self.by_owner: dict[int, list[pb.SessionResponse]] = {}
 
     def add(self, events: Events) -> None:
@@ -53,8 +56,13 @@ class Batches:
     def _last(self, owner: int) -> pb.TokenBatch:
         messages = self.by_owner.setdefault(owner, [])
         if not messages:
-            messages.append(pb.SessionResponse())
+            messages.append(self._new())
         return messages[-1].tokens
+
+    def _new(self) -> pb.SessionResponse:
+        if not self._weight_version:
+            return pb.SessionResponse()
+        return pb.SessionResponse(tokens=pb.TokenBatch(weight_version=self._weight_version))
 
     def _with_tokens_of(self, sequence: Sequence) -> pb.TokenBatch:
         """The batch that holds the last tokens of `sequence`, which say by its end whether they are text; else the
@@ -69,7 +77,7 @@ class Batches:
         """A batch of `owner` that holds no tokens yet."""
         batch = self._last(owner)
         if batch.sequence_ids:
-            self.by_owner[owner].append(pb.SessionResponse())
+            self.by_owner[owner].append(self._new())
             batch = self._last(owner)
         return batch
 

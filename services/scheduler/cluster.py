@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.adapters import Adapters
@@ -12,6 +13,7 @@ from services.scheduler.core.plan import Events, Finished, finish
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.handover.neighbourhood import Neighbourhood
 from services.scheduler.lobby import Lobby
+from services.scheduler.operations.cluster_weights import ClusterWeights
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
@@ -30,6 +32,14 @@ from shared.tracing import NoTraces
 
 log = logger("cluster")
 
+
+class Hold(enum.Enum):
+    """Why no steps are run."""
+
+    PAUSE = "pause"  # operators want it
+    WEIGHTS = "weights"  # others are put in their place
+
+
 Send = Callable[[pb.SessionResponse], None]
 
 
@@ -44,7 +54,8 @@ class Cluster:
         self.frontends: dict[int, Send] = {}
         self.lobby = Lobby()
         self.draining = False
-        self.paused = False  # generation is: no worker runs steps
+        self.weights = ClusterWeights()
+        self._holds: set[Hold] = set()  # why no worker runs steps
         self.parking = False  # what comes waits in the lobby, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
         self._settings = settings
@@ -106,7 +117,7 @@ class Cluster:
     def _take_in(self, sequence: Sequence, *, parking: bool) -> None:
         for output in sequence.outputs or (sequence,):
             self._places[sequence.owner][output.sequence_id] = sequence
-        if parking and self.parking:  # the latter may have ended meanwhile
+        if parking and self.parking and not sequence.has_begun:  # parking may have ended meanwhile
             self.lobby.add(sequence)
         else:
             self._place(sequence)
@@ -153,8 +164,9 @@ class Cluster:
 
     def attach(self, replica: Replica) -> None:
         self.replicas[replica.id] = replica
-        replica.hold(self.paused)
+        replica.hold(bool(self._holds))
         self._neighbourhood.changed()
+        self.weights.attached(replica, self.replicas.values())
         self.adapters.attached(replica)
         if not self.parking:
             self._empty_lobby()
@@ -186,6 +198,7 @@ class Cluster:
         del self.replicas[replica.id]
         replica.pause()
         replica.adapters.lose()
+        replica.orders.lose()
         replica.flush()
         self._neighbourhood.detached(replica)
         moved = replica.core.evacuate(lost=lost)
@@ -196,7 +209,7 @@ class Cluster:
         """A worker wants to go: what runs moves to another worker; if there is none it ends here, or waits for one
         while generation is paused."""
         replica.leaving = True
-        if self.paused or any(not other.leaving for other in self.replicas.values()):
+        if self._holds or any(other.takes_sequences for other in self.replicas.values()):
             replica.pause()
         self._move(replica.core.evacuate_waiting(), replica.last_step_at)
 
@@ -204,12 +217,35 @@ class Cluster:
         """Whether a leaving worker may go now."""
         return replica.leaving and not replica.busy and (replica.paused or not len(replica.core.running))
 
-    def hold(self, paused: bool) -> None:
-        """Pauses generation or resumes it, on the workers that are there and on those to come."""
-        self.paused = paused
+    @property
+    def paused(self) -> bool:
+        """Generation is, by operators."""
+        return Hold.PAUSE in self._holds
+
+    @property
+    def is_held(self) -> bool:
+        """No worker runs steps, whatever the reason."""
+        return bool(self._holds)
+
+    def hold(self, reason: Hold, held: bool) -> None:
+        """Pauses generation or lets it go on, on the workers that are there and on those to come; it goes on when no
+        reason is left."""
+        (self._holds.add if held else self._holds.discard)(reason)
         for replica in self.replicas.values():
-            replica.hold(paused)
+            replica.hold(bool(self._holds))
         self.park(False)
+        if not self._holds:
+            self._empty_lobby()
+
+    def give_back(self, replica: Replica) -> None:
+        """A worker has been taken from sequences: those that hold no slot there go on elsewhere, or wait."""
+        self._move(replica.core.evacuate_waiting(), replica.last_step_at)
+
+    def came_back(self) -> None:
+        """Workers take sequences again, or have other weights."""
+        self._neighbourhood.changed()
+        if not self.parking:
+            self._empty_lobby()
 
     def park(self, parking: bool) -> None:
         """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
@@ -261,12 +297,17 @@ class Cluster:
         return len(self._replica_of)
 
     @property
+    def num_begun(self) -> int:
+        """Sequences that have tokens of their output."""
+        return sum(sequence.has_begun for places in self._places.values() for sequence in places.values())
+
+    @property
     def idle(self) -> bool:
         return not self.lobby and not self._replica_of
 
     def view(self) -> pb.ClusterView:
         """What frontends are told."""
-        taking = [r for r in self.replicas.values() if not r.leaving]
+        taking = [r for r in self.replicas.values() if r.takes_sequences]
         waiting_tokens = sum(sequence.num_tokens for sequence in self.lobby)
         blocks = [r.core.kv.use for r in taking]
         num_blocks = sum(use.total for use in blocks)
@@ -292,7 +333,7 @@ class Cluster:
         layout = self.terms.layout
         return ClusterGauges(
             deferred=len(self.lobby) + sum(r.core.grammars.num_blocked for r in self.replicas.values()),
-            paused=self.paused,
+            paused=self.is_held,
             unowned_blocks=sum(replica.core.kv.num_unowned() for replica in self.replicas.values()),
             block_size=layout.block_size if layout is not None else 0,
         )
@@ -302,7 +343,7 @@ class Cluster:
     def deliver(self, events: Events) -> None:
         """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
         self.traces.happened(events, self._worker_of)
-        batches = Batches()
+        batches = Batches(events.weight_version)
         batches.add(events)
         for finished in events.finished:
             sequence = finished.sequence
@@ -339,7 +380,7 @@ class Cluster:
     def _place(self, sequence: Sequence) -> None:
         if self.terms.layout is not None:
             complete(sequence, self.terms.layout.block_size)
-        able = [replica for replica in self.replicas.values() if replica.adapters.takes(sequence.adapter)]
+        able = [r for r in self.replicas.values() if not r.outdated and r.adapters.takes(sequence.adapter)]
         replica = self._home(sequence) or self._placement.place(sequence, able)
         if replica is None:
             replica = next((r for r in able if not r.leaving), None)  # it words the refusal
@@ -359,7 +400,7 @@ class Cluster:
         """Where its siblings are, as long as there is a slot: they compute the prompt for it."""
         if sequence.family is None:
             return None
-        home = next((r for r in self.replicas.values() if r is sequence.family.home and not r.leaving), None)
+        home = next((r for r in self.replicas.values() if r is sequence.family.home and r.takes_sequences), None)
         if home is None or not home.adapters.takes(sequence.adapter):
             return None
         if home.core.num_sequences >= home.core.limits.max_num_seqs:

@@ -50,9 +50,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             question = await context.read()
             if not isinstance(question, pb.AdministerRequest):
                 return  # the caller left
+            if question.HasField("update_weights"):
+                await self._update_weights(context, question.update_weights)
+                return
             await InParts(context).write(await self._answer(question))
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
+
+    async def _update_weights(
+        self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], asked: pb.UpdateWeights
+    ) -> None:
+        """Staged first; swapped in if the caller says so, dropped if it leaves."""
+        async with self._administration.updates.staged(asked.update, asked.request) as update:
+            await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=update.num_workers)))
+            go_on = await context.read()
+            if isinstance(go_on, pb.AdministerRequest) and go_on.HasField("swap_weights"):
+                await context.write(pb.AdministerResponse(weights_updated=await update.swap()))
 
     async def _answer(self, question: pb.AdministerRequest) -> pb.AdministerResponse:
         answer, asked = pb.AdministerResponse(), self._administration

@@ -52,6 +52,7 @@ class Status:
             work=_total(worker.work for worker in workers),
             version=VERSION,
             sequences_moved=self._cluster.num_moved,
+            weight_version=self._cluster.weights.wanted.version,
         )
         ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
         if ages:
@@ -67,7 +68,7 @@ class Status:
     def _state(self) -> pb.State:
         if self._cluster.draining:
             return pb.STATE_DRAINING
-        return pb.STATE_PAUSED if self._cluster.paused else pb.STATE_READY
+        return pb.STATE_PAUSED if self._cluster.is_held else pb.STATE_READY
 
     @property
     def stalled(self) -> bool:
@@ -112,6 +113,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),
         work=_work(core.counts, replica.throughput.tokens_per_s),
         version=replica.hello.version,
+        weight_version=replica.weights.version,
     )
     if replica.last_step_at is not None:
         status.last_step_age_s = time.monotonic() - replica.last_step_at
@@ -148,6 +150,8 @@ def _state(replica: Replica) -> pb.State:
         return pb.STATE_DRAINING
     if replica.overdue_s() > STALLED_AFTER_S:
         return pb.STATE_STALLED
+    if replica.outdated:
+        return pb.STATE_OUTDATED
     return pb.STATE_PAUSED if replica.held else pb.STATE_READY
 
 

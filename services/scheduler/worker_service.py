@@ -16,6 +16,7 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.timing.depth import Depth
 from services.scheduler.kv_cache.groups import Groups
+from services.scheduler.operations.weight_updates import WeightUpdates
 from services.scheduler.policies import find_policy
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
@@ -57,7 +58,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         *,
         on_change: Callable[[], None],
         directory: PrefixDirectory | None,
+        updates: WeightUpdates,
     ) -> None:
+        self._updates = updates
         self._settings = settings
         self._policy = find_policy(settings.scheduling_policy)
         self._cluster = cluster
@@ -149,7 +152,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             log.info(
                 "worker attached", worker=replica.id, epoch=replica.epoch, blocks=hello.num_blocks, device=hello.device
             )
-            await lifecycle.first(self._read(session, replica), guard.failed, self._watch(replica), session.pump())
+            await lifecycle.first(
+                self._read(session, replica),
+                guard.failed,
+                self._watch(replica),
+                self._updates.keep_up(replica),
+                session.pump(),
+            )
         except Unavailable as error:
             self._metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=replica.id, epoch=replica.epoch, reason=error.message)
@@ -224,6 +233,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             elif kind == "adapter_loaded":
                 replica.adapters.take_loaded(message.adapter_loaded)
                 self._on_change()
+            elif kind == "device_order_done":
+                replica.orders.take_done(message.device_order_done)
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
                 self._cluster.let_leave(replica)

@@ -41,7 +41,9 @@ from services.worker.models.loader import Loader
 from services.worker.models.registry import check_config, find_encoder, find_model, read_model_config
 from services.worker.models.taped import TapedModel
 from services.worker.models.transformers_model import TransformersCausalLM
+from services.worker.models.weight_folders import WeightFolders
 from services.worker.models.weights import Weights
+from services.worker.orders import Orders
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.runner import batch_invariance
@@ -138,7 +140,10 @@ def build_replica(
     speculation = None
     if drafting and drafter and isinstance(table, DraftingSlotTable):
         speculation = _speculation(drafting, drafter, runner, table, fitting)
-    load = ExpertLoad(*model.expert_counts) if model.expert_counts else None
+    orders = Orders(
+        Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place),
+        WeightFolders(settings.weights_folders),
+    )
     replica = Replica(
         fitting,
         config.vocab_size,
@@ -146,12 +151,12 @@ def build_replica(
         runner,
         table,
         speculation=speculation,
-        expert_load=load,
+        expert_load=ExpertLoad(*model.expert_counts) if model.expert_counts else None,
         cost_model=CostModel(config, weights, kv_dtype.itemsize),
         host_memory=_host_memory(settings, fitting, memory, shape, drafter),
         pages=_pages(settings, fitting, memory, spec, drafter),
         adapters=place.adapters,
-        weights=Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place),
+        orders=orders,
     )
     if speculation is not None and not device.is_synchronous:
         rehearse(replica, speculation)

@@ -12,12 +12,14 @@ from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv.host_memory import Moving
 from services.worker.kv_transfer.orders import BegunPages, PageOrder, PageReads, ReadBlocks, WriteBlocks
 from services.worker.lora.peft_folder import PeftFolder
-from services.worker.ranks.group import RankGroup
+from services.worker.orders import undoing
+from services.worker.ranks.group import RankFailure, RankGroup
 from services.worker.replica import Replica, StepInFlight
 from services.worker.runner.output import RunnerOutput
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool
 from shared.adapter_contents import AdapterId
+from shared.errors import FailedPrecondition
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 
@@ -36,6 +38,8 @@ class Receiver(Protocol):
     def fetched(self, done: pb.BlocksFetched) -> None: ...
 
     def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None: ...
+
+    def device_order_done(self, done: pb.DeviceOrderDone) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,15 @@ class RemoveAdapter:
     adapter: AdapterId
 
 
-Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter
+@dataclass(frozen=True, slots=True)
+class Operate:
+    """After the plans before it, when no step is in flight."""
+
+    receiver: Receiver
+    order: pb.DeviceOrder
+
+
+Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter | Operate
 Command = Deferred | PageOrder | Rest | ForgetCache | ShareGrammar | AddAdapter | FinishedStep
 
 
@@ -154,6 +166,9 @@ class Outlet(Protocol):
     def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
         """`error`: why not. Raises what a device that is broken raised."""
 
+    def operated(self, command: Operate, error: Exception | None) -> None:
+        """`error`: why not. Raises what a device that is broken raised."""
+
     def broke(self, receiver: Receiver, reason: str) -> None:
         """The session cannot go on."""
 
@@ -169,6 +184,7 @@ class DeviceWork:
     def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outlet: Outlet) -> None:
         self._replica, self._ranks, self._grammars, self._outlet = replica, ranks, grammars, outlet
         self._num_in_flight = 0
+        self.operates = False  # an order of operators is being carried out, which takes as long as it takes
         self._rest: Rest | None = None
         self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
         self._pages = PageReads(replica, outlet)
@@ -176,7 +192,7 @@ class DeviceWork:
     def obey(self, command: Command) -> None:
         """Does what was ordered, and what had to wait for it."""
         match command:
-            case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter():
+            case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter() | Operate():
                 self._deferred.append(command)
             case ReadBlocks() | WriteBlocks():
                 self._pages.obey(command)
@@ -211,11 +227,47 @@ class DeviceWork:
             elif isinstance(command, RemoveAdapter):
                 if self._replica.adapters is not None:
                     self._replica.adapters.remove(command.adapter)
+            elif isinstance(command, Operate):
+                if self._num_in_flight:
+                    return
+                self._operate(command)
             elif self._num_in_flight and self._replica.waits_before(command.plan):
                 return
             else:
                 self._execute(command)
             self._deferred.popleft()
+
+    def _operate(self, command: Operate) -> None:
+        """On all ranks, or on none."""
+        if not self._outlet.takes(command.receiver):
+            return
+        error: Exception | None = None
+        self.operates = True
+        try:
+            ticket = self._ranks.order(command.order)
+            try:
+                self._replica.obey(command.order)
+            except Exception as raised:
+                error = raised
+            refusals = self._ranks.settle(ticket)
+            if self._ranks.size > 1 and (error is not None or refusals):
+                error = self._undo(command.order, error, refusals)
+        finally:
+            self.operates = False
+        self._outlet.operated(command, error)
+
+    def _undo(self, order: pb.DeviceOrder, own: Exception | None, refusals: list[str]) -> Exception:
+        """Where some ranks have obeyed and others have not. Raises RankFailure if they cannot be made alike again."""
+        num_refusals = len(refusals) + (own is not None)
+        back = undoing(order)
+        if num_refusals < self._ranks.size:
+            if back is None:
+                raise RankFailure(f"ranks have not all obeyed: {own or refusals[0]}")
+            ticket = self._ranks.order(back)
+            self._replica.obey(back)
+            if self._ranks.settle(ticket):
+                raise RankFailure("ranks cannot be made alike again")
+        return own or FailedPrecondition(refusals[0])
 
     def _execute(self, command: Execute) -> None:
         receiver, plan = command.receiver, command.plan

@@ -29,6 +29,7 @@ from services.worker.device_work import (
     ForgetCache,
     LaunchedStep,
     MoveBlocks,
+    Operate,
     Receiver,
     ReleaseGrammar,
     RemoveAdapter,
@@ -45,6 +46,7 @@ from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
 from services.worker.runner.expert_load import LoadByLayer
 from services.worker.step.step_inputs import StepInputs
+from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError, to_proto
@@ -100,6 +102,7 @@ class Engine:
         self._work: DeviceWork | None = None  # once the replica is built
         self._num_begun = self._num_obeyed = 0  # commands
         self._stuck_looks, self._seen_done = 0, object()
+        self._stager: Background | None = None  # once weights are to be staged beside steps
         self._dirty = True
         self._published_s = 0.0
         self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
@@ -126,6 +129,8 @@ class Engine:
 
     def progress(self) -> dict[str, object]:
         """What the device's thread has got done, if it has something to do."""
+        if self._work is not None and self._work.operates:
+            return {}
         in_flight = self._work is not None and self._work.num_in_flight > 0
         has_work = self._num_begun > self._num_obeyed or in_flight or not self._inbox.empty()
         return {"device": self._num_obeyed} if has_work else {}
@@ -200,6 +205,28 @@ class Engine:
                 self._inbox.put(AddAdapter(receiver, order.order_id, *found))
 
         self._adapters.read(order.name, order.path, order.digest, done)
+
+    def device_order(self, receiver: Receiver, order: pb.DeviceOrder) -> None:
+        """After the plans that are here; weights may be staged beside them."""
+        replica = self.started.result()
+        if order.WhichOneof("order") != "stage_weights" or not replica.stages_beside_steps:
+            self._inbox.put(Operate(receiver, order))
+            return
+
+        def stage() -> None:
+            error: Exception | None = None
+            try:
+                with torch.inference_mode():
+                    replica.stage_weights(order.stage_weights)
+            except Exception as raised:
+                error = raised
+            if not self.takes(receiver):
+                replica.drop_weights()
+            self._post(self._deliver_order, receiver, _order_done(order, error))
+
+        if self._stager is None:
+            self._stager = Background("weights", begin=lambda: torch.set_num_threads(1))
+        self._stager.submit(stage)
 
     @property
     def _max_adapters(self) -> int:
@@ -326,6 +353,11 @@ class Engine:
             told = _not_loaded(command.order_id, error)
         self._post(self._deliver_adapter, command.receiver, told)
 
+    def operated(self, command: Operate, error: Exception | None) -> None:
+        if error is not None and is_broken(error):
+            raise error
+        self._post(self._deliver_order, command.receiver, _order_done(command.order, error))
+
     # On the waiting thread and the moving one (on the device's, if that is synchronous)
 
     def _run_moving(self) -> None:
@@ -398,6 +430,10 @@ class Engine:
         if receiver is self._receiver:
             receiver.adapter_loaded(loaded)
 
+    def _deliver_order(self, receiver: Receiver, done: pb.DeviceOrderDone) -> None:
+        if receiver is self._receiver:
+            receiver.device_order_done(done)
+
     def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
         if receiver is self._receiver:
@@ -410,6 +446,16 @@ class Engine:
 def _not_loaded(order_id: int, error: Exception) -> pb.AdapterLoaded:
     known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
     return pb.AdapterLoaded(order_id=order_id, error=to_proto(known))
+
+
+def _order_done(order: pb.DeviceOrder, error: Exception | None) -> pb.DeviceOrderDone:
+    kind = order.WhichOneof("order")
+    if error is None:
+        log.info("order carried out", order=kind)
+        return pb.DeviceOrderDone(order_id=order.order_id)
+    log.warning("an order cannot be carried out", order=kind, error=f"{type(error).__name__}: {error}")
+    known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
+    return pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(known))
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:

@@ -35,7 +35,8 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from torch import Tensor
 
-    from services.worker.models.weights import NewWeights, Weights
+    from services.worker.models.weights import NewWeights
+    from services.worker.orders import Orders
 
 
 class Launch(Protocol):
@@ -137,11 +138,13 @@ class Replica:
         host_memory: HostMemory | None = None,
         pages: Pages | None = None,
         adapters: Adapters | None = None,
-        weights: Weights | None = None,
+        orders: Orders | None = None,
     ) -> None:
         """`speculation` has the same table; `expert_load`: of a mixture of experts; `host_memory`: for blocks that the
-        device has no room for; `pages`: where other workers can have them; `weights`: where they can be changed."""
-        self._weights = weights
+        device has no room for; `pages`: where other workers can have them; `orders`: carries out what operators want
+        of all that is on the device."""
+        self._orders = orders
+        self._weights = orders.weights if orders is not None else None
         self.limits = limits
         self._speculation = speculation
         self._expert_load = expert_load
@@ -155,7 +158,7 @@ class Replica:
         self._host_memory = host_memory
         self.pages = pages
         if pages is not None:
-            pages.versioned_by(lambda: self.weight_version)
+            pages.versioned_by(self._weights_name)
         self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
@@ -286,6 +289,9 @@ class Replica:
         report = self._held.report()
         if self.adapters is not None:
             report = replace(report, adapters=[(held.id, held.path) for held in self.adapters.held()])
+        if self._weights is not None:
+            self._weights.drop()
+            report = replace(report, weights=self._weights.id)
         return replace(report, in_host_memory=self._host_memory.held()) if self._host_memory else report
 
     def forget_cache(self) -> None:
@@ -306,6 +312,34 @@ class Replica:
             raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
         self._weights.update(new)
         self.forget_cache()
+
+    def _weights_name(self) -> str:
+        """No two updates have the same."""
+        return f"{self._weights.id.update} {self._weights.id.version}" if self._weights else ""
+
+    @property
+    def stages_beside_steps(self) -> bool:
+        """Weights."""
+        return self._weights is None or self._weights.stages_beside_steps
+
+    def stage_weights(self, order: pb.StageWeights) -> None:
+        """On any thread, if that is beside steps. Raises QuireError, and then nothing has changed."""
+        self._with_orders().stage_weights(order)
+
+    def drop_weights(self) -> None:
+        """That are staged, on the same thread."""
+        if self._weights is not None:
+            self._weights.drop()
+
+    def obey(self, order: pb.DeviceOrder) -> None:
+        """While no step is in flight. Raises QuireError, and then nothing has changed."""
+        if self._with_orders().obey(order):
+            self.forget_cache()
+
+    def _with_orders(self) -> Orders:
+        if self._orders is None:
+            raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
+        return self._orders
 
     def occupancy(self) -> Occupancy:
         owned = self._table.owned_blocks()

@@ -230,6 +230,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
             max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
             num_host_blocks=replica.num_host_blocks,
+            stages_beside_steps=replica.stages_beside_steps,
             kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
             kv_address=address if replica.pages else "",
             kv_layout=replica.pages.layout if replica.pages else b"",

@@ -30,6 +30,9 @@ class Administration(Protocol):
     async def resume_generation(self, request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
         """Raises QuireError."""
 
+    async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
+        """Raises QuireError."""
+
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Raises QuireError."""
 
@@ -80,6 +83,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.ResumeGenerationRequest, pb.ResumeGenerationResponse],
     ) -> pb.ResumeGenerationResponse:
         return await _answer(self._administration.resume_generation(request), context)
+
+    async def UpdateWeights(
+        self,
+        request: pb.UpdateWeightsRequest,
+        context: grpc.aio.ServicerContext[pb.UpdateWeightsRequest, pb.UpdateWeightsResponse],
+    ) -> pb.UpdateWeightsResponse:
+        return await _answer(self._administration.update_weights(request), context)
 
     async def LoadAdapter(
         self,

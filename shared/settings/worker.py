@@ -40,6 +40,9 @@ class WorkerSettings(Settings):
     lora_folders: tuple[str, ...] = Field(
         (), description="folders from which adapters may be loaded while the worker runs; empty: none may"
     )
+    weights_folders: tuple[str, ...] = Field(
+        (), description="folders from which weights may be updated while the worker runs; empty: none may"
+    )
     max_loras: int = Field(
         16,
         ge=1,

@@ -120,6 +120,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with answering("ResumeGeneration", context, self._metrics, self._calls):
             return await self._schedulers.resume_generation(request)
 
+    async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
+        async with answering("UpdateWeights", context, self._metrics, self._calls):
+            return await self._schedulers.update_weights(request)
+
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         async with answering("LoadAdapter", context, self._metrics, self._calls):
             return await self.adapters.load(request)

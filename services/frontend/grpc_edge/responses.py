@@ -76,6 +76,7 @@ def _us(seconds: float) -> int:
 
 def _add_finish(response: Response, finish: Finish) -> None:
     response.finish_reason = finish.reason
+    response.weight_version = finish.weight_version
     if finish.score is not None:
         response.score = finish.score
     if finish.stop_string is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,6 +28,8 @@ from shared.rpc.trust import Dialler
 TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 60.0  # steps end meanwhile
 LOAD_TIMEOUT_S = 60.0  # workers read files
+UPDATE_TIMEOUT_S = 3600.0  # and what runs may go on to its end before
+Result = TypeVar("Result")
 KEPT: tuple[type[QuireError], ...] = (FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted)
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
@@ -76,6 +81,26 @@ class SchedulerAdmins:
         """Of all of them; raises the first refusal once all have answered."""
         await self._ask_all(scheduler_pb2.AdministerRequest(resume_generation=request))
         return pb.ResumeGenerationResponse()
+
+    async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
+        """Of all of them or of none, as far as they live: only when all have staged the new weights does any swap."""
+        number = time.time_ns() // 1_000_000
+        question = scheduler_pb2.UpdateWeights(update=number, request=request)
+        async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
+            opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
+            calls = await _all(opened)
+            staged = await _all([call.ask(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
+            if not any(answer.weights_staged.num_workers for answer in staged):
+                raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
+            swap = scheduler_pb2.AdministerRequest(swap_weights=scheduler_pb2.SwapStagedWeights())
+            answers = await _all([call.ask(swap) for call in calls])
+        updated = [answer.weights_updated for answer in answers]
+        return pb.UpdateWeightsResponse(
+            weight_version=updated[0].weight_version if updated else "",
+            num_workers=sum(one.num_workers for one in updated),
+            num_kept=sum(one.num_kept for one in updated),
+            num_aborted=sum(one.num_aborted for one in updated),
+        )
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Of all of them; raises the first refusal once all have answered: then none offers what is new."""
@@ -132,21 +157,57 @@ class SchedulerAdmins:
         self, address: str, question: scheduler_pb2.AdministerRequest, timeout_s: float = TIMEOUT_S
     ) -> scheduler_pb2.AdministerResponse:
         try:
-            async with asyncio.timeout(timeout_s), self._dialler.connect(address) as channel:
-                call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()
-                known = self._schedulers.knows(address)
-                await self._dialler.meet(call, scheduler_pb2.AdministerRequest, SERVICE_NAME, address, known=known)
-                await call.write(question)
-                answer: Any = await InParts(call).read()
+            async with asyncio.timeout(timeout_s), self._call(address) as call:
+                return await call.ask(question)
         except TimeoutError:
             raise Unavailable(f"scheduler at {address}: no answer within {timeout_s:g} s") from None
-        except grpc.aio.AioRpcError as error:
-            raise _refusal(address, error) from None
-        except asyncio.InvalidStateError:  # a write after the end
-            raise Unavailable(f"scheduler at {address} closed the call") from None
+
+    @asynccontextmanager
+    async def _call(self, address: str) -> AsyncIterator[AdminCall]:
+        """Proved on both sides."""
+        async with self._dialler.connect(address) as channel:
+            call = AdminCall(address, scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer())
+            await call.meet(self._dialler, known=self._schedulers.knows(address))
+            yield call
+
+
+class AdminCall:
+    """Questions to one scheduler, each with its answer."""
+
+    def __init__(self, address: str, call: Any) -> None:
+        self.address, self._call = address, call
+
+    async def meet(self, dialler: Dialler, *, known: bool) -> None:
+        with _refusals(self.address):
+            await dialler.meet(self._call, scheduler_pb2.AdministerRequest, SERVICE_NAME, self.address, known=known)
+
+    async def ask(self, question: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
+        """Raises QuireError."""
+        with _refusals(self.address):
+            await self._call.write(question)
+            answer: Any = await InParts(self._call).read()
         if answer is grpc.aio.EOF:
-            raise Unavailable(f"scheduler at {address} gave no answer")
+            raise Unavailable(f"scheduler at {self.address} gave no answer")
         return answer  # type: ignore[no-any-return]
+
+
+async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:
+    """Raises the first refusal once all have ended."""
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+@contextmanager
+def _refusals(address: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise _refusal(address, error) from None
+    except asyncio.InvalidStateError:  # a write after the end
+        raise Unavailable(f"scheduler at {address} closed the call") from None
 
 
 def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:

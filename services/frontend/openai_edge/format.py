@@ -62,10 +62,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def ending(finish: Finish | None) -> dict[str, Any]:
-    """finish_reason as OpenAI has it, and what matched, as vLLM adds it."""
+    """finish_reason as OpenAI has it, what matched, as vLLM adds it, and which weights computed the last token."""
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
     matched = finish.stop_token_id if finish.stop_string is None else finish.stop_string
     if finish.reason == finish_pb2.FINISH_REASON_REPETITION:
         matched = "repetition_detected"
-    return {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": matched}
+    told = {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": matched}
+    return told | ({"weight_version": finish.weight_version} if finish.weight_version else {})

@@ -54,6 +54,7 @@ class Sample:
         "num_tokens",
         "started_s",
         "vector",
+        "weight_version",
     )
 
     def __init__(
@@ -71,6 +72,7 @@ class Sample:
         from one piece of news to the next, or AT_END."""
         self.index = index
         self.done = False
+        self.weight_version = ""
         self.vector = b""  # f32 column, in place of tokens
         self.num_tokens = 0
         self.started_s = self.first_token_s = self.last_token_s = 0.0
@@ -153,6 +155,8 @@ class Sample:
     def take(self) -> Delta:
         told = self._prompt_logprobs
         finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
+        if finish is not None:
+            finish = finish._replace(weight_version=self.weight_version)
         delta = Delta(self.index, self._token_ids, self._text, self._logprobs, finish, prompt_logprobs=told)
         self._posted = False
         self._due = self.num_tokens + self._interval

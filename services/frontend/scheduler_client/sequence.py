@@ -58,6 +58,7 @@ class Sink(Protocol):
     """Who wants the tokens. Called from the loop that reads the session: must not wait."""
 
     last_token_s: float
+    weight_version: str  # of what computed the last token; set with the end
 
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
         """It left the queue for the first time."""

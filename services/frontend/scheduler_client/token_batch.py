@@ -16,6 +16,7 @@ from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 log = logger("scheduler_client")
 
+AT_START = "0"  # how weights are called that no update has changed
 NO_LOGPROBS: list[TokenLogprobs] = []
 
 
@@ -50,11 +51,13 @@ def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Deli
         _deliver_vectors(batch.pooled, live, delivery)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
     _deliver_tokens(batch, live, ends, now, delivery)
-    _deliver_ends(ends, live, now, delivery)
+    _deliver_ends(batch, live, ends, now, delivery)
     return delivery
 
 
-def _deliver_ends(ends: dict[int, End], live: dict[int, Sequence], now: float, delivery: Delivery) -> None:
+def _deliver_ends(
+    batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, End], now: float, delivery: Delivery
+) -> None:
     for sequence_id, end in ends.items():
         if (sequence := live.get(sequence_id)) is None:
             continue
@@ -63,6 +66,8 @@ def _deliver_ends(ends: dict[int, End], live: dict[int, Sequence], now: float, d
             del live[sequence_id]
             continue
         try:
+            if sequence.tokens:
+                sequence.sink.weight_version = batch.weight_version or AT_START
             sequence.sink.on_end(end, now)
             del live[sequence_id]
         except Exception:
@@ -93,6 +98,7 @@ def _deliver_tokens(
             delivery.lose(sequence, live)
             continue
         if end is not None or enough:
+            sequence.sink.weight_version = batch.weight_version or AT_START
             del live[sequence_id]
         if enough and end is None:
             delivery.stopped.append(sequence)

@@ -176,6 +176,7 @@ class Events:
     tokens: list[TokenColumns] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    weight_version: str = ""  # of the weights that computed it, where that is known
 
     def __bool__(self) -> bool:
         return bool(self.tokens or self.started or self.finished or self.prompts or self.pooled)

@@ -113,6 +113,11 @@ class Sequence:
         return self.num_tokens == self.num_prompt_tokens
 
     @property
+    def has_begun(self) -> bool:
+        """Some of its output has been computed."""
+        return not self.starts or (self.search is not None and self.started)
+
+    @property
     def asks_prompt_logprobs(self) -> bool:
         """Some are still to come."""
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens

@@ -49,7 +49,8 @@ class Neighbourhood:
         if self._wanted == "never" or not layout:
             return []
         others = (other for other in self._replicas.values() if other is not replica)
-        return [other for other in others if other.hello.kv_layout == layout and other.hello.kv_address]
+        alike = [other for other in others if other.hello.kv_layout == layout and other.hello.kv_address]
+        return [other for other in alike if other.weights.update == replica.weights.update]
 
     def longest(self, replica: Replica, hashes: Sequence[bytes], start: int, most: int) -> tuple[int, Replica | None]:
         """Who has most of a chain from the block at `start` on, and how many blocks that are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from services.scheduler.replicas.codec import (
     encode_plan,
     encode_transfer,
 )
+from services.scheduler.replicas.orders import ReplicaOrders, weights_of
 from services.scheduler.replicas.result_checks import ResultChecks
 from services.scheduler.throughput import Throughput
 from shared.errors import FailedPrecondition
@@ -58,6 +60,11 @@ class Replica:
         self.changes = changes
         self.leaving = False
         self.adapters = ReplicaAdapters(hello, send)
+        self.orders = ReplicaOrders(send)
+        self.weights = weights_of(hello)
+        self.outdated = False  # it has other weights than its cluster, and is to get no sequences
+        self.is_unsure = False  # nobody knows which
+        self.fell_behind = asyncio.Event()  # its cluster wants something else of it than it is
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
@@ -85,6 +92,15 @@ class Replica:
     @property
     def busy(self) -> bool:
         return bool(self._sent_at)
+
+    @property
+    def is_quiet(self) -> bool:
+        """No step and no transfer is under way."""
+        return not self.busy and not self.moves_blocks
+
+    @property
+    def takes_sequences(self) -> bool:
+        return not self.leaving and not self.outdated
 
     def add(self, sequence: Sequence) -> None:
         self.wake()
@@ -245,6 +261,7 @@ class Replica:
     def flush(self) -> None:
         events = self.core.take_events()
         if events:
+            events.weight_version = self.weights.version
             started = perf_counter()
             self._deliver(events)
             self._metrics.hand_out.observe(perf_counter() - started)

@@ -25,6 +25,9 @@ class Administration:
     async def resume_generation(self, _request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
         raise FailedPrecondition("a worker runs the steps that its scheduler orders: ask that to resume generation")
 
+    async def update_weights(self, _request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
+        raise FailedPrecondition("a worker has the weights that its scheduler orders: ask that to update them")
+
     async def load_adapter(self, _request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         raise FailedPrecondition("a worker has the adapters that its scheduler orders: ask that to load one")
 

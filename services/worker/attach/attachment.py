@@ -11,6 +11,7 @@ from shared import columns, lifecycle
 from shared.errors import Unavailable
 from shared.lifecycle import Shutdown
 from shared.logs import logger
+from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.duplex import Duplex, Stream
 from shared.rpc.parts import InParts
@@ -45,6 +46,8 @@ class Executor(Protocol):
 
     def unload_adapter(self, order: pb.UnloadAdapter) -> None: ...
 
+    def device_order(self, receiver: Attachment, order: pb.DeviceOrder) -> None: ...
+
 
 class BrokenSession(Exception):
     """The attachment cannot go on; another one can."""
@@ -78,6 +81,10 @@ class Attachment:
         hello.adapters.extend(adapter.name for adapter, _ in held.adapters)
         hello.adapter_digests = b"".join(adapter.digest for adapter, _ in held.adapters)
         hello.adapter_paths.extend(path for _, path in held.adapters)
+        if held.weights is not None:
+            weights = held.weights
+            identity = model_pb2.WeightsIdentity(update=weights.update, version=weights.version, path=weights.path)
+            hello.weights.CopyFrom(identity)
         self._session.send(pb.AttachRequest(hello=hello))
         await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
 
@@ -101,6 +108,10 @@ class Attachment:
     def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None:
         """Engine: an adapter is ready, or cannot be had."""
         self._session.send(pb.AttachRequest(adapter_loaded=loaded))
+
+    def device_order_done(self, done: pb.DeviceOrderDone) -> None:
+        """Engine: an order has been carried out, or cannot be."""
+        self._session.send(pb.AttachRequest(device_order_done=done))
 
     def break_off(self, reason: str) -> None:
         """Engine: no further result will come."""
@@ -127,10 +138,8 @@ class Attachment:
             match message.WhichOneof("message"):
                 case "plan":
                     self._take(message.plan)
-                case "prepare_grammar":
-                    self._engine.prepare_grammar(self, message.prepare_grammar)
-                case "release_grammar":
-                    self._engine.release_grammar(message.release_grammar.grammar_id)
+                case "prepare_grammar" | "release_grammar":
+                    self._take_grammar(message)
                 case "transfer":
                     self._engine.transfer(self, message.transfer)
                 case "fetch_blocks":
@@ -139,6 +148,8 @@ class Attachment:
                     self._engine.load_adapter(self, message.load_adapter)
                 case "unload_adapter":
                     self._engine.unload_adapter(message.unload_adapter)
+                case "device_order":
+                    self._engine.device_order(self, message.device_order)
                 case "cache_reset":
                     self._engine.forget_cache()
                 case "redirect":
@@ -147,6 +158,12 @@ class Attachment:
                     raise BrokenSession("the scheduler sent a second welcome")
         if not self._shutdown.requested:
             raise Unavailable("the scheduler closed the session")
+
+    def _take_grammar(self, message: pb.AttachResponse) -> None:
+        if message.HasField("prepare_grammar"):
+            self._engine.prepare_grammar(self, message.prepare_grammar)
+        else:
+            self._engine.release_grammar(message.release_grammar.grammar_id)
 
     def _take(self, plan: pb.StepPlan) -> None:
         if plan.epoch != self.epoch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from shared.adapter_contents import AdapterId
 from shared.block_hash import block_hash
 from shared.columns import I32
+
+if TYPE_CHECKING:  # this module is also read where there is no torch
+    from services.worker.models.weights import WeightsId
 
 Blocks = npt.NDArray[Any]  # block ids, any integer type
 
@@ -32,6 +35,7 @@ class HeldReport:
     groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
     in_host_memory: dict[int, bytes] = field(default_factory=dict)  # hashes, by place
     adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
+    weights: WeightsId | None = None  # that the next step is computed with; None where they cannot be changed
 
 
 class HeldBlocks:

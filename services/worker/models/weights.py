@@ -1,9 +1,9 @@
 """The weights of a model that stands ready: others take their place, in the same memory.
 
-They are loaded and packed beside the old ones, as at a start, and copied over when all of them are there and fit: an
-update happens as a whole or not at all, and takes the memory of the weights once more while it lasts. What has noted
-where weights lie (a tape, an output head that is the embedding's table, a drafter that shares them) goes on with the
-new ones.
+They are loaded and packed beside the old ones, as at a start (staged), and copied over when all of them are there and
+fit: an update happens as a whole or not at all, and takes the memory of the weights once more while it lasts. What has
+noted where weights lie (a tape, an output head that is the embedding's table, a drafter that shares them) goes on with
+the new ones.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from services.worker.layers.placement import LoadsItself, Placement
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.loader import load_checkpoint, load_tensors
 from services.worker.models.registry import find_model, read_model_config
-from shared.errors import FailedPrecondition, InvalidArgument
+from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from shared.model_identity import read_config
 
 OURS = ("services.worker.layers.", "services.worker.models.", "kernels.")  # whose objects are made of weights
@@ -30,6 +31,15 @@ MAY_DIFFER = frozenset({"dtype"})
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsId:
+    """Which weights a worker computes with."""
+
+    update: int = 0  # grows; 0: those of the start
+    version: str = AT_START
+    path: str = ""  # as the update named it
+
+
+@dataclass(frozen=True, slots=True)
 class NewWeights:
     """A folder, or tensors as a checkpoint names them; all that the model needs."""
 
@@ -37,43 +47,75 @@ class NewWeights:
     version: str = ""  # empty: the number of updates
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Weights that are ready to be swapped in."""
+
+    id: WeightsId
+    pairs: list[tuple[Tensor, Tensor]]  # what is there, and what it becomes
+
+
 class Weights:
-    """Changed between steps, on the device's thread."""
+    """Staged by one thread at a time, swapped in between steps, on the device's thread."""
 
     def __init__(self, model: CausalLM, remake: Callable[[], CausalLM], place: Placement) -> None:
         """`remake`: another `model`, without weights."""
         self._model, self._remake, self._place = model, remake, place
-        self._num_updates = 0
-        self.version = AT_START
+        self._staged: Staged | None = None
+        self.id = WeightsId()
+
+    @property
+    def version(self) -> str:
+        return self.id.version
+
+    @property
+    def stages_beside_steps(self) -> bool:
+        """Elsewhere what is staged needs the device to itself, or every rank at the same time."""
+        return self._place.device.type == "cpu" and self._place.shard.is_whole
 
     def update(self, new: NewWeights) -> None:
-        """Raises FailedPrecondition where weights cannot be changed, and InvalidArgument with what is wrong with the
-        new ones: then the old ones stand."""
+        """At once. Raises as stage() does: then the old ones stand."""
+        number = self.id.update + 1
+        self.stage(new.source, WeightsId(number, new.version or str(number)))
+        self.swap(number)
+
+    def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
+        """Raises FailedPrecondition where weights cannot be changed, InvalidArgument with what is wrong with the new
+        ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
+        self._staged = None
         self._check_possible()
-        if isinstance(new.source, Path):
-            self._check_config(new.source)
-        fresh = self._remake()
-        if isinstance(new.source, Path):
-            load_checkpoint(fresh, new.source)
-        else:
-            load_tensors(fresh, new.source)
-        pairs = [*_pairs(self._model, fresh, set())]
+        if isinstance(source, Path):
+            self._check_config(source)
+        try:
+            fresh = self._remake()
+            if isinstance(source, Path):
+                load_checkpoint(fresh, source)
+            else:
+                load_tensors(fresh, source)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise ResourceExhausted("there is no memory for the new weights beside the old ones") from None
+        self._staged = Staged(staged_id, [*_pairs(self._model, fresh, set())])
+
+    def swap(self, update: int) -> None:
+        """In place of the old ones, with what was staged as this update. Raises FailedPrecondition if nothing was."""
+        staged, self._staged = self._staged, None
+        if staged is None or staged.id.update != update:
+            raise FailedPrecondition(f"no weights are staged as update {update}")
         counts = self._model.expert_counts
         kept = None if counts is None else counts[0].clone()
-        for old, values in pairs:
+        for old, values in staged.pairs:
             old.copy_(values)
         if counts is not None and kept is not None:
             counts[0].copy_(kept)  # they lie in the layers, and are no weights
-        self._num_updates += 1
-        self.version = new.version or str(self._num_updates)
+        self.id = staged.id
+
+    def drop(self) -> None:
+        """What was staged and not swapped in."""
+        self._staged = None
 
     def _check_possible(self) -> None:
         reason = (
-            f"they lie on {self._place.device.type}, and change on the CPU only"
-            if self._place.device.type != "cpu"
-            else "each rank has a part of them"
-            if not self._place.shard.is_whole
-            else "adapters have been added to them"
+            "adapters have been added to them"
             if self._place.adapters is not None
             else "the code of transformers has them"
             if isinstance(self._model, LoadsItself)

@@ -19,6 +19,7 @@ from services.worker.ranks.seat import Seat
 from services.worker.ranks.wire import Command, Kind, Reply, fingerprint
 from services.worker.replica import Replica, StepInFlight
 from shared import logs
+from shared.errors import QuireError
 from shared.lifecycle import EXIT_FAILED
 from shared.pb.worker.v1 import worker_pb2 as pb
 
@@ -110,12 +111,23 @@ class Follower:
                 self._grammars.release_all()
                 self._replica.rest()
                 self._lines.reply(Reply(command.number, done=True))
+            case Kind.ORDER:
+                self._record(down_to=0)
+                self._lines.reply(Reply(command.number, done=True, text=self._carry_out(command.body)))
             case Kind.FORGET_CACHE:
                 self._replica.forget_cache()
             case Kind.PREPARE_GRAMMAR:
                 self._grammars.prepare(pb.PrepareGrammar.FromString(command.body))
             case Kind.RELEASE_GRAMMAR:
                 self._grammars.release(command.body)
+
+    def _carry_out(self, order: bytes) -> bytes:
+        """Returns why it cannot be."""
+        try:
+            self._replica.obey(pb.DeviceOrder.FromString(order))
+        except QuireError as error:
+            return error.message.encode() or b"refused"
+        return b""
 
     def _launch(self, command: Command) -> None:
         """Answered before the device is done with it: what ranks compute together, none ends without the others."""

@@ -48,6 +48,13 @@ class RankGroup(Protocol):
     def release_grammar(self, grammar_id: bytes) -> None:
         """No later plan names it."""
 
+    def order(self, order: pb.DeviceOrder) -> int:
+        """Every rank begins to carry it out; returns a ticket for settle(). No step is left to collect. Raises
+        RankFailure."""
+
+    def settle(self, ticket: int) -> list[str]:
+        """Waits until every other rank has obeyed, or could not: why, of each that could not. Raises RankFailure."""
+
     def check(self) -> None:
         """Raises RankFailure if a rank is gone, or has given no sign of life for some looks. To be called again and
         again, by one thread; waits for nothing."""
@@ -81,6 +88,12 @@ class OneRank:
 
     def release_grammar(self, grammar_id: bytes) -> None:
         """There is no other rank."""
+
+    def order(self, order: pb.DeviceOrder) -> int:
+        return 0
+
+    def settle(self, ticket: int) -> list[str]:
+        return []
 
     def check(self) -> None:
         """There is no other rank."""

@@ -26,6 +26,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 LOOPBACK = "127.0.0.1"
 START_PATIENCE_S = 600.0  # a rank loads its weights
 PATIENCE_S = 120.0  # longest that a rank may lag behind rank 0: the time after which a step counts as hanging
+ORDER_PATIENCE_S = 600.0  # it reads weights
 # Looks at a rank, of check(), between two signs of life. Looks and not a clock: where the whole group has been stopped
 # and goes on, nobody is taken for dead.
 MOST_SILENT_LOOKS = 4
@@ -142,6 +143,14 @@ class LocalRanks:
 
     def forget_cache(self) -> None:
         self._send(Kind.FORGET_CACHE)
+
+    def order(self, order: pb.DeviceOrder) -> int:
+        return self._send(Kind.ORDER, order.SerializeToString())
+
+    def settle(self, ticket: int) -> list[str]:
+        replies = [rank.reply_to(ticket, ORDER_PATIENCE_S) for rank in self._ranks]
+        pairs = zip(self._ranks, replies, strict=True)
+        return [f"rank {rank.number}: {reply.text.decode(errors='replace')}" for rank, reply in pairs if reply.text]
 
     def check(self) -> None:
         for rank in self._ranks:

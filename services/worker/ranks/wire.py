@@ -1,8 +1,8 @@
 """What goes between rank 0 and another rank of its host.
 
 A command is its number (8 bytes), its kind (1 byte) and what belongs to it: a plan is the serialized StepPlan, a
-grammar its PrepareGrammar. Plans and rests are answered by their number and whether they went well (1 byte): a plan's
-fingerprint, or the error's text.
+grammar its PrepareGrammar, an order its DeviceOrder. Plans, rests and orders are answered by their number and whether
+they went well (1 byte): a plan's fingerprint, why an order was refused (nothing if it was not), or the error's text.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Kind(enum.IntEnum):
     STOP = 4
     PREPARE_GRAMMAR = 5
     RELEASE_GRAMMAR = 6
+    ORDER = 7
 
 
-ANSWERED = frozenset({Kind.PLAN, Kind.REST})
+ANSWERED = frozenset({Kind.PLAN, Kind.REST, Kind.ORDER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Reply:
 
     number: int  # the command's; 0: the rank is ready
     done: bool
-    text: bytes = b""  # a plan's fingerprint; the error, if it is not done
+    text: bytes = b""  # a plan's fingerprint; why an order was refused; the error, if it is not done
 
     def encode(self) -> bytes:
         return HEAD.pack(self.number, self.done) + self.text

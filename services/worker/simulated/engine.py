@@ -70,6 +70,10 @@ class SimulatedEngine:
     def unload_adapter(self, order: pb.UnloadAdapter) -> None:
         pass
 
+    def device_order(self, receiver: Attachment, order: pb.DeviceOrder) -> None:
+        error = to_proto(Unimplemented("a simulated worker has neither weights nor memory of a device"))
+        receiver.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=error))
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

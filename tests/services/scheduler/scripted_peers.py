@@ -53,6 +53,11 @@ class WorkerPeer:
     hold_loads: asyncio.Event | None = None  # answers to orders for adapters wait for it
     ordered: list[str] = field(default_factory=list)  # adapters loaded and unloaded
     digests_asked: list[bytes] = field(default_factory=list)
+    has_weights: model_pb2.WeightsIdentity = field(default_factory=lambda: model_pb2.WeightsIdentity(version="0"))
+    staged: model_pb2.WeightsIdentity | None = None
+    refuses: set[str] = field(default_factory=set)  # kinds of device orders
+    hold_orders: dict[str, asyncio.Event] = field(default_factory=dict)  # answers to a kind of them wait for it
+    operated: list[str] = field(default_factory=list)  # device orders, by kind
     dialler: Dialler = field(default_factory=Dialler)
 
     async def run(self) -> None:
@@ -87,6 +92,8 @@ class WorkerPeer:
             self.loading = asyncio.ensure_future(self._load(message.load_adapter))
         elif kind == "unload_adapter":
             self.ordered.append(f"unload {message.unload_adapter.name}")
+        elif kind == "device_order":
+            self.operating = asyncio.ensure_future(self._operate(message.device_order))
         elif kind == "plan":
             if any(columns.i32(admission.token_ids)[0] == self.poison for admission in message.plan.admitted):
                 self.call.cancel()
@@ -112,6 +119,24 @@ class WorkerPeer:
         if not loaded.digest:
             loaded.error.CopyFrom(to_proto(InvalidArgument(f"there is no {order.path}")))
         self.link.send(worker_pb2.AttachRequest(adapter_loaded=loaded))
+
+    async def _operate(self, order: worker_pb2.DeviceOrder) -> None:
+        kind = order.WhichOneof("order")
+        self.operated.append(kind)
+        if kind in self.hold_orders:
+            await self.hold_orders[kind].wait()
+        done = worker_pb2.DeviceOrderDone(order_id=order.order_id)
+        if kind in self.refuses:
+            done.error.CopyFrom(to_proto(InvalidArgument(f"cannot {kind}")))
+        elif kind == "stage_weights":
+            self.staged = order.stage_weights.weights
+        elif kind == "swap_weights":
+            assert self.staged is not None
+            assert self.staged.update == order.swap_weights.update
+            self.has_weights, self.staged = self.staged, None
+        elif kind == "drop_weights":
+            self.staged = None
+        self.link.send(worker_pb2.AttachRequest(device_order_done=done))
 
     def _result(self, result: StepResult) -> worker_pb2.StepResult:
         wire = worker_pb2.StepResult(
@@ -141,6 +166,8 @@ class WorkerPeer:
             max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             max_model_len=self.limits.max_model_len,
+            weights=self.has_weights,
+            stages_beside_steps=True,
         )
         hello.MergeFrom(self.hello)
         return hello
@@ -192,6 +219,7 @@ class FrontendPeer:
     address: str
     hello: scheduler_pb2.FrontendHello = field(default_factory=lambda: scheduler_pb2.FrontendHello(frontend_id="f0"))
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    weight_versions: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # of its tokens
     told: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # prompt positions
     cached: dict[int, int] = field(default_factory=dict)
     finished: dict[int, scheduler_pb2.FinishedSequence] = field(default_factory=dict)
@@ -276,6 +304,7 @@ class FrontendPeer:
         rest = iter(tokens)
         for stream, count in zip(streams, counts, strict=True):
             assert stream not in self.finished
+            self.weight_versions[stream].add(batch.weight_version or "0")
             self.tokens[stream] += [next(rest) for _ in range(count)]
         for finished in batch.finished:
             assert finished.sequence_id not in self.finished

@@ -1,0 +1,27 @@
+"""`quire weights`: other weights for a whole cluster, without a restart."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.admin import PAUSE_MODES
+from quire.cli.connection import add_admin, client_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_admin(parser)
+    parser.add_argument("folder", help="where workers find the checkpoint, in one of their --weights-folders")
+    parser.add_argument("--weight-version", default="", help="what answers are to call the weights; default: a number")
+    parser.add_argument(
+        "--mode",
+        choices=tuple(PAUSE_MODES),
+        default="wait",
+        help="requests that are there: wait for their ends, keep them with the new weights, or abort them",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with client_of(arguments) as client:
+        version = client.update_weights_from_disk(arguments.folder, arguments.weight_version, arguments.mode)
+    print(f"weights: {version}")
+    return 0

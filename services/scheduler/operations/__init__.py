@@ -1,0 +1,1 @@
+"""What operators do to all workers at once, and how workers that come later catch up."""

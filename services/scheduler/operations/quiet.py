@@ -1,0 +1,66 @@
+"""A cluster in which nothing is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.replicas.replica import Replica
+from shared.errors import FailedPrecondition
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
+
+QUIET_POLL_S = 0.005
+
+
+async def hold(cluster: Cluster, reason: Hold, mode: pb.PauseMode) -> int:
+    """Returns once no step and no transfer is under way, and how many sequences have ended for it. What has not been
+    held when it raises is not held."""
+    if mode == pb.PAUSE_MODE_WAIT:
+        await _run_empty(cluster)
+    cluster.hold(reason, True)
+    num_aborted = cluster.abort() if mode == pb.PAUSE_MODE_ABORT else 0
+    await until_quiet(cluster.replicas.values())
+    return num_aborted
+
+
+async def until_quiet(replicas: Iterable[Replica]) -> None:
+    """`replicas` may change meanwhile."""
+    while not all(replica.is_quiet for replica in replicas):
+        await asyncio.sleep(QUIET_POLL_S)
+
+
+async def _run_empty(cluster: Cluster) -> None:
+    """Until nobody is left who has begun, or somebody else has paused generation; what came waits. Raises
+    FailedPrecondition if generation is resumed first. Leaves nothing behind if it is cancelled."""
+    if cluster.is_held:
+        return
+    cluster.park(True)
+    try:
+        while cluster.parking and (cluster.num_placed or cluster.num_begun):
+            await asyncio.sleep(QUIET_POLL_S)
+        if not (cluster.parking or cluster.is_held):
+            raise FailedPrecondition("generation was resumed before what runs had ended")
+    except asyncio.CancelledError:
+        cluster.park(False)
+        raise
+
+
+def forget(replica: Replica) -> int:
+    """All prefixes, while nothing is under way; what ran waits. Returns the number of blocks."""
+    count = replica.core.reset_prefix_cache(preempt_running=True)
+    assert count is not None, "nothing runs after a preemption"
+    return count
+
+
+async def reset(replica: Replica) -> int:
+    """Between two steps: nothing is ordered until those under way have returned, and transfers as well."""
+    replica.pause()
+    try:
+        await until_quiet([replica])
+        count = forget(replica)
+        replica.send(worker_pb2.AttachResponse(cache_reset=worker_pb2.CacheReset()))
+    finally:
+        replica.resume()
+    return count

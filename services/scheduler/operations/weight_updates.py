@@ -1,0 +1,205 @@
+"""Other weights for all workers, without a restart.
+
+An update has two phases. First every worker stages the new weights: reads them and checks that they fit, while it goes
+on with the old ones. Only when all have is the update decided on; then, between two steps, all swap, and no prefix that
+was cached before is found any more. A worker that is lost meanwhile, or comes later, is outdated until it catches up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.operations import quiet
+from services.scheduler.replicas.orders import named
+from services.scheduler.replicas.replica import Replica
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
+from shared.logs import logger
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1 import model_pb2
+from shared.pb.worker.v1 import worker_pb2
+from shared.supervision import Tasks
+
+log = logger("weights")
+
+LONGEST_VERSION = 128  # characters
+LONGEST_PATH = 4096
+SWAP_TIMEOUT_S = 120.0
+RETRY_S = 5.0
+
+
+class WeightUpdates:
+    """One at a time, workers that catch up included."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._changing = asyncio.Lock()
+        self._tasks = Tasks()
+
+    def next_number(self) -> int:
+        """Of an update: greater than any before it, those of other schedulers included."""
+        return max(time.time_ns() // 1_000_000, self._cluster.weights.wanted.update + 1)
+
+    @asynccontextmanager
+    async def staged(self, number: int, request: pb.UpdateWeightsRequest) -> AsyncIterator[StagedUpdate]:
+        """Every worker has staged them; on leaving, what has not been swapped in is dropped. Raises QuireError."""
+        identity, mode = _checked(number, request), request.mode or pb.PAUSE_MODE_WAIT
+        if self._changing.locked():
+            raise Unavailable("another update of weights is under way, or a worker catches up", retry_after_ms=1000)
+        async with self._changing:
+            if number <= self._cluster.weights.wanted.update:
+                raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
+            update = StagedUpdate(self._cluster, identity, mode, self._tasks)
+            try:
+                await update.stage()
+                yield update
+            finally:
+                update.leave()
+
+    async def keep_up(self, replica: Replica) -> NoReturn:
+        """Has a worker that has fallen behind catch up, whenever that happens; until cancelled. Raises Unavailable for
+        one of which nobody knows any more what it has."""
+        while True:
+            await replica.fell_behind.wait()
+            replica.fell_behind.clear()
+            reason = ""
+            while replica.outdated:
+                if replica.is_unsure:
+                    raise Unavailable(f"worker {replica.id} did not say whether it has the new weights")
+                try:
+                    await self._catch_up(replica)
+                except QuireError as error:
+                    if error.message != reason:
+                        log.warning("a worker stays outdated", worker=replica.id, reason=error.message)
+                    reason = error.message
+                    await asyncio.sleep(RETRY_S)
+
+    async def _catch_up(self, replica: Replica) -> None:
+        while replica.core.has_work:  # what it runs goes on to its end with the weights that it has begun with
+            await asyncio.sleep(quiet.QUIET_POLL_S * 10)
+        async with self._changing:
+            wanted = self._cluster.weights.wanted
+            if not replica.outdated:
+                return
+            if not wanted.path:
+                text = f"weights {wanted.version!r} came as a stream and are kept nowhere: update the weights once more"
+                raise FailedPrecondition(text)
+            order = worker_pb2.DeviceOrder(stage_weights=worker_pb2.StageWeights(weights=wanted))
+            await replica.orders.give(order)
+            quiet.forget(replica)
+            swap = worker_pb2.DeviceOrder(swap_weights=worker_pb2.SwapWeights(update=wanted.update))
+            await replica.orders.give(swap, SWAP_TIMEOUT_S)
+            replica.weights = wanted
+            self._cluster.weights.compare(replica)
+        log.info("a worker has caught up", worker=replica.id, version=wanted.version)
+        self._cluster.came_back()
+
+
+class StagedUpdate:
+    """One update of all workers."""
+
+    def __init__(self, cluster: Cluster, identity: model_pb2.WeightsIdentity, mode: pb.PauseMode, tasks: Tasks) -> None:
+        self._cluster, self._identity, self._mode, self._tasks = cluster, identity, mode, tasks
+        self._staged: list[Replica] = []
+        self._is_held = False
+        self._num_aborted = 0
+
+    async def stage(self) -> None:
+        replicas = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
+        if not all(replica.hello.stages_beside_steps for replica in replicas):
+            await self._hold()
+        self._staged = replicas  # also those that may not get there
+        order = worker_pb2.StageWeights(weights=self._identity)
+        orders = [replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
+        outcomes = await asyncio.gather(*orders, return_exceptions=True)
+        for replica, outcome in zip(replicas, outcomes, strict=True):
+            if isinstance(outcome, QuireError):
+                raise named(replica.id, outcome)
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    @property
+    def num_workers(self) -> int:
+        """That have staged them."""
+        return len(self._staged)
+
+    async def swap(self) -> pb.UpdateWeightsResponse:
+        """Decided: what is begun here is finished, whoever still waits for it. Workers that come later catch up."""
+        if not self._is_held:
+            await self._hold()
+        swapping = self._tasks.start("a swap of weights", self._swap())
+        try:
+            await asyncio.shield(swapping)
+        except asyncio.CancelledError:
+            await asyncio.wait([swapping])
+            raise
+        replicas = self._cluster.replicas.values()
+        return pb.UpdateWeightsResponse(
+            weight_version=self._identity.version,
+            num_workers=sum(not replica.outdated for replica in replicas),
+            num_kept=self._cluster.num_waiting + self._cluster.num_running,
+            num_aborted=self._num_aborted,
+        )
+
+    async def _hold(self) -> None:
+        """No answer is of two weights, unless that is asked for."""
+        self._is_held = True
+        self._num_aborted = await quiet.hold(self._cluster, Hold.WEIGHTS, self._mode)
+        if self._mode == pb.PAUSE_MODE_WAIT and self._cluster.num_begun:
+            text = (
+                "generation is paused, and requests wait that have begun: mode keep has them go on with other weights"
+            )
+            raise FailedPrecondition(f"mode: {text}, abort ends them", field="mode")
+        for replica in self._cluster.replicas.values():
+            if not replica.hello.stages_beside_steps:  # it forgets what its blocks hold, whatever comes of it
+                quiet.forget(replica)
+
+    async def _swap(self) -> None:
+        cluster = self._cluster
+        there = [replica for replica in self._staged if cluster.replicas.get(replica.id) is replica]
+        if self._staged and not there:
+            raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
+        self._staged = []
+        cluster.weights.wanted = self._identity
+        for replica in there:
+            quiet.forget(replica)
+        await asyncio.gather(*(self._swap_one(replica) for replica in there))
+        for replica in cluster.replicas.values():
+            cluster.weights.compare(replica)
+            if replica.outdated:
+                cluster.give_back(replica)
+        cluster.came_back()
+        log.info("weights updated", version=self._identity.version, workers=len(there))
+
+    async def _swap_one(self, replica: Replica) -> None:
+        """One that does not is outdated."""
+        order = worker_pb2.DeviceOrder(swap_weights=worker_pb2.SwapWeights(update=self._identity.update))
+        try:
+            await replica.orders.give(order, SWAP_TIMEOUT_S)
+        except Unavailable as error:
+            replica.is_unsure = True
+            log.warning("a worker may not have the new weights", worker=replica.id, reason=error.message)
+        except QuireError as error:
+            log.warning("a worker does not take the new weights", worker=replica.id, reason=error.message)
+        else:
+            replica.weights = self._identity
+
+    def leave(self) -> None:
+        for replica in self._staged:
+            replica.orders.tell(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
+        if self._is_held:
+            self._cluster.hold(Hold.WEIGHTS, False)
+
+
+def _checked(number: int, request: pb.UpdateWeightsRequest) -> model_pb2.WeightsIdentity:
+    path, version = request.path, request.weight_version or str(number)
+    if not path or "\0" in path or len(path) > LONGEST_PATH:
+        raise InvalidArgument(f"path: {path!r:.80} is not the path of a folder", field="path")
+    if not version.isprintable() or len(version) > LONGEST_VERSION:
+        text = f"weight_version: at most {LONGEST_VERSION} printable characters, not {version!r:.80}"
+        raise InvalidArgument(text, field="weight_version")
+    return model_pb2.WeightsIdentity(update=number, version=version, path=path)

@@ -1,0 +1,77 @@
+"""What one worker has been told to do with its device besides steps: weights, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from shared.errors import FailedPrecondition, QuireError, Unavailable, from_proto, to_proto
+from shared.pb.common.v1 import model_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+AT_START = "0"  # how weights are called that no update has changed
+ORDER_TIMEOUT_S = 600.0  # a worker reads weights
+
+
+class ReplicaOrders:
+    """Of one attachment. Every order ends: with an answer, or when the worker is gone."""
+
+    def __init__(self, send: Callable[[pb.AttachResponse], None]) -> None:
+        self._send = send
+        self._order_ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[pb.DeviceOrderDone]] = {}
+        self._is_gone = False
+
+    async def give(self, order: pb.DeviceOrder, timeout_s: float = ORDER_TIMEOUT_S) -> None:
+        """Returns when it has been carried out. Raises the worker's refusal, and Unavailable if it is gone or silent.
+        An order that nobody waits for any more is carried out all the same."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                done = await self.tell(order)
+        except TimeoutError:
+            kind = order.WhichOneof("order")
+            raise Unavailable(f"the worker did not answer {kind} within {timeout_s:g} s") from None
+        if done.HasField("error"):
+            raise from_proto(done.error)
+
+    def tell(self, order: pb.DeviceOrder) -> asyncio.Future[pb.DeviceOrderDone]:
+        """Its answer may be awaited or left alone."""
+        answer: asyncio.Future[pb.DeviceOrderDone] = asyncio.get_running_loop().create_future()
+        if self._is_gone:
+            answer.set_result(_gone(0))
+            return answer
+        order.order_id = next(self._order_ids)
+        self._waiting[order.order_id] = answer
+        self._send(pb.AttachResponse(device_order=order))
+        return answer
+
+    def take_done(self, wire: pb.DeviceOrderDone) -> None:
+        """Raises FailedPrecondition for what was not ordered."""
+        answer = self._waiting.pop(wire.order_id, None)
+        if answer is None:
+            raise FailedPrecondition(f"order_id: the scheduler awaits no answer to order {wire.order_id}")
+        if not answer.done():
+            answer.set_result(wire)
+
+    def lose(self) -> None:
+        """The worker is gone."""
+        self._is_gone = True
+        for order_id, answer in self._waiting.items():
+            if not answer.done():
+                answer.set_result(_gone(order_id))
+        self._waiting.clear()
+
+
+def _gone(order_id: int) -> pb.DeviceOrderDone:
+    return pb.DeviceOrderDone(order_id=order_id, error=to_proto(Unavailable("the worker is gone")))
+
+
+def weights_of(hello: pb.WorkerHello) -> model_pb2.WeightsIdentity:
+    """That a worker computes with; those of the start if it does not say."""
+    return hello.weights if hello.HasField("weights") else model_pb2.WeightsIdentity(version=AT_START)
+
+
+def named(worker: str, refusal: QuireError) -> QuireError:
+    """With the worker that refuses."""
+    return type(refusal)(f"{worker}: {refusal.message}", field=refusal.field, retry_after_ms=refusal.retry_after_ms)

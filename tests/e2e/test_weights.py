@@ -1,0 +1,182 @@
+"""Weights that change under a cluster of real processes, while many streams run, and when a worker dies of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import Client, LLMEngine, SamplingParams, bundled
+from quire.cli.main import main
+from quire.client import AsyncClient
+from quire.cluster import Cluster
+from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from shared.pb.admin.v1 import admin_pb2
+from tests.e2e.conftest import running_cluster
+
+PROMPT = "Once upon a time there was a boy who counted: one, two, three, four,"
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+LONG = SamplingParams(temperature=0, max_tokens=160, ignore_eos=True)
+SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 400, "dtype": "float32"}
+NUM_STREAMS = 32
+PATIENCE_S = 60.0
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+def folder_of(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    shutil.copytree(bundled.FOLDER, path)
+    (file,) = path.glob("*.safetensors")
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+    return path
+
+
+def shake(seed: int) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        noise = torch.Generator().manual_seed(seed)
+        for tensor in tensors.values():
+            tensor.add_((torch.randn(tensor.shape, generator=noise) * 0.2 * tensor.float().std()).to(tensor))
+
+    return change
+
+
+def lack(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[NORM]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("weights")
+    for seed in (1, 2):
+        folder_of(root / f"step-{seed}", shake(seed))
+    folder_of(root / "wrong", lack)
+    return root
+
+
+@pytest.fixture(scope="module")
+def cluster(folders: Path) -> Iterator[Cluster]:
+    worker = SETTINGS | {"weights_folders": [str(folders)]}
+    with running_cluster(workers=2, schedulers=2, worker=worker) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with Client(cluster.grpc_address) as connected:
+        yield connected
+
+
+def fresh(folder: Path) -> list[int]:
+    with LLMEngine(str(folder), **SETTINGS) as engine:
+        engine.add_request("one", PROMPT, GREEDY)
+        while engine.has_unfinished_requests():
+            (output,) = engine.step()
+        return list(output.outputs[0].token_ids)
+
+
+def versions(client: Client) -> dict[str, str]:
+    return {s.id: s.weight_version for s in client.status() if s.role == admin_pb2.ROLE_WORKER}
+
+
+def num_running(client: Client) -> int:
+    return sum(s.running for s in client.status() if s.role == admin_pb2.ROLE_WORKER)
+
+
+def is_updated(client: Client, folder: str, version: str) -> bool:
+    """A worker that is gone meanwhile fails the update, which changes nothing then."""
+    try:
+        return client.update_weights_from_disk(folder, version, "keep") == version
+    except Unavailable:
+        return False
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def test_a_folder_takes_the_place_of_the_weights_while_streams_run(
+    cluster: Cluster, client: Client, folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (before,) = client.generate(PROMPT, GREEDY)
+    assert before.weight_version == "0"
+
+    async def streams() -> list[str]:
+        many = AsyncClient(cluster.grpc_address)
+        asked = [asyncio.ensure_future(many.generate(f"{PROMPT} {i}", LONG)) for i in range(NUM_STREAMS)]
+        await asyncio.to_thread(until, lambda: num_running(client) > 4)
+        version = await asyncio.to_thread(client.update_weights_from_disk, "step-1", "step-1")
+        assert version == "step-1"
+        outputs = await asyncio.gather(*asked)
+        await many.close()
+        assert all(len(output.outputs[0].token_ids) == LONG.max_tokens for output in outputs)
+        return [output.weight_version for output in outputs]
+
+    assert set(asyncio.run(streams())) <= {"0", "step-1"}
+    assert set(versions(client).values()) == {"step-1"}
+    for _ in range(2):  # on either worker
+        (after,) = client.generate(PROMPT, GREEDY)
+        assert (after.weight_version, after.outputs[0].token_ids) == ("step-1", fresh(folders / "step-1"))
+    assert after.outputs[0].token_ids != before.outputs[0].token_ids
+    body = {"prompt": PROMPT, "max_tokens": 4, "model": bundled.FOLDER.name}
+    url = f"http://{cluster.http_address}/v1/completions"
+    body["model"] = httpx.get(f"http://{cluster.http_address}/v1/models").json()["data"][0]["id"]
+    answer = httpx.post(url, json=body, timeout=60).json()
+    assert answer["choices"][0]["weight_version"] == "step-1"
+    assert main(["weights", str(folders / "step-2"), "--mode", "abort", "--address", cluster.grpc_address]) == 0
+    assert capsys.readouterr().out == f"weights: {client.generate(PROMPT, GREEDY)[0].weight_version}\n"
+
+
+def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_path: Path) -> None:
+    before = client.generate(PROMPT, GREEDY)[0]
+    with pytest.raises(InvalidArgument, match=NORM):
+        client.update_weights_from_disk("wrong")
+    with pytest.raises(InvalidArgument, match="not in a folder that this worker takes weights from"):
+        client.update_weights_from_disk(str(bundled.FOLDER))
+    with pytest.raises(InvalidArgument, match="is no folder"):
+        client.update_weights_from_disk("nowhere")
+    after = client.generate(PROMPT, GREEDY)[0]
+    assert (after.weight_version, after.outputs) == (before.weight_version, before.outputs)
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_that_is_killed_ends_on_the_version_of_the_others(client: Client, cluster: Cluster) -> None:
+    client.update_weights_from_disk("step-1", "first")
+    for service in client.status():
+        if service.role == admin_pb2.ROLE_WORKER:
+            os.kill(service.pid, signal.SIGKILL)
+            break
+    until(lambda: is_updated(client, "step-2", "second"))
+    until(lambda: list(versions(client).values()) == ["second", "second"])
+
+
+def test_without_folders_nothing_is_read(tmp_path: Path) -> None:
+    refused = pytest.raises(FailedPrecondition, match="weights_folders: this worker was started with none")
+    with running_cluster(worker=SETTINGS) as cluster, Client(cluster.grpc_address) as client, refused:
+        client.update_weights_from_disk(str(tmp_path))
+
+
+def test_ranks_change_together(folders: Path) -> None:
+    worker = SETTINGS | {"tensor_parallel_size": 2, "weights_folders": [str(folders)]}
+    with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
+        (before,) = client.generate(PROMPT, GREEDY)
+        with pytest.raises(InvalidArgument, match=NORM):
+            client.update_weights_from_disk("wrong")
+        (again,) = client.generate(PROMPT, GREEDY)
+        assert (again.outputs, again.weight_version) == (before.outputs, "0")
+        client.update_weights_from_disk("step-1", "step-1", "keep")
+        (after,) = client.generate(PROMPT, GREEDY)
+        assert (after.outputs[0].token_ids, after.weight_version) == (fresh(folders / "step-1"), "step-1")

@@ -1,0 +1,242 @@
+"""Other weights take the place of those that workers compute with: all workers have them or none, no answer is of two
+unless that is asked for, and whoever was away catches up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1 import model_pb2
+from tests.admin import admin_of, calling
+from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
+from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+
+__all__ = ["start"]
+
+PATIENCE_S = 60.0
+NUM_TOKENS = 40
+KEEP, ABORT, WAIT = pb.PAUSE_MODE_KEEP, pb.PAUSE_MODE_ABORT, pb.PAUSE_MODE_WAIT
+STAGE, SWAP, DROP = "stage_weights", "swap_weights", "drop_weights"
+
+
+async def update(bench: Bench, version: str = "one", mode: pb.PauseMode = WAIT) -> pb.UpdateWeightsResponse:
+    request = pb.UpdateWeightsRequest(path=f"folder-{version}", weight_version=version, mode=mode)
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        return await admin.UpdateWeights(request)
+
+
+async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:
+    return await bench.worker(id=f"w{number}", **fields)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def until_state(bench: Bench, name: str, state: pb.State) -> pb.ServiceStatus:
+    async with asyncio.timeout(PATIENCE_S):
+        while (found := (await bench.status()).get(name)) is None or found.state != state:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def begin(frontend: FrontendPeer, stream: int) -> None:
+    await frontend.submit(stream, PROMPTS[stream], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[stream]) > 2)
+
+
+async def test_all_workers_stage_before_one_swaps(start: Start) -> None:
+    bench = await start()
+    late = asyncio.Event()
+    first, second = await worker(bench, 0), await worker(bench, 1, hold_orders={STAGE: late})
+    updating = asyncio.ensure_future(update(bench))
+    await until(lambda: first.staged is not None and second.operated)
+    assert first.operated == second.operated == [STAGE]
+    late.set()
+    answer = await updating
+    assert (answer.weight_version, answer.num_workers) == ("one", 2)
+    assert first.operated == second.operated == [STAGE, SWAP]
+    assert first.has_weights == second.has_weights
+    assert (first.has_weights.version, first.has_weights.path) == ("one", "folder-one")
+    status = await bench.status()
+    assert {status[name].weight_version for name in ("s0", "w0", "w1")} == {"one"}
+
+
+async def test_what_one_worker_refuses_no_worker_takes(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, refuses={STAGE})
+    frontend = await bench.frontend()
+    with pytest.raises(grpc.aio.AioRpcError, match="w1: cannot stage_weights") as refused:
+        await update(bench)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await until(lambda: first.operated == second.operated == [STAGE, DROP])
+    assert first.has_weights.version == second.has_weights.version == "0"
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"0"}
+
+
+async def test_what_runs_ends_with_the_weights_that_it_began_with(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, step_s=0.005)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    updating = asyncio.ensure_future(update(bench))
+    await until(lambda: peer.staged is not None)
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    assert (await updating).num_aborted == 0
+    await frontend.ended(0, 1)
+    assert (frontend.weight_versions[0], frontend.weight_versions[1]) == ({"0"}, {"one"})
+    assert len(frontend.tokens[0]) == len(frontend.tokens[1]) == NUM_TOKENS
+
+
+async def test_what_is_kept_goes_on_with_the_new_ones_computed_anew(start: Start) -> None:
+    bench = await start()
+    await worker(bench, step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    answer = await update(bench, mode=KEEP)
+    assert (answer.num_kept, answer.num_aborted) == (1, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"0", "one"}
+    await begin(frontend, 1)
+    assert (await update(bench, "two", mode=ABORT)).num_aborted == 1
+    await frontend.ended(1)
+    assert frontend.weight_versions[1] == {"one"}
+
+
+async def test_no_prefix_of_old_weights_is_found(start: Start) -> None:
+    bench = await start()
+    await worker(bench)
+    frontend = await bench.frontend()
+    prompt = list(range(3, 24))
+    for stream in range(3):
+        if stream == 2:
+            await update(bench)
+        await frontend.submit(stream, prompt, max_tokens=4, eos_token_ids=b"")
+        await frontend.ended(stream)
+    assert frontend.cached == {0: 0, 1: 20, 2: 0}
+
+
+async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_have_begun(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        await admin.PauseGeneration(pb.PauseGenerationRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="requests wait that have begun"):
+            await update(bench)
+        await until(lambda: peer.operated == [STAGE, DROP])
+        assert (await update(bench, mode=KEEP)).num_kept == 1
+        await asyncio.sleep(0.05)
+        assert (await bench.status())["s0"].state == pb.STATE_PAUSED, "as it was before"
+        await admin.ResumeGeneration(pb.ResumeGenerationRequest())
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"0", "one"}
+
+
+async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, hold_orders={STAGE: asyncio.Event()})
+    frontend = await bench.frontend()
+    updating = asyncio.ensure_future(update(bench))
+    await until(lambda: peer.operated)
+    updating.cancel()
+    await until(lambda: peer.operated == [STAGE, DROP])
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    peer.hold_orders.clear()
+    await update(bench)
+    assert peer.has_weights.version == "one"
+
+
+async def test_a_worker_that_comes_later_catches_up_before_it_gets_sequences(start: Start) -> None:
+    bench = await start()
+    await worker(bench, 0)
+    await update(bench)
+    frontend = await bench.frontend()
+    late = asyncio.Event()
+    second = await worker(bench, 1, hold_orders={STAGE: late})
+    await until_state(bench, "w1", pb.STATE_OUTDATED)
+    assert frontend.view.num_workers == 1
+    late.set()
+    await until_state(bench, "w1", pb.STATE_READY)
+    assert second.operated == [STAGE, SWAP]
+    assert (second.has_weights.version, second.has_weights.path) == ("one", "folder-one")
+
+
+async def test_a_worker_that_is_lost_in_a_swap_ends_on_the_version_of_the_others(start: Start) -> None:
+    bench = await start()
+    swapped = asyncio.Event()
+    first, second = await worker(bench, 0), await worker(bench, 1, hold_orders={SWAP: swapped})
+    frontend = await bench.frontend()
+    updating = asyncio.ensure_future(update(bench))
+    await until(lambda: SWAP in second.operated)
+    second.call.cancel()
+    assert (await updating).num_workers == 1
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"one"}
+    again = await worker(bench, 1)
+    await until_state(bench, "w1", pb.STATE_READY)
+    assert first.has_weights == again.has_weights
+
+
+async def test_a_worker_that_does_not_take_them_is_left_out(start: Start) -> None:
+    bench = await start()
+    await worker(bench, 0)
+    await worker(bench, 1, refuses={SWAP})
+    frontend = await bench.frontend()
+    assert (await update(bench)).num_workers == 1
+    assert (await until_state(bench, "w1", pb.STATE_OUTDATED)).weight_version == "0"
+    await frontend.until(lambda: frontend.view.num_workers == 1)
+
+
+async def test_a_scheduler_that_starts_anew_learns_from_its_workers_what_is_wanted(start: Start) -> None:
+    bench = await start()
+    old = model_pb2.WeightsIdentity(update=5, version="five", path="folder-five")
+    new = model_pb2.WeightsIdentity(update=7, version="seven", path="folder-seven")
+    first = await worker(bench, 0, has_weights=old)
+    frontend = await bench.frontend()
+    await until_state(bench, "w0", pb.STATE_READY)
+    await worker(bench, 1, has_weights=new)
+    await until(lambda: first.has_weights == new)
+    await until_state(bench, "w0", pb.STATE_READY)
+    assert (await bench.status())["s0"].weight_version == "seven"
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"seven"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"path": ""}, "path: '' is not the path of a folder"),
+        ({"path": "a\0b"}, "is not the path of a folder"),
+        ({"path": "a", "weight_version": "x" * 129}, "weight_version: at most 128 printable characters"),
+        ({"path": "a", "weight_version": "a\nb"}, "weight_version: at most 128 printable characters"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(start: Start, fields: dict[str, str], text: str) -> None:
+    bench = await start()
+    peer = await worker(bench)
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        with pytest.raises(grpc.aio.AioRpcError, match=text) as refused:
+            await admin.UpdateWeights(pb.UpdateWeightsRequest(**fields))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert peer.operated == []
+
+
+async def test_without_workers_there_is_nothing_to_update(start: Start) -> None:
+    bench = await start()
+    with pytest.raises(grpc.aio.AioRpcError, match="no worker is there") as refused:
+        await update(bench)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

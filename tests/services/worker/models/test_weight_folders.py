@@ -1,0 +1,38 @@
+"""Weights are read from folders that an operator has named, and nothing else is looked at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.worker.models.weight_folders import WeightFolders
+from shared.errors import FailedPrecondition, InvalidArgument
+
+
+def test_what_leads_out_is_refused_in_the_same_words_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside / "a", outside):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    folders = WeightFolders([str(inside)])
+    assert folders.find("a") == folders.find(str(inside / "a")) == inside / "a"
+    (inside / "link").symlink_to(outside)
+    for path in ("../out", "../nowhere", str(outside), "link"):
+        with pytest.raises(InvalidArgument, match=r"is not in a folder that this worker takes weights from"):
+            folders.find(path)
+    (inside / "a" / "model.safetensors").symlink_to(outside / "config.json")
+    with pytest.raises(InvalidArgument, match=r"has a model\.safetensors that lies outside"):
+        folders.find("a")
+    (inside / "b").mkdir()
+    os.mkfifo(inside / "b" / "model.safetensors")
+    with pytest.raises(InvalidArgument, match=r"model\.safetensors that is no regular file"):
+        folders.find("b")
+    with pytest.raises(InvalidArgument, match="is no folder"):
+        folders.find("c")
+
+
+def test_without_folders_nothing_is_read(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="weights_folders"):
+        WeightFolders(()).find(str(tmp_path))
