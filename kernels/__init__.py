@@ -41,6 +41,9 @@ FUNCTIONS = (
     "head_linear",
     "latent_attention",
     "ragged_attention",
+    "short_convolution",
+    "gated_delta_rule",
+    "gated_norm",
     "silu_mul",
     "sample",
     "mask_logits",
@@ -84,6 +87,9 @@ class Ops:
     head_linear: Callable[[Tensor, Any], Tensor]
     latent_attention: Callable[..., Tensor]
     ragged_attention: Callable[..., Tensor]
+    short_convolution: Callable[..., Tensor]
+    gated_delta_rule: Callable[..., Tensor]
+    gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
     mask_logits: Callable[..., None]

@@ -4,6 +4,8 @@ from kernels.reference.activation import silu_mul
 from kernels.reference.attention_inputs import qk_norm_rope_store
 from kernels.reference.embedding import embed
 from kernels.reference.experts import experts, prepare_experts, route
+from kernels.reference.gated_delta_rule import gated_delta_rule
+from kernels.reference.gated_norm import gated_norm
 from kernels.reference.latent_attention import head_linear, latent_attention, latent_store, prepare_head_linear
 from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.log_softmax import log_softmax
@@ -14,6 +16,7 @@ from kernels.reference.quantized_linear import prepare_quantized_linear, quantiz
 from kernels.reference.ragged_attention import ragged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling import sample
+from kernels.reference.short_convolution import short_convolution
 from kernels.reference.token_mask import mask_logits
 
 
@@ -26,6 +29,8 @@ __all__ = [
     "add_rms_norm",
     "embed",
     "experts",
+    "gated_delta_rule",
+    "gated_norm",
     "gumbel_noise",
     "head_linear",
     "latent_attention",
@@ -46,6 +51,7 @@ __all__ = [
     "rms_norm",
     "route",
     "sample",
+    "short_convolution",
     "silu_mul",
     "unavailable",
 ]

@@ -23,7 +23,7 @@ from services.worker.heads.features import FeaturesHead
 from services.worker.heads.heads import Heads
 from services.worker.heads.pooling import PoolingHead
 from services.worker.heads.prompt_logprobs import PromptLogprobs
-from services.worker.kv import kv_cache, kv_memory
+from services.worker.kv import kv_cache, kv_memory, state_blocks
 from services.worker.kv.host_memory import HostMemory, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import BlockShape, block_shape
@@ -104,9 +104,10 @@ def build_replica(
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
     device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
     place = _place(settings, config, device, seat, wanted)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
+    wanted = state_blocks.fit(wanted, config, kv_dtype, settings, drafting)
     if settings.batch_invariant:
         batch_invariance.check(settings, place, drafting, is_latent=config.latent is not None)
-    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     shape = block_shape(spec, wanted.layout.layers_per_page, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
@@ -115,8 +116,7 @@ def build_replica(
     weights = WeightCounts.of(model.destinations(), config, expert_ranks=place.shard.expert_ranks)
     _load(model, settings, loader, place)
     target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader)
-    drafter = open_drafter(drafting, target) if drafting else None
-    _check_drafter(drafter, wanted)
+    drafter = _drafter(drafting, target, wanted)
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
     runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device, place.adapters)
@@ -172,7 +172,7 @@ def _host_memory(
     reason = (
         f"ranks of a group of {settings.tensor_parallel_size} have no memory in common for their parts of a block"
         if settings.tensor_parallel_size > 1
-        else "layers with windows keep their blocks on the device"
+        else "layers with windows or states keep their blocks on the device"
         if fitting.num_groups > 1 or fitting.layout.windows
         else "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
         if drafter is not None and drafter.block_bytes
@@ -270,13 +270,15 @@ def _sampler(
     )
 
 
-def _check_drafter(drafter: Drafter | None, wanted: Limits) -> None:
+def _drafter(drafting: SpeculativeConfig | None, target: Target, wanted: Limits) -> Drafter | None:
+    drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and wanted.layout.windows:
         raise InvalidArgument(
             "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window only; "
             "ngram, suffix, medusa and grammar need none",
             field="speculative_config",
         )
+    return drafter
 
 
 def _heads(
@@ -363,9 +365,9 @@ def _graph_maker(
     if not backend.records_decodes:
         log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
         return None
-    chunks = settings.cuda_graph_chunks and backend.records_chunks
+    chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
     if chunks != settings.cuda_graph_chunks:
-        log.info("no CUDA graphs for chunks: the attention backend for them cannot be recorded")
+        log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting else 0)
     keeps_hidden = drafter is not None and drafter.needs_features

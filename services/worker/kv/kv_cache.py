@@ -13,6 +13,7 @@ from services.worker.device.staging import upload
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv.layout import KVLayout
 from services.worker.step.block_copies import BlockCopies
+from shared.kv_specs import State
 
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20
@@ -22,13 +23,15 @@ HUGE_PAGE = 2 << 20
 class LayerCache:
     """One layer's share, each [num_blocks, block_size, num_kv_heads, head_dim].
 
-    Latent vectors are both keys and values: one tensor."""
+    Latent vectors are both keys and values: one tensor. Of a layer that keeps a state both are float32 words of any
+    meaning, [num_blocks, words] (kernels/state_pages.py)."""
 
     k: Tensor
     v: Tensor
     # int64 [parts of all layers, num_blocks, words of a block], where they are one piece of memory
     all_layers: Tensor | None = None
     group: int = 0  # whose pages it reads
+    block_size: int = 0  # of a layer that keeps a state
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -38,7 +41,14 @@ class LayerCache:
 
 def of_layers(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
     """By layer. `memory`: by place in a page, which layers of several groups have in common."""
-    return [replace(memory[place], group=group) for group, place in layout.places]
+    return [_of_layer(memory[place], layout, group) for group, place in layout.places]
+
+
+def _of_layer(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
+    if not isinstance(layout.groups[group].spec, State):
+        return replace(shared, group=group)
+    k, v = (part.flatten(1).view(torch.float32) for part in (shared.k, shared.v))
+    return replace(shared, k=k, v=v, group=group, block_size=shared.k.size(1))
 
 
 def allocate(shape: BlockShape, num_blocks: int, device: torch.device) -> list[LayerCache]:
@@ -61,7 +71,7 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
     if whole is not None:  # two launches instead of four for each layer
         whole.index_copy_(1, targets, whole.index_select(1, sources))
         return
-    for cache in {id(cache.k): cache for cache in caches}.values():  # layers of several groups share memory
+    for cache in {cache.k.data_ptr(): cache for cache in caches}.values():  # layers of several groups share memory
         for part in cache.parts:
             part.index_copy_(0, targets, part.index_select(0, sources))
 

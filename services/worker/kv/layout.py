@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, NOTHING, Full, KVGroup, KVSpec, Latent, Window, form_groups
+from shared.kv_specs import FULL, NOTHING, Full, KVGroup, KVSpec, Latent, State, Window, form_groups, reach
 
 LEAST_WINDOW = 2  # a token and the one before
 
@@ -22,7 +22,7 @@ class KVLayout:
     def of(cls, specs: Sequence[KVSpec], max_model_len: int) -> KVLayout:
         """Of a model's layers. A window that no sequence outgrows keeps everything. Raises InvalidArgument."""
         for layer, spec in enumerate(specs):
-            if not isinstance(spec, Full | Window | Latent):
+            if not isinstance(spec, Full | Window | Latent | State):
                 raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
             if spec != specs[0] and Latent in (type(spec), type(specs[0])):
                 text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {specs[0]}: pages have one size"
@@ -48,8 +48,14 @@ class KVLayout:
 
     @cached_property
     def windows(self) -> tuple[tuple[int, int], ...]:
-        """(group, length) of those that have one."""
-        return tuple((i, group.spec.length) for i, group in enumerate(self.groups) if isinstance(group.spec, Window))
+        """(group, length) of those that give blocks back while a sequence goes on; a state's reaches to the token
+        before."""
+        reaches = ((i, reach(group.spec)) for i, group in enumerate(self.groups))
+        return tuple((group, length) for group, length in reaches if length is not None)
+
+    @cached_property
+    def has_states(self) -> bool:
+        return any(isinstance(group.spec, State) for group in self.groups)
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:

@@ -103,8 +103,9 @@ class Attention:
         order = order.to(self._place.device)
         heads = torch.arange(self._heads.num_q + self._heads.num_kv, device=order.device)
         turned = (heads[:, None] * config.head_dim + order).flatten()
-        values = torch.arange(len(turned), len(turned) + self._heads.num_kv * config.head_dim, device=order.device)
-        self.qkv.reorder(torch.cat((turned, values)))
+        # Values, and whatever comes behind them, stay.
+        rest = torch.arange(len(turned), self.qkv.out_features, device=order.device)
+        self.qkv.reorder(torch.cat((turned, rest)))
         for norm in self._norms:
             norm.weight.copy_(norm.weight[order])
 
@@ -119,9 +120,12 @@ class Attention:
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
+        return self._store(self._projected(x), batch, cache, cos_sin)
+
+    def _store(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         q_weight, k_weight = self._norm_weights
         return self._ops.qk_norm_rope_store(
-            self._projected(x),
+            qkv,
             q_weight,
             k_weight,
             self._config.rms_norm_eps,
@@ -140,8 +144,12 @@ class Attention:
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        return self.output(self._attended(q, cache, metadata).flatten(1))
+
+    def _attended(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """[num_tokens, num_q_heads, head_dim]"""
         sinks = self._sinks.scores if self._sinks else None
-        attended = self._backend.attend(
+        return self._backend.attend(
             q,
             cache.k,
             cache.v,
@@ -151,7 +159,6 @@ class Attention:
             sinks=sinks,
             softcap=self._config.attention_softcap,
         )
-        return self.output(attended.flatten(1))
 
     def run_row(
         self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
@@ -176,7 +183,7 @@ def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig)
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads
     taken = [
-        of_heads(heads.queries, head_dim),
+        of_heads(heads.queries, head_dim if fused else inputs[0].out_features // config.num_q_heads),
         of_heads(heads.keys, head_dim, first_key * head_dim if fused else 0),
         of_heads(heads.keys, head_dim, first_value * head_dim if fused else 0),
     ]

@@ -136,6 +136,7 @@ class Linear:
         columns = columns or range(in_features)
         self._is_partial = len(columns) < in_features
         self._shard, self._adds_up = place.shard, adds_up and self._is_partial
+        self.out_features = sum(part.num_rows for part in parts)  # of this rank
         self._loaded = parts_of(parts, in_features, bias, place, columns=columns, quantized=quantized)
         self._multiply = place.ops.quantized_linear if self._loaded.is_quantized else place.ops.linear
         self.packed: Any = None  # as the ops want it, once loaded

@@ -76,4 +76,5 @@ class LoadableModel(Loadable, Protocol):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Tensors that a checkpoint may hold although the model does not need them."""
+        """Tensors that a checkpoint may hold although the model does not need them; with a dot at its end: all whose
+        names begin so."""

@@ -124,7 +124,11 @@ class CausalLM(ABC):
         """What each layer keeps of the tokens before."""
         if config.latent is not None:
             return (Latent(config.latent.kv_rank, config.latent.rotated_dim),) * config.num_layers
-        return tuple(Window(length) if length else FULL for length in config.sliding_windows)
+        kept: list[KVSpec] = [Window(length) if length else FULL for length in config.sliding_windows]
+        if config.recurrent is not None:
+            spec = config.recurrent.spec
+            kept = [spec if layer else kept[index] for index, layer in enumerate(config.recurrent.layers)]
+        return tuple(kept)
 
     @staticmethod
     def single_row(config: DecoderConfig, place: Placement) -> str | None:

@@ -77,6 +77,7 @@ def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) ->
 def _load(model: LoadableModel, sources: Iterable[tuple[str, Source]], given: str) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected, passed_over = [], frozenset(model.passed_over)
+    beginnings = tuple(name for name in passed_over if name.endswith("."))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
         name = _full(_usual(written), known)
@@ -87,7 +88,7 @@ def _load(model: LoadableModel, sources: Iterable[tuple[str, Source]], given: st
             _copy(name, source, alternatives[name].destination)
             for covered in alternatives[name].instead_of:
                 missing.pop(covered, None)
-        elif not name.endswith(DERIVED_SUFFIXES) and name not in passed_over:
+        elif not name.endswith(DERIVED_SUFFIXES) and name not in passed_over and not name.startswith(beginnings):
             unexpected.append(name)
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from services.worker.layers.attention import Attention
 from services.worker.layers.experts import SparseMLP
+from services.worker.layers.gated_delta_net import GatedDeltaNet
 from services.worker.layers.latent_attention import LatentAttention
 from services.worker.layers.quantized_experts import experts_of
 from services.worker.models import single_row
@@ -31,7 +32,7 @@ class MixtureLayer(LlamaLayer):
         place: Placement,
         experts: SparseMLP | None = None,
         *,
-        attention: Attention | LatentAttention | None = None,
+        attention: Attention | LatentAttention | GatedDeltaNet | None = None,
     ) -> None:
         """`experts`, `attention`: others than those that the configuration says."""
         assert config.experts is not None

@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "services.worker.models.qwen2:Qwen2ForCausalLM",
     "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe:Qwen2MoeForCausalLM",
     "Qwen3ForCausalLM": "services.worker.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3NextForCausalLM": "services.worker.models.qwen3_next:Qwen3NextForCausalLM",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe:Qwen3MoeForCausalLM",
     "SmolLM3ForCausalLM": "services.worker.models.smollm3:SmolLM3ForCausalLM",
     "Starcoder2ForCausalLM": "services.worker.models.starcoder2:Starcoder2ForCausalLM",

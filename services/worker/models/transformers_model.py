@@ -168,6 +168,8 @@ def _build(values: Mapping[str, Any], place: Placement, attention: PagedAttentio
         _refuse(values, str(error).splitlines()[0])
     if not model.base_model_prefix or model.base_model is model:
         _refuse(values, "it has no decoder of its own")
+    if getattr(model, "_is_stateful", False):
+        _refuse(values, "some of its layers keep a state, which would be forgotten after every step")
     model.tie_weights()
     return model.eval()
 

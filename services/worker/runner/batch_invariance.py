@@ -19,8 +19,10 @@ from shared.settings import WorkerSettings
 SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 BY_TORCH = "kernels.reference"
-# Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
-NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
+# Which functions plain torch may have, by device: those that take each row by itself, and those that are not called,
+# those of layers that are refused beside the option among them.
+OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution"})
+NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"}) | OF_RECURRENT
 # Not called where there is no adapter, and where nothing latent is cached.
 OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
 OF_LATENT = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})

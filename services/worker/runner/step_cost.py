@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.state_pages import WORD_BYTES
 from services.worker.layers.placement import Destination, memory_of
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.step.step_inputs import StepInputs
 from shared.metrics.worker import StepCost
 
+OPERATIONS_ON_STATE = 7  # an element and token: forgotten, multiplied by k, changed, multiplied by q
 MATRIX = 2  # dimensions; biases and the weights of norms, which have one, cost next to nothing
 ROUTED = re.compile(r"\.experts\.")
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embed_positions)\.")
@@ -62,8 +64,16 @@ class CostModel:
         self._weights = weights
         experts = config.experts
         self._taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # share of them, by a token
-        self._layers = tuple(Counter(config.sliding_windows).items())  # windows, 0: none; how many layers have each
-        self._num_layers = config.num_layers
+        recurrent = (False,) * config.num_layers if config.recurrent is None else config.recurrent.layers
+        windows = [
+            window for window, keeps_state in zip(config.sliding_windows, recurrent, strict=True) if not keeps_state
+        ]
+        self._layers = tuple(Counter(windows).items())  # windows, 0: none; how many layers have each
+        self._num_layers = len(windows)
+        shape = None if config.recurrent is None else config.recurrent.state
+        self._num_states = sum(recurrent)  # layers that have one
+        self._state_words = 0 if shape is None else shape.num_words
+        self._state_flops = 0 if shape is None else OPERATIONS_ON_STATE * shape.num_heads * shape.head_words
         # Elements of a token and layer: those that are kept, and those that a head meets.
         cached, met = 2 * config.num_kv_heads * config.head_dim, 2 * config.head_dim
         if config.latent is not None:
@@ -80,11 +90,14 @@ class CostModel:
             kept += num_layers * _sum(inputs.seq_lens, window)
         active = num_tokens * (weights.dense + weights.routed * self._taken) + inputs.num_samples * weights.head
         elements = weights.dense + weights.routed * read + (weights.head if inputs.num_samples else 0)
+        states = float(inputs.num_rows * self._num_states * self._state_words * WORD_BYTES)
         return StepCost(
-            flops=2.0 * active + float(self._attention_flops * attended),
+            flops=2.0 * active
+            + float(self._attention_flops * attended)
+            + float(num_tokens * self._num_states * self._state_flops),
             weight_bytes=float(elements * weights.element_bytes),
-            kv_read_bytes=float(self._kv_bytes * kept),
-            kv_written_bytes=float(self._kv_bytes * num_tokens * self._num_layers),
+            kv_read_bytes=float(self._kv_bytes * kept) + states,
+            kv_written_bytes=float(self._kv_bytes * num_tokens * self._num_layers) + states,
         )
 
 

@@ -204,6 +204,8 @@ class SlotTable:
         require(0 < len(tokens) <= longest, lambda: f"admitted slot {slot} has {len(tokens)} tokens, not 1..{longest}")
         cached = admission.num_cached_tokens
         require(cached <= len(tokens), lambda: f"admitted slot {slot}: {cached} of {len(tokens)} tokens are cached")
+        if self._limits.layout.has_states:
+            require(cached < len(tokens), lambda: f"admitted slot {slot}: its last token has changed the state already")
         self.live[slot] = True
         if admission.samples_nothing:
             self.silent.add(slot)

@@ -141,6 +141,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN, "attention_bias": True}),
 }
 
+HYBRID = {
+    **{**SMALL_EXPERTS, "shared_expert_intermediate_size": 56, "norm_topk_prob": True, "num_hidden_layers": 4},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 6},
+}
+RECURRENT, ATTENTION = "linear_attention", "full_attention"
+# Layers that keep a state in place of keys and values: a page of 8 positions of theirs holds it.
+RECURRENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("Qwen3Next", HYBRID),
+    "qwen3-next-tied": ("Qwen3Next", {**HYBRID, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3}),
+    "qwen3-next-narrow": (  # 4 positions hold it
+        "Qwen3Next",
+        {**HYBRID, "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 4},
+    ),
+    "qwen3-next-ends-recurrent": (
+        "Qwen3Next",
+        {
+            **HYBRID,
+            "num_hidden_layers": 3,
+            "layer_types": [ATTENTION, RECURRENT, RECURRENT],
+            "linear_num_value_heads": 2,
+            "attention_bias": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -157,7 +183,7 @@ class Checkpoint:
 
 def make(family: str, folder: Path, *, classifies: bool = False, **overrides: Any) -> Checkpoint:
     """Random weights large enough that every part of the model moves the logits. `classifies`: whole sequences."""
-    prefix, extra = FAMILIES[family]
+    prefix, extra = (FAMILIES | RECURRENT_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
     config._attn_implementation = "eager"
     head = "ForSequenceClassification" if classifies else "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"

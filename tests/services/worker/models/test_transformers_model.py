@@ -50,6 +50,18 @@ def test_attention_that_cannot_be_replaced_is_refused_before_a_token_is_computed
         Rig(saved(tmp_path, config)).step([New(0, prompt(5))], {0: 5})
 
 
+def test_layers_that_keep_a_state_beside_attention_are_refused(tmp_path: Path) -> None:
+    """All layers attend, so that counting those that do finds nothing wrong."""
+    sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_d_ssm": 32, "mamba_n_heads": 4}
+    config = transformers.FalconH1Config(
+        **sizes, **heads, time_step_limit=None, mamba_d_head=8, mamba_d_state=8, head_dim=8
+    )
+    transformers.FalconH1ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(InvalidArgument, match="keep a state, which would be forgotten after every step"):
+        Rig(tmp_path)
+
+
 def test_a_cap_of_scores_is_refused(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {**SHAPE, "layer_types": ["full_attention"] * 3, "attn_logit_softcapping": 50.0}
     folder = saved(tmp_path, transformers.Gemma2Config(**sizes))

@@ -1,0 +1,60 @@
+"""How long blocks are where layers keep a state: a page, which holds a block's keys and values, must hold a state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kernels.state_pages import WORD_BYTES
+from services.worker.layers.placement import Placement
+from services.worker.limits import Limits
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.runner.batch_invariance import BY_TORCH
+from services.worker.spec_decode.config import SpeculativeConfig
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+
+
+def fit(
+    limits: Limits,
+    config: DecoderConfig,
+    kv_dtype: torch.dtype,
+    settings: WorkerSettings,
+    drafting: SpeculativeConfig | None,
+) -> Limits:
+    """The limits with blocks as long as it takes: a multiple of what they are, unless their length was asked for.
+
+    Raises InvalidArgument for what goes wrong, or has not been built, where a token changes a state."""
+    if config.recurrent is None:
+        return limits
+    _check(settings, drafting)
+    position_bytes = config.num_kv_heads * config.head_dim * kv_dtype.itemsize  # of each of the two parts of a page
+    least = -(-config.recurrent.state.part_words * WORD_BYTES // position_bytes)
+    if limits.block_size >= least:
+        return limits
+    if settings.block_size:
+        raise InvalidArgument(
+            f"block_size: a block of {limits.block_size} positions has no room for the state of this model's recurrent "
+            f"layers, which takes that of {least}",
+            field="block_size",
+        )
+    return replace(limits, block_size=-(-least // limits.block_size) * limits.block_size)
+
+
+def records_chunks(config: DecoderConfig, place: Placement) -> bool:
+    """Whether no layer asks on the host how long the rows of a step are, as the reference of recurrent layers does."""
+    names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule")
+    return all(place.ops.sources[name] != BY_TORCH for name in names)
+
+
+def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None:
+    if drafting is not None:
+        text = "drafts that are refused would have changed the state of this model's recurrent layers"
+        raise InvalidArgument(f"speculative_config: {text}", field="speculative_config")
+    if settings.batch_invariant:
+        text = "recurrent layers take prompts chunk by chunk, and where chunks begin depends on the batch"
+        raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")
+    if settings.tensor_parallel_size > 1:
+        text = f"{settings.tensor_parallel_size} ranks: recurrent layers are not cut among ranks"
+        raise InvalidArgument(f"tensor_parallel_size: {text}", field="tensor_parallel_size")

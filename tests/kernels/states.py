@@ -1,0 +1,132 @@
+"""States of recurrent layers in pages, and what they should be: token by token, sequence by sequence, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.state_pages import StatePages, StateShape
+
+BLOCK_SIZE = 16
+SHAPE = StateShape(num_channels=2 * 2 * 16 + 6 * 32, conv_width=4, num_heads=6, key_dim=16, value_dim=32)
+NUM_BLOCKS = 64
+
+
+@dataclass
+class Sequence:
+    """All that a layer gets of it, from its first token on."""
+
+    x: Tensor  # [length, num_channels]
+    strength: Tensor  # [length, num_heads]
+    step: Tensor
+    table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+
+
+class Layer:
+    """One layer's weights and pages. Pages begin as NaN: nobody may read what nobody wrote."""
+
+    def __init__(
+        self, ops: object, shape: StateShape = SHAPE, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> None:
+        self.ops, self.shape, self.dtype = ops, shape, dtype
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._random = torch.Generator().manual_seed(seed)
+        self.weight = self._draw(shape.num_channels, shape.conv_width, scale=0.5)
+        self.rate = -self._draw(shape.num_heads).float().abs() - 0.05
+        self.bias = self._draw(shape.num_heads).float()
+        words = shape.part_words + 8
+        parts = [torch.full((NUM_BLOCKS, words), float("nan"), device=self.device) for _ in range(2)]
+        self.pages = StatePages(parts[0], parts[1], shape)
+        self._next = 1
+
+    def _draw(self, *size: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(size, generator=self._random) * scale).to(self.device, self.dtype)
+
+    def sequence(self, length: int, *, alike: bool = False) -> Sequence:
+        """`alike`: its keys are almost the same, so that every token corrects what the one before has said."""
+        x = self._draw(length, self.shape.num_channels)
+        if alike:
+            x = (x[:1] + 0.01 * x).to(self.dtype)
+        heads = self.shape.num_heads
+        blocks = -(-length // BLOCK_SIZE)
+        table = list(range(self._next, self._next + blocks))
+        self._next += blocks
+        return Sequence(x, self._draw(length, heads) + (3 if alike else 0), self._draw(length, heads), table)
+
+    def compute(self, rows: list[tuple[Sequence, int]], *, decode: bool = False) -> list[Tensor]:
+        """So many more tokens of each; their outputs."""
+        spans = [slice(row.num_computed, row.num_computed + count) for row, count in rows]
+        x, strength, step = (
+            torch.cat([getattr(row, name)[span] for (row, _), span in zip(rows, spans, strict=True)])
+            for name in ("x", "strength", "step")
+        )
+        width = max(len(row.table) for row, _ in rows) + 1
+        tables = torch.tensor([row.table + [0] * (width - len(row.table)) for row, _ in rows], dtype=torch.int32)
+        starts = torch.tensor([0, *(count for _, count in rows)]).cumsum(0).int()
+        lens = torch.tensor([span.stop if count else 0 for span, (_, count) in zip(spans, rows, strict=True)]).int()
+        tables, starts, lens = (part.to(self.device) for part in (tables, starts, lens))
+        where = (self.pages, tables, None if decode else starts, lens, BLOCK_SIZE)
+        wide = torch.cat((x, x[:, :4]), dim=1)  # rows of the projection are longer than what is read of them
+        qkv = self.ops.short_convolution(wide[:, : x.size(1)], self.weight, *where)  # type: ignore[attr-defined]
+        out = self.ops.gated_delta_rule(qkv, strength, step, self.rate, self.bias, *where)  # type: ignore[attr-defined]
+        for row, count in rows:
+            row.num_computed += count
+        return list(out.split([count for _, count in rows]))
+
+    def expected(self, row: Sequence) -> Tensor:
+        """float64 [length, num_heads, value_dim]"""
+        shape = self.shape
+        x, weight = row.x.double(), self.weight.double()
+        padded = functional.pad(x, (0, 0, shape.conv_width - 1, 0))
+        mixed = sum(padded[i : i + len(x)] * weight[:, i] for i in range(shape.conv_width))
+        mixed = functional.silu(mixed).to(self.dtype).double()  # as it is handed on
+        values = shape.num_heads * shape.value_dim
+        keys = (shape.num_channels - values) // 2
+        q, k, v = mixed.split((keys, keys, values), dim=1)
+        repeats = shape.num_heads * shape.key_dim // keys
+        q, k = (part.unflatten(1, (-1, shape.key_dim)).repeat_interleave(repeats, 1) for part in (q, k))
+        q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+        v = v.unflatten(1, (shape.num_heads, shape.value_dim))
+        decay = (self.rate.double() * functional.softplus(row.step.double() + self.bias.double())).exp()
+        share = row.strength.double().sigmoid()
+        state, out = torch.zeros(shape.num_heads, shape.key_dim, shape.value_dim).to(v), []
+        for i in range(len(x)):
+            state = state * decay[i, :, None, None]
+            missing = v[i] - torch.einsum("hk,hkv->hv", k[i], state)
+            state = state + torch.einsum("hk,hv->hkv", k[i], missing * share[i, :, None])
+            out.append(torch.einsum("hk,hkv->hv", q[i], state) * shape.key_dim**-0.5)
+        return torch.stack(out)
+
+    def error(self, row: Sequence, begin: int, found: Tensor) -> float:
+        expected = self.expected(row)[begin : begin + len(found)]
+        return float((found.double() - expected).abs().max())
+
+
+def run_of_everything(layer: Layer) -> float:
+    """Prompts whole and in chunks, rows without tokens, decodes among them and alone, a sequence that goes on behind
+    another's full block. Returns the largest error."""
+    first, second, third = layer.sequence(75), layer.sequence(40), layer.sequence(20, alike=True)
+    idle, worst = layer.sequence(1), 0.0
+
+    def step(rows: list[tuple[Sequence, int]], *, decode: bool = False) -> None:
+        nonlocal worst
+        begins = [row.num_computed for row, _ in rows]
+        for (row, count), begin, found in zip(rows, begins, layer.compute(rows, decode=decode), strict=True):
+            worst = max(worst, layer.error(row, begin, found)) if count else worst
+
+    step([(first, 67), (third, 3)])
+    step([(second, 5), (idle, 0), (third, 1), (first, 1)])
+    step([(first, 1), (third, 1)], decode=True)
+    step([(second, 30), (first, 1), (third, 15)])
+    for _ in range(5):
+        step([(first, 1), (second, 1)], decode=True)
+    fourth = layer.sequence(50)
+    fourth.x[:32], fourth.strength[:32], fourth.step[:32] = first.x[:32], first.strength[:32], first.step[:32]
+    fourth.table[:2], fourth.num_computed = [0, first.table[1]], 32
+    step([(fourth, 17), (second, 0)])
+    step([(fourth, 1)], decode=True)
+    return worst

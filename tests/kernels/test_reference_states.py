@@ -1,0 +1,32 @@
+"""Recurrent layers in plain torch: chunks, single tokens and saved states give what token by token gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.state_pages import StateShape
+from tests.kernels.states import SHAPE, Layer, run_of_everything
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, StateShape(16 + 9, 2, 3, 8, 3), StateShape(2 * 8 + 2 * 40, 4, 2, 8, 40)], ids=str
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, seed: int) -> None:
+    assert run_of_everything(Layer(reference, shape, seed=seed)) < 2e-5
+
+
+def test_a_page_is_cut_so_that_its_larger_part_is_small() -> None:
+    qwen3_next = StateShape(8192, 4, 32, 128, 128)
+    assert qwen3_next.num_first == 15
+    assert qwen3_next.part_words == 17 * 128 * 128
+    assert StateShape(1000, 2, 1, 2, 2).part_words == 1000, "a convolution larger than all states"
+
+
+def test_the_gate_comes_behind_the_norm() -> None:
+    x, gate, weight = torch.randn(3, 2, 4), torch.randn(3, 8), torch.randn(4)
+    out = reference.gated_norm(x, gate, weight, 1e-6)
+    normed = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+    assert torch.allclose(out, normed.flatten(1) * gate * gate.sigmoid(), atol=1e-6)

@@ -1,0 +1,140 @@
+"""Layers that keep a state, scheduler and worker together: the text is that of transformers, however prompts are cut,
+found in the cache, preempted, and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.ending import Reason
+from services.scheduler.core.sequence import Family
+from services.worker.build import build_replica
+from shared.errors import InvalidArgument
+from shared.kv_specs import FULL, State
+from shared.settings import WorkerSettings
+from tests.kv_groups.models import greedy
+from tests.kv_groups.test_windows import pair, prompt
+from tests.services.worker import checkpoints
+from tests.services.worker.checkpoints import RECURRENT_FAMILIES, Checkpoint
+from tests.spec_decode.pair import Pair
+
+Make = Callable[[str], Checkpoint]
+families = pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+SIZES = {"block_size": 8, "max_num_batched_tokens": 20, "num_blocks": 300}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    found: dict[str, Checkpoint] = {}
+
+    def get(family: str) -> Checkpoint:
+        if family not in found:
+            found[family] = checkpoints.make(family, tmp_path_factory.mktemp(family))
+        return found[family]
+
+    return get
+
+
+@families
+def test_text_is_that_of_transformers_though_prompts_come_in_chunks(made: Make, family: str) -> None:
+    checkpoint = made(family)
+    run = pair(checkpoint, **SIZES)
+    prompts = [prompt(length, seed) for seed, length in enumerate((50, 3, 23, 9, 37))]
+    answers = [run.ask(tokens, max_tokens=24, eos=()) for tokens in prompts]
+    run.run()
+    assert [answer.tokens for answer in answers] == [greedy(checkpoint, tokens, 24) for tokens in prompts]
+    assert run.core.use.used == 0
+
+
+@families
+def test_a_conversation_goes_on_from_the_saved_state(made: Make, family: str) -> None:
+    checkpoint = made(family)
+    run = pair(checkpoint, **SIZES)
+    first = prompt(40, 1)
+    said = run.ask(first, max_tokens=12, eos=())
+    run.run()
+    again = first + said.tokens + prompt(5, 2)
+    asked = [again, first[:30] + prompt(8, 3), first, first[:24]]
+    answers = [run.ask(tokens, max_tokens=10, eos=()) for tokens in asked]
+    run.run()
+    assert [answer.tokens for answer in answers] == [greedy(checkpoint, tokens, 10) for tokens in asked]
+    assert run.core.counts.cached_tokens == 48 + 24 + 32 + 16, "the last token of a prompt is not computed twice"
+
+
+def test_prompts_that_begin_alike_in_one_step_do_not_read_what_is_being_written(made: Make) -> None:
+    checkpoint = made("qwen3-next")
+    run = pair(checkpoint, **{**SIZES, "max_num_batched_tokens": 128})
+    head = prompt(24, 5)
+    asked = [head + prompt(length, length) for length in (3, 7, 1)]
+    answers = [run.ask(tokens, max_tokens=10, eos=()) for tokens in asked]
+    run.run()
+    assert [answer.tokens for answer in answers] == [greedy(checkpoint, tokens, 10) for tokens in asked]
+
+
+def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make) -> None:
+    checkpoint = made("qwen3-next")
+    run = pair(checkpoint, **SIZES)
+    answers = [run.ask(prompt(20 + seed, seed), max_tokens=16, eos=()) for seed in range(4)]
+    gone = run.ask(prompt(30, 9), max_tokens=16, eos=())
+    for turn in range(50):
+        run.plan()
+        live = np.flatnonzero(run.core.running.live)
+        if turn % 5 == 2 and len(live):
+            run.core.preempt(int(live[turn % len(live)]))
+        if turn == 20:
+            run.core.cancel(4)
+        if run._results:
+            run.result()
+    run.run()
+    assert run.core.counts.preemptions > 3
+    assert gone.end is not None
+    assert gone.end.reason is Reason.CANCELLED
+    assert [a.tokens for a in answers] == [greedy(checkpoint, a.prompt, 16) for a in answers]
+    assert run.core.use.used == 0
+
+
+def test_samples_of_one_prompt_start_behind_its_last_whole_block(made: Make) -> None:
+    checkpoint = made("qwen3-next")
+    run, tokens, family = pair(checkpoint, **SIZES), prompt(30, 4), Family()
+    answers = [run.ask(tokens, max_tokens=12, eos=(), family=family) for _ in range(3)]
+    run.run()
+    assert [a.tokens for a in answers] == [greedy(checkpoint, tokens, 12)] * 3
+    assert run.core.counts.cached_tokens == 2 * 24
+
+
+def test_a_scheduler_that_restarts_finds_the_states_that_the_worker_holds(made: Make) -> None:
+    checkpoint = made("qwen3-next")
+    run, first = pair(checkpoint, **SIZES), prompt(60, 1)
+    said = run.ask(first, max_tokens=16, eos=())
+    run.run()
+    later = Pair(run.replica)
+    later.adopt(run.replica.rest())
+    answer = later.ask(first + said.tokens, max_tokens=10, eos=())
+    later.run()
+    assert answer.tokens == greedy(checkpoint, answer.prompt, 10)
+    assert later.core.counts.cached_tokens == 72
+
+
+def test_blocks_are_as_long_as_a_state_takes_and_are_refused_if_shorter(made: Make) -> None:
+    folder = str(made("qwen3-next").folder)
+    limits = pair(made("qwen3-next"), block_size=0, num_blocks=100).replica.limits
+    assert limits.block_size == 16, "what it is without states, which is enough"
+    assert [type(group.spec) for group in limits.layout.groups] == [type(FULL), State, State, State]
+    with pytest.raises(InvalidArgument, match=r"block_size: a block of 4 positions has no room for the state .* of 8"):
+        build_replica(WorkerSettings(model=folder, num_blocks=20, block_size=4, dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}, "speculative_config: drafts that"),
+        ({"batch_invariant": True}, "batch_invariant: recurrent layers"),
+        ({"kv_offloading_size": 1.0}, "kv_offloading_size: 1.0: layers with windows or states"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(made: Make, settings: dict[str, object], text: str) -> None:
+    folder = str(made("qwen3-next").folder)
+    with pytest.raises(InvalidArgument, match=text):
+        build_replica(WorkerSettings(model=folder, num_blocks=40, dtype="float32", threads=1, **settings))
