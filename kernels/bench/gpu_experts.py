@@ -15,21 +15,27 @@ from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, 
 from kernels.bench.timing import Row
 from kernels.routing import Routing
 from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.grouped_linear import Tile, tile_for
+from kernels.triton.grouped_linear import Cut, Tile, tile_for
 from kernels.triton.row_experts import ROW, RowExpertsTile, row_experts
 from kernels.triton.row_linear import Norm
 
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
-FEW = [Tile(rows, 32, 128, 3, 4) for rows in (16, 32)] + [
-    Tile(rows, columns, depth, stages, 4)
+FEW = [Tile.even(rows, 32, 128, 3, 4) for rows in (16, 32)] + [
+    Tile.even(rows, columns, depth, stages, 4, copied=copied)
     for rows in (16, 32)
     for columns, depth in ((64, 64), (64, 128), (128, 64))
     for stages in (3, 4)
+    for copied in (False, True)
 ]
 MANY = [
-    *(Tile(64, columns, 64, stages, 4) for columns in (64, 128) for stages in (3, 4)),
-    *(Tile(128, columns, 64, stages, 8) for columns in (64, 128) for stages in (3, 4)),
-    Tile(128, 128, 32, 4, 8),
+    *(Tile.even(64, columns, 64, stages, 4) for columns in (64, 128) for stages in (3, 4)),
+    Tile.even(128, 128, 64, 4, 8),
+    *(
+        Tile(rows, up, down, copied=True)
+        for rows in (64, 128)
+        for up in (Cut(64, 64, 3, 4), Cut(128, 64, 3, 8), Cut(128, 64, 4, 8))
+        for down in (Cut(128, 64, 3, 4), Cut(256, 64, 4, 8))
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.routing import SILU, Gate
-from kernels.triton.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, tile_for
+from kernels.triton.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, takes_tiles, tile_for
 
 PAIRS = 256  # a program
 TILES = 16  # a program
@@ -166,11 +166,12 @@ def experts_in_tiles(
         return out
     num_pairs, gate = ids.numel(), packed.gate
     grouping = group(ids, packed.down.size(0), load, tile)
+    in_tiles = takes_tiles(tile, packed.down)
     gated = grouped_linear(
         x, packed.gate_up, packed.gate_up_bias, grouping, num_pairs,
-        gated=True, limit=gate.limit, alpha=gate.alpha, **options,
+        gated=True, limit=gate.limit, alpha=gate.alpha, in_tiles=in_tiles, share=ids.size(1), **options,
     )  # fmt: skip
-    made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, **options)
+    made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, in_tiles=in_tiles, **options)
     columns = min(triton.next_power_of_2(size), MOST_COLUMNS)
     _add_up[(num_tokens, triton.cdiv(size, columns))](
         made,

@@ -12,34 +12,46 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.triton.attention_tile import dot_precision
 
 
 @dataclass(frozen=True)
-class Tile:
-    """How the products are cut up."""
+class Cut:
+    """How a product is cut up, but for its rows."""
 
-    rows: int  # of a tile
     columns: int  # of the result; where gates and ups are computed, so many of each
     depth: int  # input features at a time
     stages: int
     warps: int
 
 
-# By how many rows an expert has on average, at most (`python -m kernels.bench.gpu expert_tiles` on an H200). Few rows,
-# chosen by reasoning: bytes of weights in flight are all that counts, two or three programs of 75 to 85 KB on each
-# multiprocessor; an expert's rows fit in one tile as a rule, so that its weights are read once. Many rows, with the
-# sizes of Qwen3-30B-A3B: 128 an expert take 609 us in tiles of 64 and 644 in those of 128; 512 take 1,492 in tiles of
-# 128 with four stages, 1,540 with three, 1,705 in tiles of 64.
+@dataclass(frozen=True)
+class Tile:
+    """How an expert's two products are cut up."""
+
+    rows: int
+    up: Cut  # and gates
+    down: Cut
+    copied: bool = False  # by the copy engine: weights, and what lies between the products, which then is in tiles
+
+    @classmethod
+    def even(cls, rows: int, *cut: int, copied: bool = False) -> Tile:
+        return cls(rows, Cut(*cut), Cut(*cut), copied)
+
+
+# By how many rows an expert has on average, at most: the fastest of those that `python -m kernels.bench.gpu
+# expert_tiles` tries on an H200, with the sizes of Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
+# 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
+# 1,492.
 TILES = {
-    8: Tile(16, 64, 128, 3, 4),
-    20: Tile(32, 64, 128, 3, 4),
-    96: Tile(64, 64, 64, 3, 4),
-    192: Tile(64, 128, 64, 4, 4),
-    1 << 30: Tile(128, 128, 64, 4, 8),
+    8: Tile.even(16, 64, 128, 4, 4, copied=True),
+    20: Tile.even(32, 64, 128, 4, 4, copied=True),
+    96: Tile(64, Cut(128, 64, 4, 8), Cut(128, 64, 3, 4), copied=True),
+    1 << 30: Tile(128, Cut(128, 64, 4, 8), Cut(256, 64, 4, 8), copied=True),
 }
-WIDE_TILE = Tile(32, 32, 32, 2, 4)  # float32, whose products no tensor core computes
+WIDE_TILE = Tile.even(32, 32, 32, 2, 4)  # float32, whose products no tensor core computes
 
 
 def tile_for(num_pairs: int, num_experts: int, element_bytes: int) -> Tile:
@@ -86,8 +98,12 @@ def _grouped_linear(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    COPIED: tl.constexpr,
+    FROM_TILES: tl.constexpr,
+    TO_TILES: tl.constexpr,
 ):
-    """SHARE: pairs that one row of x serves. GATED: a weight has 2 * OUT rows, gates first."""
+    """SHARE: pairs that one row of x serves. GATED: a weight has 2 * OUT rows, gates first. COPIED: weight_ptr is a
+    descriptor for the copy engine. FROM_TILES: x_ptr, too, and x has ROWS rows for every tile; TO_TILES: so has out."""
     tile = tl.program_id(1)
     expert = tl.load(tiles_ptr + tile)
     if expert < 0:
@@ -103,12 +119,21 @@ def _grouped_linear(
     read = tl.where(has_column, column, 0)
     HALVES: tl.constexpr = 2 if GATED else 1
     weight_row = expert.to(tl.int64) * (HALVES * OUT) + read
-    x_at = x_ptr + (pair // SHARE).to(tl.int64)[:, None] * IN + at[None, :]
-    weight_at = weight_ptr + weight_row[None, :] * IN + at[:, None]
+    first_row = expert * (HALVES * OUT) + tl.program_id(0) * COLUMNS
+    if not FROM_TILES:
+        x_at = x_ptr + (pair // SHARE).to(tl.int64)[:, None] * IN + at[None, :]
+    if not COPIED:
+        weight_at = weight_ptr + weight_row[None, :] * IN + at[:, None]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     ups = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, IN, DEPTH, num_stages=STAGES):
-        if IN % DEPTH == 0:
+        if COPIED:
+            x = x_ptr.load([tile * ROWS, start]) if FROM_TILES else tl.load(x_at + start)
+            sums = tl.dot(x, tl.trans(weight_ptr.load([first_row, start])), sums, input_precision=PRECISION)
+            if GATED:
+                up = weight_ptr.load([first_row + OUT, start])
+                ups = tl.dot(x, tl.trans(up), ups, input_precision=PRECISION)
+        elif IN % DEPTH == 0:
             x = tl.load(x_at + start)
             weight = tl.load(weight_at + start)
             sums = tl.dot(x, weight, sums, input_precision=PRECISION)
@@ -129,8 +154,12 @@ def _grouped_linear(
             ups += tl.load(bias_ptr + weight_row + OUT)[None, :].to(tl.float32)
     if GATED:
         sums = activate(sums, ups, LIMIT, ALPHA)
-    to = out_ptr + pair.to(tl.int64)[:, None] * OUT + column[None, :]
-    tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=has_row[:, None] & has_column[None, :])
+    if TO_TILES:  # all rows: what nobody owns is multiplied, too
+        to = out_ptr + (tile.to(tl.int64) * ROWS + row)[:, None] * OUT + column[None, :]
+        tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=has_column[None, :])
+    else:
+        to = out_ptr + pair.to(tl.int64)[:, None] * OUT + column[None, :]
+        tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=has_row[:, None] & has_column[None, :])
 
 
 @dataclass(frozen=True)
@@ -152,17 +181,27 @@ def grouped_linear(
     gated: bool = False,
     limit: float = 0.0,
     alpha: float = 1.0,
+    in_tiles: bool = False,
+    share: int = 1,
     **options: object,
 ) -> torch.Tensor:
-    """x [num_pairs or num_tokens, in_features], weight [num_experts, out_features, in_features] -> [num_pairs,
-    out_features]; `gated`: half as many, the gate's result. `options`: of the compiler."""
-    halves, tile = 2 if gated else 1, grouping.tile
+    """x [num_pairs / share, in_features], weight [num_experts, out_features, in_features] -> [num_pairs, out_features].
+
+    `gated`: half as many features, the gate's result. `in_tiles`: what lies between the two products has the rows of
+    all tiles, whether somebody owns them or not: the result of the first one (gated), x of the second. `options`: of
+    the compiler.
+    """
+    tile, halves = grouping.tile, 2 if gated else 1
+    cut = tile.up if gated else tile.down
     out_features, in_features = weight.size(1) // halves, weight.size(2)
     num_tiles = grouping.tiles.size(1)
-    out = torch.empty((num_pairs, out_features), dtype=x.dtype, device=x.device)
-    _grouped_linear[(triton.cdiv(out_features, tile.columns), num_tiles)](
-        x,
-        weight,
+    out = x.new_empty((num_tiles * tile.rows if in_tiles and gated else num_pairs, out_features))
+    copied = tile.copied and in_features % cut.depth == 0
+    from_tiles = in_tiles and not gated
+    assert copied or not from_tiles, "rows in tiles are read by the copy engine"
+    _grouped_linear[(triton.cdiv(out_features, cut.columns), num_tiles)](
+        TensorDescriptor.from_tensor(x, [tile.rows, cut.depth]) if from_tiles else x,
+        TensorDescriptor.from_tensor(weight.view(-1, in_features), [cut.columns, cut.depth]) if copied else weight,
         bias,
         grouping.tiles,
         grouping.table,
@@ -171,17 +210,25 @@ def grouped_linear(
         grouping.table.size(1),
         IN=in_features,
         OUT=out_features,
-        SHARE=num_pairs // x.size(0),
+        SHARE=share,
         GATED=gated,
         LIMIT=limit,
         ALPHA=alpha,
         ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth if in_features % tile.depth == 0 else tile.depth // 2,
-        STAGES=tile.stages,
+        COLUMNS=cut.columns,
+        DEPTH=cut.depth if in_features % cut.depth == 0 else cut.depth // 2,
+        STAGES=cut.stages,
         PRECISION=dot_precision(x.element_size()),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        COPIED=copied,
+        FROM_TILES=from_tiles,
+        TO_TILES=in_tiles and gated,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
         **options,
     )
     return out
+
+
+def takes_tiles(tile: Tile, down: torch.Tensor) -> bool:
+    """Whether the rows between the two products can lie in tiles: the second one reads them by the copy engine."""
+    return tile.copied and down.element_size() == 2 and down.size(2) % tile.down.depth == 0

@@ -11,7 +11,7 @@ import torch
 from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
 from kernels.triton.grouped_linear import WIDE_TILE, Tile
 
-TILE = Tile(rows=64, columns=64, depth=64, stages=3, warps=4)
+TILE = Tile.even(64, 64, 64, 3, 4)
 
 
 def experts(

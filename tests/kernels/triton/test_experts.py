@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ ROUTINGS = {
     "sigmoid-groups": (16, Routing(4, scoring="sigmoid", scale=2.5, num_groups=4, top_groups=2, group_top=2)),
     "softmax-groups": (12, Routing(3, renormalize=False, scale=16.0, num_groups=3, top_groups=2)),
 }
-SMALL = Tile(16, 32, 32, 2, 4)
+SMALL = Tile.even(16, 32, 32, 2, 4)
 
 
 def normal(device, dtype, *shape):
@@ -73,7 +75,7 @@ def test_logits_that_are_no_numbers_still_name_experts(device, name):
 def test_every_pair_is_in_a_tile_of_its_expert(device, num_tokens, num_experts, top_k, rows):
     ids, _ = reference.route(torch.randn(num_tokens, num_experts).to(device) ** 3, Routing(top_k))
     load = torch.ones(num_experts, dtype=torch.int64, device=device)
-    found = group(ids, num_experts, load, Tile(rows, 64, 64, 2, 4))
+    found = group(ids, num_experts, load, Tile.even(rows, 64, 64, 2, 4))
     assert found.tiles.size(1) == most_tiles(ids.numel(), num_experts, rows)
     listed = {expert: [] for expert in range(num_experts)}
     for expert, first, count in found.tiles.T.tolist():
@@ -99,6 +101,18 @@ def test_computes_as_the_reference_does(dtype, device, monkeypatch, num_tokens, 
     shared_gate = normal(device, dtype, num_tokens, 1) if "gated" in name else None
     got = triton.experts(x, *chosen, packed, shared, shared_gate)
     assert_close(got, exact(x, *chosen, packed, shared, shared_gate), slack=3)
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (40, 96, 64), (21, 64, 40)])
+def test_the_copy_engine_moves_what_it_can(device, num_tokens, hidden, size):
+    """Weights of whole tiles, and the rows between the products where those have whole tiles, too."""
+    dtype = torch.float16
+    packed = layer_of(device, dtype, 6, hidden, size, biased=True)
+    x = normal(device, dtype, num_tokens, hidden)
+    chosen = reference.route(torch.randn(num_tokens, 6).to(device), Routing(3))
+    chosen[0][0, 0] = -1  # of another rank
+    got = experts_in_tiles(x, *chosen, packed, None, None, None, tile=replace(SMALL, copied=True))
+    assert_close(got, exact(x, *chosen, packed), slack=3)
 
 
 @pytest.mark.gpu
