@@ -39,6 +39,14 @@ class ExpertsShape:
 
 
 @dataclass(frozen=True)
+class PackedShape:
+    """What the kernels of weights of 4 bits depend on."""
+
+    group_size: int  # 0: a whole row
+    zero: float | None  # that all codes have; None: each group its own
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """What the kernels of a model depend on."""
 
@@ -59,6 +67,7 @@ class ModelShape:
     attention_sinks: bool = False
     softcap: float = 0.0  # of attention's scores
     is_whole: bool = True  # no other rank has a part of it
+    packed: PackedShape | None = None  # of all products but the output head
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from kernels.triton.combine import WIDTHS, combine
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.precompile import ModelShape
 from kernels.triton.precompile_experts import expert_jobs
+from kernels.triton.precompile_packed import packed_jobs
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.row_attention import row_attention
 from kernels.triton.row_linear import Norm, row_linear
@@ -164,6 +165,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         yield lambda: invariant_linear(shape.intermediate_size, hidden)
         yield lambda: invariant_linear(hidden, shape.vocab_size)
         return
+    if shape.packed is not None:
+        yield from packed_jobs(shape, shape.packed, capability_has_pdl)
     yield lambda: choose(many, True, filtered=True)
     yield lambda: shared(many)
     if shape.single_row:
@@ -180,10 +183,11 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     yield lambda: choose(8, True)
     yield lambda: choose(8, False)
     if shape.single_row:
-        yield lambda: multiply_row(hidden, qkv_size)
-        yield lambda: multiply_row(q_size, hidden, added=shape.is_whole)
-        yield lambda: multiply_row(hidden, shape.intermediate_size, gated=True)
-        yield lambda: multiply_row(shape.intermediate_size, hidden, added=shape.is_whole)
+        if shape.packed is None:
+            yield lambda: multiply_row(hidden, qkv_size)
+            yield lambda: multiply_row(q_size, hidden, added=shape.is_whole)
+            yield lambda: multiply_row(hidden, shape.intermediate_size, gated=True)
+            yield lambda: multiply_row(shape.intermediate_size, hidden, added=shape.is_whole)
         yield lambda: multiply_row(hidden, shape.vocab_size)
 
 

@@ -14,6 +14,8 @@ import triton.language as tl
 
 from kernels.reference.linear import LinearWeight
 from kernels.triton.eight_bit_linear import GROUP, EightBitWeight
+from kernels.triton.packed_linear import PackedWeight
+from kernels.triton.packed_row_linear import packed_row_linear
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 LONG_CHUNK = 2048  # elements of a weight's row that a program holds at a time, of rows that are long
@@ -145,7 +147,7 @@ class RowTile:
 
 def row_linear(
     x: torch.Tensor,
-    weight: LinearWeight | EightBitWeight,
+    weight: LinearWeight | EightBitWeight | PackedWeight,
     *,
     norm: Norm | None = None,
     gated: bool = False,
@@ -156,8 +158,15 @@ def row_linear(
     """linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of that.
 
     With `residual` [1, out_features] the product is added to it in place, and it is what is returned. An 8-bit weight
-    meets x as it is: only products of many rows need both in 8 bits.
+    meets x as it is: only products of many rows need both in 8 bits. Packed weights have 4 bits, and no table.
     """
+    if isinstance(weight, PackedWeight):
+        out = residual
+        if out is None:
+            out = x.new_empty((1, weight.codes.size(0) // (2 if gated else 1)))
+        normed = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        packed_row_linear(x, weight, normed, out, gated=gated, adds=residual is not None, pdl=pdl)
+        return out
     codes, scales, grouped = (
         (weight.codes, weight.scales, weight.is_grouped)
         if isinstance(weight, EightBitWeight)

@@ -96,6 +96,17 @@ CONFIGS["llama3-70b"] = {
     "num_attention_heads": 64,
 }
 
+CONFIGS["llama3-8b-awq"] = {
+    **CONFIGS["llama3-8b"],
+    "quantization_config": {
+        "quant_method": "awq",
+        "version": "gemm",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "modules_to_not_convert": None,
+    },
+}
 CONFIGS["bert-base"] = {
     "architectures": ["BertModel"],
     "model_type": "bert",

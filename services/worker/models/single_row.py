@@ -40,9 +40,9 @@ def reject_reason(config: DecoderConfig, place: Placement) -> str | None:
 
 
 def _weights_reject_reason(place: Placement) -> str | None:
-    if place.checkpoint is None or place.checkpoint.by_row:
+    if place.checkpoint is None or place.checkpoint.single_rows:
         return None
-    return f"{place.checkpoint.method} has other weights than those of 8 bits with a scale for each row"
+    return f"{place.checkpoint.method} has other weights here than those of 4 bits, and of 8 with a scale for each row"
 
 
 def _sizes_reject_reason(config: DecoderConfig, place: Placement) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from kernels.triton.precompile import ExpertsShape, Missing, ModelShape
+    from kernels.triton.precompile import ExpertsShape, Missing, ModelShape, PackedShape
+    from services.worker.layers.quantization.port import CheckpointQuantization
     from services.worker.models.experts_config import ExpertsConfig
 
 log = logger("worker.kernels")
@@ -94,7 +96,22 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         attention_sinks=config.attention_sinks,
         softcap=config.attention_softcap,
         is_whole=shard.is_whole,
+        packed=packed_shape(config.quantization, sizes),
     )
+
+
+def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
+    """`rows`: how long those of the weights are."""
+    from kernels.triton import precompile
+    from kernels.triton.packed_linear import SPANS
+
+    if quantization is None or quantization.packed is None:
+        return None
+    group_size, zero = quantization.packed
+    smallest = SPANS[-1]
+    if group_size & (group_size - 1) or 0 < group_size < smallest or any(size % smallest for size in rows):
+        return None  # widened as they are loaded
+    return precompile.PackedShape(group_size, zero)
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:

@@ -12,7 +12,7 @@ import pytest
 import triton
 
 from kernels.triton import precompile
-from kernels.triton.precompile import ModelShape, missing
+from kernels.triton.precompile import ModelShape, PackedShape, missing
 from kernels.triton.precompile_jobs import jobs
 
 TINY = ModelShape(256, 768, 8, 4, 32, 1000, True, 16, 8, "float16", "float16", single_row=True)
@@ -20,7 +20,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from kernels.triton import precompile_processes as processes
-from kernels.triton.precompile import Missing, ModelShape
+from kernels.triton.precompile import Missing, ModelShape, PackedShape
 every, folder = processes.jobs, Path({folder!r})
 def done():
     (folder / "done").open("a").write("x")
@@ -29,10 +29,10 @@ sys.exit(not processes.compile_all(Missing({shape!r}, 90, 2, folder / "marker"))
 """
 
 
-def compile_some(folder: Path, some: str) -> int:
+def compile_some(folder: Path, some: str, shape: ModelShape = TINY) -> int:
     """`some`: an expression for the jobs; the exit status."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", PROGRAM.format(folder=str(folder), jobs=some, shape=TINY)]
+    command = [sys.executable, "-c", PROGRAM.format(folder=str(folder), jobs=some, shape=shape)]
     return subprocess.run(command, env=environment, timeout=100, check=False).returncode
 
 
@@ -60,6 +60,13 @@ def test_single_rows_are_jobs_of_their_own() -> None:
     count = len(list(jobs(TINY)))
     plain = len(list(jobs(dataclasses.replace(TINY, single_row=False))))
     assert plain == count - 6
+
+
+def test_products_with_codes_of_4_bits_have_jobs_that_compile(tmp_path: Path) -> None:
+    shape = dataclasses.replace(TINY, packed=PackedShape(64, None))
+    few = compile_some(tmp_path, "list(every(shape))[:2]", shape)
+    assert few == 0
+    assert {"_packed_row_linear", "_packed_linear"} <= {path.stem for path in tmp_path.rglob("*.cubin")}
 
 
 def test_nothing_is_missing_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

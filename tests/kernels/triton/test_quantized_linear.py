@@ -9,10 +9,11 @@ import torch
 
 from kernels import reference, triton
 from kernels.reference.fp8_weight import quantize_to_fp8
+from kernels.reference.linear import LinearWeight
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from kernels.triton import eight_bit_linear, packed_linear
 from kernels.triton.eight_bit_linear import EightBitWeight
-from kernels.triton.packed_linear import PackedWeight
+from kernels.triton.packed_linear import PackedWeight, pack
 from kernels.triton.row_linear import Norm, row_linear
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
@@ -177,8 +178,52 @@ def test_a_single_row_meets_the_weight_as_it_is(device, in_features, out_feature
     assert_close(row_linear(x, packed, residual=residual), want, slack=2)
 
 
+@pytest.mark.parametrize(
+    ("in_features", "group", "more"),
+    [
+        (256, 128, {}),
+        (2304, 64, {"zeros": False}),
+        (512, 32, {"order": torch.randperm(512)}),
+        (1024, 1024, {"bias": torch.randn(74)}),
+    ],
+    ids=["zeros", "offset alike", "ordered", "one group, bias"],
+)
+def test_a_single_row_meets_codes_of_4_bits(device, in_features, group, more):
+    """Plain, normed, gated, added: what row_linear is with the weight widened; 37 rows are no whole programs."""
+    x, norm = torch.randn(1, in_features).to(device, DTYPE), Norm(torch.rand(in_features).to(device, DTYPE), 1e-5)
+    weight = on(device, integers(74, in_features, group, 4, **more))
+    if weight.zeros is None:
+        weight = replace(weight, zeros=torch.full_like(weight.scales, 8.0))
+    packed = triton.prepare_quantized_linear(weight, DTYPE)
+    assert isinstance(packed, PackedWeight)
+    bias = 0.0 if weight.bias is None else weight.bias.double()
+    normed = reference.rms_norm(x.double(), norm.weight.double(), norm.eps)
+    plain, wide = (row @ weight.widened().double().T + bias for row in (x.double(), normed))
+    assert_close(row_linear(x, packed, pdl=ON_GPU), plain, slack=2)
+    assert_close(row_linear(x, packed, norm=norm, pdl=ON_GPU), wide, slack=2)
+    assert_close(row_linear(x, packed, norm=norm, gated=True, pdl=ON_GPU), reference.silu_mul(wide), slack=3)
+    residual = torch.randn(1, 74).to(device, DTYPE)
+    want = residual.double() + plain
+    assert_close(row_linear(x, packed, residual=residual), want, slack=2)
+
+
+def test_zeros_between_whole_numbers_are_not_subtracted_in_16_bits(device):
+    weight = integers(40, 128, 32, 4)
+    weight = replace(weight, zeros=weight.zeros + 0.3)
+    check(device, torch.randn(5, 128), weight, LinearWeight)
+
+
 def test_float32_is_computed_with_the_values(device):
     weight = on(device, integers(40, 128, 32, 4))
     x = torch.randn(5, 128, device=device)
     packed = triton.prepare_quantized_linear(weight, torch.float32)
     assert_close(triton.quantized_linear(x, packed), reference.quantized_linear(x, weight), slack=3)
+
+
+def test_weights_with_zeros_of_their_own_share_kernels(device):
+    """The first zero of a weight is not what a kernel is compiled for."""
+    first, second = (replace(integers(40, 128, 32, 4), zeros=torch.arange(160.0).view(40, 4) % n) for n in (7, 9))
+    second.zeros[0, 0] = 5.0
+    assert pack(on(device, first)).zero == pack(on(device, second)).zero
+    alike = pack(on(device, replace(first, zeros=torch.full((40, 4), 8.0))))
+    assert (alike.zeros, alike.zero) == (None, 8.0)

@@ -30,7 +30,11 @@ class Awq:
     zero_points: bool
     ignored: tuple[str, ...]
     method: str = METHOD
-    by_row: bool = False
+    single_rows: bool = True
+
+    @property
+    def packed(self) -> tuple[int, float | None]:
+        return self.group_size, None if self.zero_points else 8.0
 
     def scheme(self, name: str) -> Awq | None:
         return None if names.matches(name, self.ignored) else self

@@ -34,7 +34,8 @@ class BitsAndBytes:
     all: Scheme
     ignored: tuple[str, ...]
     method: str = METHOD
-    by_row: bool = False
+    single_rows: bool = False
+    packed: None = None
 
     def scheme(self, name: str) -> Scheme | None:
         return None if names.matches(name, self.ignored) else self.all

@@ -30,8 +30,19 @@ class CompressedTensors:
     method: str = METHOD
 
     @property
-    def by_row(self) -> bool:
-        return all(isinstance(scheme, EightBits) and scheme.by_row for _, scheme in self.groups)
+    def single_rows(self) -> bool:
+        return all(
+            scheme.by_row if isinstance(scheme, EightBits) else isinstance(scheme, PackedIntegers) and scheme.bits == 4
+            for _, scheme in self.groups
+        )
+
+    @property
+    def packed(self) -> tuple[int, float | None] | None:
+        schemes = {scheme for _, scheme in self.groups}
+        only = next(iter(schemes)) if len(schemes) == 1 else None
+        if not isinstance(only, PackedIntegers) or only.bits != 4 or only.act_order:
+            return None
+        return only.group_size, None if only.zero_points else 8.0
 
     def scheme(self, name: str) -> Scheme | None:
         if names.matches(name, self.ignored):

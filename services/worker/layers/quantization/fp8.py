@@ -29,8 +29,12 @@ class Fp8:
     method: str = METHOD
 
     @property
-    def by_row(self) -> bool:
+    def single_rows(self) -> bool:
         return self.all.by_row
+
+    @property
+    def packed(self) -> None:
+        return None
 
     def scheme(self, name: str) -> Scheme | None:
         return None if names.matches(name, self.ignored) else self.all

@@ -33,9 +33,18 @@ class Gptq:
     group_size: int  # 0: a whole row
     act_order: bool
     zeros_less_one: bool
+    symmetric: bool
     ignored: tuple[str, ...]
     method: str = METHOD
-    by_row: bool = False
+
+    @property
+    def single_rows(self) -> bool:
+        return self.bits == 4
+
+    @property
+    def packed(self) -> tuple[int, float | None] | None:
+        """Symmetric ones have zeros like all others, which happen to be alike."""
+        return (self.group_size, 8.0 if self.symmetric else None) if self.bits == 4 and not self.act_order else None
 
     def scheme(self, name: str) -> Gptq | None:
         return None if names.matches(name, self.ignored) else self
@@ -79,4 +88,6 @@ def read(fields: Fields) -> Gptq:
         raise fields.refusal("group_size", size, "at least 1, or -1 for whole rows")
     version = fields.one_of("checkpoint_format", (FIRST_VERSION, "gptq_v2"), default=FIRST_VERSION)
     ignored = (*fields.names("modules_to_not_convert"), *names.NEVER)
-    return Gptq(bits, max(size, 0), fields.flag("desc_act", False), version == FIRST_VERSION, ignored)
+    return Gptq(
+        bits, max(size, 0), fields.flag("desc_act", False), version == FIRST_VERSION, fields.flag("sym", True), ignored
+    )

@@ -42,8 +42,14 @@ class CheckpointQuantization(Protocol):
         """As the checkpoint calls it."""
 
     @property
-    def by_row(self) -> bool:
-        """Codes have 8 bits and a scale for each row of a projection, and activations become 8 bits, too."""
+    def single_rows(self) -> bool:
+        """A chain for single rows can compute with every projection: 4 bits, or 8 with a scale for each row and
+        activations that become 8 bits, too."""
+
+    @property
+    def packed(self) -> tuple[int, float | None] | None:
+        """Of weights that all have 4 bits and no table: the size of a group (0: a whole row) and the zero that all
+        codes have, None if each group has its own. None: there are others."""
 
     def scheme(self, name: str) -> Scheme | None:
         """Of the projection `name` (without ".weight"); None if it is stored as it is."""

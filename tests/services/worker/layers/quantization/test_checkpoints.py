@@ -92,12 +92,14 @@ def test_projections_that_are_left_out_stay_floats(tmp_path: Path) -> None:
     assert largest_error(tmp_path, quantized.make(some, tmp_path)) < MAX_ERROR
 
 
-def test_a_single_row_can_meet_weights_of_8_bits_by_row(tmp_path: Path) -> None:
+def test_a_single_row_can_meet_weights_of_4_bits_and_of_8_by_row(tmp_path: Path) -> None:
     """The chain of fused kernels reads those, whatever the layout (models/single_row.py)."""
     config = json.loads((quantized.make(LAYOUTS["gptq"], tmp_path).folder / "config.json").read_text())
     read = {name: read_model_config({**config, SECTION: layout.config}) for name, layout in LAYOUTS.items()}
-    by_row = {name for name, one in read.items() if one.quantization is not None and one.quantization.by_row}
-    assert by_row == {"fp8-static", "fp8-tensor", "ct-fp8-channel", "ct-fp8-static", "ct-int8"}
+    meeting = {name for name, one in read.items() if one.quantization is not None and one.quantization.single_rows}
+    by_row = {"fp8-static", "fp8-tensor", "ct-fp8-channel", "ct-fp8-static", "ct-int8"}
+    four_bits = {name for name, one in LAYOUTS.items() if one.config.get("bits", one.config.get("w_bit")) == 4}
+    assert meeting == by_row | four_bits | {name for name in LAYOUTS if name.startswith("ct-w4")}
 
 
 def test_parts_of_one_product_are_quantized_alike(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_parts_whose_columns_are_ordered_otherwise_are_still_right(tmp_path: Pat
     from services.worker.layers.quantization.gptq import Gptq
 
     assert not torch.equal(shuffled, back)
-    module.weight.data.copy_(Gptq(4, 32, True, True, ()).unpack(one, 64, 128).widened())
+    module.weight.data.copy_(Gptq(4, 32, True, True, False, ()).unpack(one, 64, 128).widened())
     assert largest_error(tmp_path, made) < MAX_ERROR
 
 

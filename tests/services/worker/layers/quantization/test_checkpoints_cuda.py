@@ -42,7 +42,7 @@ def test_logits(layout: str, graphs: bool, tmp_path: Path) -> None:
         assert float((rows - want).norm() / want.norm()) < bound
 
 
-@pytest.mark.parametrize("layout", ["fp8-tensor", "ct-fp8-channel", "ct-int8"])
+@pytest.mark.parametrize("layout", ["fp8-tensor", "ct-fp8-channel", "ct-int8", "awq", "gptq", "ct-w4-32"])
 def test_a_single_row_in_the_chain_of_fused_kernels(layout: str, tmp_path: Path) -> None:
     made = quantized.make(LAYOUTS[layout], tmp_path, **SINGLE_ROW_SIZES)
     settings = {"attention_backend": "auto", "block_size": 16, "cuda_graphs": True}
@@ -52,7 +52,8 @@ def test_a_single_row_in_the_chain_of_fused_kernels(layout: str, tmp_path: Path)
         rig.step(counts={0: 1})
     rows, tokens = torch.stack(rig.logits[0]), rig.tokens(0)
     want = made.logits(tokens)[len(tokens) - len(rows) - 1 : -1]
-    assert float((rows - want).norm() / want.norm()) < IN_8_BITS
+    bound = IN_8_BITS if layout in ACTIVATIONS else IN_16_BITS
+    assert float((rows - want).norm() / want.norm()) < bound
 
 
 @pytest.mark.parametrize("layout", ROUGH)
