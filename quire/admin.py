@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from quire.requests import translated_errors
@@ -60,6 +61,17 @@ class AdminClient:
         with translated_errors():
             answer = self._stub.UpdateWeights(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
             return str(answer.weight_version)
+
+    def sleep(self, level: int, mode: str) -> int:
+        request = pb.SleepRequest(level=level, mode=_mode(mode))
+        with translated_errors():
+            answer = self._stub.Sleep(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
+            return int(answer.num_aborted if request.mode == pb.PAUSE_MODE_ABORT else answer.num_kept)
+
+    def wake_up(self, tags: Sequence[str]) -> list[str]:
+        request = pb.WakeUpRequest(tags=tags)
+        with translated_errors():
+            return list(self._stub.WakeUp(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata).asleep)
 
     def load_adapter(self, name: str, path: str, *, replace: bool) -> int:
         request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)

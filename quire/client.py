@@ -212,6 +212,22 @@ class Client:
         with closing(self._admin()) as admin:
             return admin.update_weights(model_path, weight_version, mode)
 
+    def sleep(self, level: int = 1, mode: str = "keep") -> int:
+        """Has all workers give the memory of their devices to others: the KV, and the weights, which move to host
+        memory (level 1) or are lost and read again at wake_up() (level 2). Requests that are there wait ("keep"), end
+        ("abort"), or come to their ends first ("wait"); new ones wait. Returns how many wait or have ended."""
+        with closing(self._admin()) as admin:
+            return admin.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> list[str]:
+        """Takes it again: "weights", "kv_cache", or, if nothing is said, all. When nothing is asleep any more,
+        generation goes on. Returns what still is. ResourceExhausted if others have the memory: to be asked again."""
+        with closing(self._admin()) as admin:
+            return admin.wake_up(tags or ())
+
+    def is_sleeping(self) -> bool:
+        return any(one.role == admin_pb2.ROLE_SCHEDULER and one.asleep for one in self.status())
+
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> int:
         """Has every worker load the adapter (LoRA) in that folder, which is one of theirs: absolute, or relative to
         their lora_folders. From then on `name` is a model. `replace`: puts it in the place of one of that name. Returns

@@ -131,6 +131,18 @@ class LLM(_Embedded):
         """How well each document answers the query, or its own of as many queries."""
         return self.client.score(queries, documents)
 
+    def sleep(self, level: int = 1, mode: str = "keep") -> int:
+        """The memory of devices is for others (Client.sleep)."""
+        return self.client.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> list[str]:
+        """It is taken again (Client.wake_up)."""
+        return self.client.wake_up(tags)
+
+    def update_weights_from_disk(self, model_path: str, weight_version: str = "", mode: str = "wait") -> str:
+        """Other weights take the place of those that are there (Client.update_weights_from_disk)."""
+        return self.client.update_weights_from_disk(model_path, weight_version, mode)
+
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""
         self.client.close()

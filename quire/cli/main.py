@@ -27,6 +27,8 @@ COMMANDS = {
     "pause": ("quire.cli.pause", "stop all workers between two steps; requests wait"),
     "resume": ("quire.cli.pause", "let paused workers go on"),
     "weights": ("quire.cli.weights", "have all workers compute with other weights, without a restart"),
+    "sleep": ("quire.cli.sleep", "have all workers give the memory of their devices to others"),
+    "wake": ("quire.cli.sleep", "have them take it again, and go on"),
     "health": ("quire.cli.health", "ask a service whether it serves; exit status 0 if it does"),
     "chat": ("quire.cli.chat", "talk to the model"),
     "complete": ("quire.cli.complete", "continue a text"),

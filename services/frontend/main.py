@@ -38,6 +38,7 @@ from services.frontend.ollama_edge.routes import ModelCard, OllamaRoutes
 from services.frontend.openai_edge.adapter_routes import AdapterRoutes
 from services.frontend.openai_edge.generation_routes import GenerationRoutes
 from services.frontend.openai_edge.model_routes import ModelRoutes
+from services.frontend.openai_edge.operation_routes import OperationRoutes
 from services.frontend.openai_edge.pooling_routes import PoolingRoutes
 from services.frontend.openai_edge.responses.routes import ResponseRoutes
 from services.frontend.openai_edge.responses.store import ResponseStore
@@ -264,6 +265,7 @@ class Frontend:
             TokenRoutes(self._processor, self._tokenizer, self._catalogue, bounds),
             ModelRoutes(self._catalogue),
             AdapterRoutes(self._asked.adapters, bounds),
+            OperationRoutes(self._asked.schedulers, self._asked.services, bounds),
             self._offline,
             ConsoleRoutes(self._asked.services),
             ServiceRoutes(self.is_serving, lambda: self._liveness.is_alive, self._admission, self._public_metrics),

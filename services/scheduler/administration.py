@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from services.scheduler.cluster import Cluster, Hold
 from services.scheduler.operations import quiet
+from services.scheduler.operations.sleeping import Sleeping
 from services.scheduler.operations.weight_updates import WeightUpdates
 from services.scheduler.status import Status
 from shared.errors import FailedPrecondition, Unavailable
@@ -17,11 +18,13 @@ log = logger("administration")
 
 
 class Administration:
-    """Status, the cache reset, the pause of generation, weights, and adapters."""
+    """Status, the cache reset, the pause of generation, weights, sleep, and adapters."""
 
-    def __init__(self, cluster: Cluster, status: Status, updates: WeightUpdates, on_change: Callable[[], None]) -> None:
-        """`on_change`: tells frontends at once what they may name."""
-        self.updates = updates
+    def __init__(self, cluster: Cluster, status: Status, changing: asyncio.Lock, on_change: Callable[[], None]) -> None:
+        """`changing`: is held by whoever changes what is on devices; `on_change`: tells frontends at once what they may
+        name."""
+        self.updates = WeightUpdates(cluster, changing)
+        self._sleeping = Sleeping(cluster, changing)
         self._cluster = cluster
         self._status = status
         self._on_change = on_change
@@ -57,6 +60,14 @@ class Administration:
             if not update.num_workers:
                 raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
             return await update.swap()
+
+    async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
+        """Returns when all workers sleep. Raises QuireError."""
+        return await self._sleeping.sleep(request)
+
+    async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
+        """Returns when they are awake. Raises QuireError."""
+        return await self._sleeping.wake_up(request)
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Returns once every worker has it, and frontends have been told. Raises QuireError."""

@@ -13,7 +13,7 @@ from services.scheduler.core.plan import Events, Finished, finish
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.handover.neighbourhood import Neighbourhood
 from services.scheduler.lobby import Lobby
-from services.scheduler.operations.cluster_weights import ClusterWeights
+from services.scheduler.operations.wanted import Wanted
 from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
@@ -38,6 +38,7 @@ class Hold(enum.Enum):
 
     PAUSE = "pause"  # operators want it
     WEIGHTS = "weights"  # others are put in their place
+    SLEEP = "sleep"  # devices have given memory back
 
 
 Send = Callable[[pb.SessionResponse], None]
@@ -54,7 +55,7 @@ class Cluster:
         self.frontends: dict[int, Send] = {}
         self.lobby = Lobby()
         self.draining = False
-        self.weights = ClusterWeights()
+        self.wanted = Wanted()
         self._holds: set[Hold] = set()  # why no worker runs steps
         self.parking = False  # what comes waits in the lobby, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
@@ -164,9 +165,10 @@ class Cluster:
 
     def attach(self, replica: Replica) -> None:
         self.replicas[replica.id] = replica
+        self.wanted.attached(replica, self.replicas.values())
+        self._set(Hold.SLEEP, bool(self.wanted.asleep))
         replica.hold(bool(self._holds))
         self._neighbourhood.changed()
-        self.weights.attached(replica, self.replicas.values())
         self.adapters.attached(replica)
         if not self.parking:
             self._empty_lobby()
@@ -230,12 +232,17 @@ class Cluster:
     def hold(self, reason: Hold, held: bool) -> None:
         """Pauses generation or lets it go on, on the workers that are there and on those to come; it goes on when no
         reason is left."""
-        (self._holds.add if held else self._holds.discard)(reason)
-        for replica in self.replicas.values():
-            replica.hold(bool(self._holds))
+        self._set(reason, held)
         self.park(False)
         if not self._holds:
             self._empty_lobby()
+
+    def _set(self, reason: Hold, held: bool) -> None:
+        before = bool(self._holds)
+        (self._holds.add if held else self._holds.discard)(reason)
+        if bool(self._holds) != before:
+            for replica in self.replicas.values():
+                replica.hold(bool(self._holds))
 
     def give_back(self, replica: Replica) -> None:
         """A worker has been taken from sequences: those that hold no slot there go on elsewhere, or wait."""

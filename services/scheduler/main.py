@@ -12,7 +12,7 @@ from services.scheduler.administration import Administration
 from services.scheduler.cluster import Cluster
 from services.scheduler.drain import drain
 from services.scheduler.frontend_service import FrontendService
-from services.scheduler.operations.weight_updates import WeightUpdates
+from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
 from services.scheduler.status import Status
@@ -73,7 +73,7 @@ class Scheduler:
             self.status.workers,
         )
         self.directory = self._directory(DirectoryMetrics(registry))
-        updates = WeightUpdates(self.cluster)
+        changing = asyncio.Lock()
         self.workers = worker_service.WorkerService(
             settings,
             self.cluster,
@@ -81,14 +81,14 @@ class Scheduler:
             door,
             on_change=self.frontends.publish,
             directory=self.directory,
-            updates=updates,
+            keeping_up=KeepingUp(self.cluster, changing),
         )
         self.server = Server(
             settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports, tls=settings.tls
         )
         self.status.address = door.address = settings.reachable(self.server.port)
         self.status.directory = self.directory
-        administration = Administration(self.cluster, self.status, updates, self.frontends.publish)
+        administration = Administration(self.cluster, self.status, changing, self.frontends.publish)
         self.admin = AdminPort(settings, AdminService(administration, shutdown), self.server.port)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.grpc)
         service = scheduler_service.SchedulerService(self.frontends, administration, door)

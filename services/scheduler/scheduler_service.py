@@ -78,6 +78,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 answer.generation_paused.CopyFrom(await asked.pause_generation(question.pause_generation))
             case "resume_generation":
                 answer.generation_resumed.CopyFrom(await asked.resume_generation(question.resume_generation))
+            case "sleep":
+                answer.slept.CopyFrom(await asked.sleep(question.sleep))
+            case "wake_up":
+                answer.woken_up.CopyFrom(await asked.wake_up(question.wake_up))
             case "load_adapter":
                 answer.adapter_loaded.CopyFrom(await asked.load_adapter(question.load_adapter))
             case "unload_adapter":

@@ -52,7 +52,9 @@ class Status:
             work=_total(worker.work for worker in workers),
             version=VERSION,
             sequences_moved=self._cluster.num_moved,
-            weight_version=self._cluster.weights.wanted.version,
+            weight_version=self._cluster.wanted.weights.version,
+            asleep=sorted(self._cluster.wanted.asleep),
+            sleep_level=self._cluster.wanted.sleep_level,
         )
         ages = [worker.last_step_age_s for worker in workers if worker.HasField("last_step_age_s")]
         if ages:
@@ -68,6 +70,8 @@ class Status:
     def _state(self) -> pb.State:
         if self._cluster.draining:
             return pb.STATE_DRAINING
+        if self._cluster.wanted.asleep:
+            return pb.STATE_ASLEEP
         return pb.STATE_PAUSED if self._cluster.is_held else pb.STATE_READY
 
     @property
@@ -114,6 +118,8 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         work=_work(core.counts, replica.throughput.tokens_per_s),
         version=replica.hello.version,
         weight_version=replica.weights.version,
+        asleep=sorted(replica.asleep),
+        sleep_level=replica.sleep_level,
     )
     if replica.last_step_at is not None:
         status.last_step_age_s = time.monotonic() - replica.last_step_at
@@ -150,6 +156,8 @@ def _state(replica: Replica) -> pb.State:
         return pb.STATE_DRAINING
     if replica.overdue_s() > STALLED_AFTER_S:
         return pb.STATE_STALLED
+    if replica.asleep:
+        return pb.STATE_ASLEEP
     if replica.outdated:
         return pb.STATE_OUTDATED
     return pb.STATE_PAUSED if replica.held else pb.STATE_READY

@@ -16,7 +16,7 @@ from services.scheduler.core.limits import Limits
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.timing.depth import Depth
 from services.scheduler.kv_cache.groups import Groups
-from services.scheduler.operations.weight_updates import WeightUpdates
+from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.policies import find_policy
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
@@ -58,9 +58,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         *,
         on_change: Callable[[], None],
         directory: PrefixDirectory | None,
-        updates: WeightUpdates,
+        keeping_up: KeepingUp,
     ) -> None:
-        self._updates = updates
+        self._keeping_up = keeping_up
         self._settings = settings
         self._policy = find_policy(settings.scheduling_policy)
         self._cluster = cluster
@@ -156,7 +156,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._read(session, replica),
                 guard.failed,
                 self._watch(replica),
-                self._updates.keep_up(replica),
+                self._keeping_up.follow(replica),
                 session.pump(),
             )
         except Unavailable as error:

@@ -37,7 +37,7 @@ from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.encoder import Encoder
-from services.worker.models.loader import Loader
+from services.worker.models.loader import Loader, load_checkpoint
 from services.worker.models.registry import check_config, find_encoder, find_model, read_model_config
 from services.worker.models.taped import TapedModel
 from services.worker.models.transformers_model import TransformersCausalLM
@@ -54,6 +54,8 @@ from services.worker.runner.step_cost import CostModel, WeightCounts
 from services.worker.sampling import logits_processors
 from services.worker.sampling.accept import CHOICES
 from services.worker.sampling.sampler import Sampler
+from services.worker.sleep.open_places import SleepMemory
+from services.worker.sleep.sleeper import Sleeper
 from services.worker.spec_decode import config as speculative_config
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Drafter, DrafterWorker, Target
@@ -114,7 +116,9 @@ def build_replica(
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)
     weights = WeightCounts.of(model.destinations(), config, expert_ranks=place.shard.expert_ranks)
+    changing = Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place)
     _load(model, settings, loader, place)
+    sleep_memory = SleepMemory(place.device, changing, enabled=settings.enable_sleep_mode)
     target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader)
     drafter = _drafter(drafting, target, wanted)
     if not device.is_synchronous:
@@ -131,18 +135,16 @@ def build_replica(
     num_blocks = place.shard.collectives.least(num_blocks)
     fitting = _fitting(settings, wanted, num_blocks)
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
-    memory = kv_cache.allocate(shape, num_blocks, place.device)
+    memory = kv_cache.allocate(shape, num_blocks, place.device, sleep_memory.zeros)
     runner.prepare(kv_cache.of_layers(memory, fitting.layout), table.block_table)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
     _use_tape(runner, model, backend, place, fitting)
     kv_memory.report(fitting, shape)
-    speculation = None
-    if drafting and drafter and isinstance(table, DraftingSlotTable):
-        speculation = _speculation(drafting, drafter, runner, table, fitting)
-    orders = Orders(
-        Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place),
-        WeightFolders(settings.weights_folders),
+    speculation = (
+        _speculation(drafting, drafter, runner, table, fitting)
+        if drafting and drafter and isinstance(table, DraftingSlotTable)
+        else None
     )
     replica = Replica(
         fitting,
@@ -156,11 +158,26 @@ def build_replica(
         host_memory=_host_memory(settings, fitting, memory, shape, drafter),
         pages=_pages(settings, fitting, memory, spec, drafter),
         adapters=place.adapters,
-        orders=orders,
+        orders=_orders(settings, changing, loader, sleep_memory, memory),
     )
     if speculation is not None and not device.is_synchronous:
         rehearse(replica, speculation)
     return replica
+
+
+def _orders(
+    settings: WorkerSettings, weights: Weights, loader: Loader, sleep_memory: SleepMemory, memory: list[LayerCache]
+) -> Orders:
+    folders = WeightFolders(settings.weights_folders)
+
+    def read_again(model: CausalLM) -> None:
+        if weights.id.update:
+            load_checkpoint(model, folders.find(weights.id.path))
+        else:
+            loader.load(model, Path(settings.model))
+
+    places = sleep_memory.places(memory, weights)
+    return Orders(weights, folders, Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go))
 
 
 def _host_memory(

@@ -12,7 +12,7 @@ from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv.host_memory import Moving
 from services.worker.kv_transfer.orders import BegunPages, PageOrder, PageReads, ReadBlocks, WriteBlocks
 from services.worker.lora.peft_folder import PeftFolder
-from services.worker.orders import undoing
+from services.worker.orders import REPEATABLE, undoing
 from services.worker.ranks.group import RankFailure, RankGroup
 from services.worker.replica import Replica, StepInFlight
 from services.worker.runner.output import RunnerOutput
@@ -260,7 +260,7 @@ class DeviceWork:
         """Where some ranks have obeyed and others have not. Raises RankFailure if they cannot be made alike again."""
         num_refusals = len(refusals) + (own is not None)
         back = undoing(order)
-        if num_refusals < self._ranks.size:
+        if num_refusals < self._ranks.size and order.WhichOneof("order") not in REPEATABLE:
             if back is None:
                 raise RankFailure(f"ranks have not all obeyed: {own or refusals[0]}")
             ticket = self._ranks.order(back)

@@ -24,6 +24,7 @@ from services.worker.spec_decode.speculation import Speculation
 from services.worker.step.admission import Admission
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.block_copies import BlockCopies
+from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
 from services.worker.step.steady import Steady
 from services.worker.step.step_inputs import StepInputs, assemble
@@ -172,6 +173,8 @@ class Replica:
         known until rest(). What a single sequence asks wrongly fails that alone, with the step in which it would
         have sampled or ended.
         """
+        if self._orders is not None and not self._orders.sleeper.is_awake:
+            raise PlanViolation("the worker is asleep")
         speculation, steady = self._speculation, self._steady
         followed = speculation.follow(plan, steady) if speculation else steady.follow(plan)
         copies = None if followed else BlockCopies.of(plan, self.limits.num_blocks)
@@ -290,8 +293,11 @@ class Replica:
         if self.adapters is not None:
             report = replace(report, adapters=[(held.id, held.path) for held in self.adapters.held()])
         if self._weights is not None:
-            self._weights.drop()
             report = replace(report, weights=self._weights.id)
+        if self._orders is not None:
+            self._orders.drop_weights()
+            sleeper = self._orders.sleeper
+            report = replace(report, asleep=sleeper.asleep, sleep_level=sleeper.level)
         return replace(report, in_host_memory=self._host_memory.held()) if self._host_memory else report
 
     def forget_cache(self) -> None:
@@ -314,7 +320,9 @@ class Replica:
         self.forget_cache()
 
     def _weights_name(self) -> str:
-        """No two updates have the same."""
+        """No two updates have the same; what sleeps has one of its own."""
+        if self._orders is not None and not self._orders.sleeper.is_awake:
+            return "asleep"
         return f"{self._weights.id.update} {self._weights.id.version}" if self._weights else ""
 
     @property
@@ -328,8 +336,8 @@ class Replica:
 
     def drop_weights(self) -> None:
         """That are staged, on the same thread."""
-        if self._weights is not None:
-            self._weights.drop()
+        if self._orders is not None:
+            self._orders.drop_weights()
 
     def obey(self, order: pb.DeviceOrder) -> None:
         """While no step is in flight. Raises QuireError, and then nothing has changed."""
@@ -338,7 +346,7 @@ class Replica:
 
     def _with_orders(self) -> Orders:
         if self._orders is None:
-            raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
+            raise FailedPrecondition("the weights of this worker neither change nor sleep: its model is no decoder")
         return self._orders
 
     def occupancy(self) -> Occupancy:

@@ -14,6 +14,7 @@ from shared.metrics.histogram import Histogram
 from shared.pb.admin.v1 import admin_pb2 as pb
 
 LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")
+SLEEP_LEVELS = 2
 REFUSAL_REASONS = ("max_waiting", "draining", "malformed")
 
 
@@ -146,6 +147,9 @@ class ClusterCollector(Collector):
             "quire_scheduler_blocks_unowned", "KV blocks used that no live sequence owns", cluster.unowned_blocks
         )
         yield GaugeMetricFamily("quire_scheduler_paused", "1 while generation is paused, else 0", int(cluster.paused))
+        yield _sleep_states(rows)
+        outdated = "1 while a worker is not as its cluster is to be, else 0"
+        yield _gauge("quire_scheduler_outdated", outdated, rows, lambda w: w.state == pb.STATE_OUTDATED)
         yield _gauge("vllm:kv_cache_usage_perc", "KV blocks owned, 0 to 1", rows, _usage)
         yield _gauge("quire_scheduler_blocks_free", "KV blocks that hold nothing of use", rows, lambda w: w.blocks.free)
         yield _gauge("quire_scheduler_blocks_cached", "Free KV blocks that can be hit", rows, lambda w: w.blocks.cached)
@@ -172,6 +176,17 @@ class ClusterGauges:
 
 Row = tuple[tuple[str, str], pb.ServiceStatus]
 Read = Callable[[pb.ServiceStatus], float]
+
+
+def _sleep_states(rows: list[Row]) -> Metric:
+    family = GaugeMetricFamily(
+        "vllm:engine_sleep_state", "1 for the state that is the case", labels=[*MODEL_LABELS, "sleep_state"]
+    )
+    for labels, worker in rows:
+        asleep = (not worker.asleep, worker.sleep_level == 1, worker.sleep_level == SLEEP_LEVELS)
+        for state, holds in zip(("awake", "weights_offloaded", "discard_all"), asleep, strict=True):
+            family.add_metric([*labels, state], holds)
+    return family
 
 
 def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:

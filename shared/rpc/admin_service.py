@@ -33,6 +33,12 @@ class Administration(Protocol):
     async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
         """Raises QuireError."""
 
+    async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
+        """Raises QuireError."""
+
+    async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
+        """Raises QuireError."""
+
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Raises QuireError."""
 
@@ -90,6 +96,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.UpdateWeightsRequest, pb.UpdateWeightsResponse],
     ) -> pb.UpdateWeightsResponse:
         return await _answer(self._administration.update_weights(request), context)
+
+    async def Sleep(
+        self, request: pb.SleepRequest, context: grpc.aio.ServicerContext[pb.SleepRequest, pb.SleepResponse]
+    ) -> pb.SleepResponse:
+        return await _answer(self._administration.sleep(request), context)
+
+    async def WakeUp(
+        self, request: pb.WakeUpRequest, context: grpc.aio.ServicerContext[pb.WakeUpRequest, pb.WakeUpResponse]
+    ) -> pb.WakeUpResponse:
+        return await _answer(self._administration.wake_up(request), context)
 
     async def LoadAdapter(
         self,

@@ -40,6 +40,10 @@ class WorkerSettings(Settings):
     lora_folders: tuple[str, ...] = Field(
         (), description="folders from which adapters may be loaded while the worker runs; empty: none may"
     )
+    enable_sleep_mode: bool = Field(
+        False,
+        description="take GPU memory so that it can be given back for a while (sleep); on the CPU it always can",
+    )
     weights_folders: tuple[str, ...] = Field(
         (), description="folders from which weights may be updated while the worker runs; empty: none may"
     )

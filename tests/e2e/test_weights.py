@@ -20,7 +20,7 @@ from quire import Client, LLMEngine, SamplingParams, bundled
 from quire.cli.main import main
 from quire.client import AsyncClient
 from quire.cluster import Cluster
-from shared.errors import FailedPrecondition, InvalidArgument, Unavailable
+from shared.errors import InvalidArgument, Unavailable
 from shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 
@@ -152,6 +152,7 @@ def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_
     assert (after.weight_version, after.outputs) == (before.weight_version, before.outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_worker_that_is_killed_ends_on_the_version_of_the_others(client: Client, cluster: Cluster) -> None:
     client.update_weights_from_disk("step-1", "first")
@@ -163,12 +164,7 @@ def test_a_worker_that_is_killed_ends_on_the_version_of_the_others(client: Clien
     until(lambda: list(versions(client).values()) == ["second", "second"])
 
 
-def test_without_folders_nothing_is_read(tmp_path: Path) -> None:
-    refused = pytest.raises(FailedPrecondition, match="weights_folders: this worker was started with none")
-    with running_cluster(worker=SETTINGS) as cluster, Client(cluster.grpc_address) as client, refused:
-        client.update_weights_from_disk(str(tmp_path))
-
-
+@pytest.mark.slow
 def test_ranks_change_together(folders: Path) -> None:
     worker = SETTINGS | {"tensor_parallel_size": 2, "weights_folders": [str(folders)]}
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:

@@ -85,7 +85,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         adapters: OperatedAdapters,
     ) -> None:
         self._status = status
-        self._schedulers = schedulers
+        self.schedulers = schedulers
         self.adapters = adapters
         self._shutdown = shutdown
         self._metrics = metrics
@@ -97,7 +97,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def services(self) -> list[pb.ServiceStatus]:
         """Of the whole cluster, this one first."""
-        return _once_each([self._status(), *await self._schedulers.status()])
+        return _once_each([self._status(), *await self.schedulers.status()])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         async with answering("Drain", context, self._metrics, self._calls):
@@ -108,21 +108,29 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
         async with answering("ResetPrefixCache", context, self._metrics, self._calls):
-            return pb.ResetPrefixCacheResponse(num_blocks=await self._schedulers.reset_prefix_cache(request))
+            return pb.ResetPrefixCacheResponse(num_blocks=await self.schedulers.reset_prefix_cache(request))
 
     async def PauseGeneration(self, request: pb.PauseGenerationRequest, context: Context) -> pb.PauseGenerationResponse:
         async with answering("PauseGeneration", context, self._metrics, self._calls):
-            return await self._schedulers.pause_generation(request)
+            return await self.schedulers.pause_generation(request)
 
     async def ResumeGeneration(
         self, request: pb.ResumeGenerationRequest, context: Context
     ) -> pb.ResumeGenerationResponse:
         async with answering("ResumeGeneration", context, self._metrics, self._calls):
-            return await self._schedulers.resume_generation(request)
+            return await self.schedulers.resume_generation(request)
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:
         async with answering("UpdateWeights", context, self._metrics, self._calls):
-            return await self._schedulers.update_weights(request)
+            return await self.schedulers.update_weights(request)
+
+    async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:
+        async with answering("Sleep", context, self._metrics, self._calls):
+            return await self.schedulers.sleep(request)
+
+    async def WakeUp(self, request: pb.WakeUpRequest, context: Context) -> pb.WakeUpResponse:
+        async with answering("WakeUp", context, self._metrics, self._calls):
+            return await self.schedulers.wake_up(request)
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         async with answering("LoadAdapter", context, self._metrics, self._calls):
@@ -134,7 +142,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
         async with answering("ListAdapters", context, self._metrics, self._calls):
-            return await self._schedulers.list_adapters(request)
+            return await self.schedulers.list_adapters(request)
 
 
 def _once_each(entries: Iterable[pb.ServiceStatus]) -> list[pb.ServiceStatus]:

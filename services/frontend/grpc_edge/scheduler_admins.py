@@ -102,6 +102,19 @@ class SchedulerAdmins:
             num_aborted=sum(one.num_aborted for one in updated),
         )
 
+    async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
+        """All of them; raises the first refusal once all have answered: the others sleep then."""
+        answers = await self._ask_all(scheduler_pb2.AdministerRequest(sleep=request), UPDATE_TIMEOUT_S)
+        slept = [answer.slept for answer in answers]
+        return pb.SleepResponse(
+            num_kept=sum(one.num_kept for one in slept), num_aborted=sum(one.num_aborted for one in slept)
+        )
+
+    async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
+        """All of them; raises the first refusal once all have answered: the others are awake then."""
+        answers = await self._ask_all(scheduler_pb2.AdministerRequest(wake_up=request), UPDATE_TIMEOUT_S)
+        return pb.WakeUpResponse(asleep=sorted({tag for answer in answers for tag in answer.woken_up.asleep}))
+
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         """Of all of them; raises the first refusal once all have answered: then none offers what is new."""
         question = scheduler_pb2.AdministerRequest(load_adapter=request)

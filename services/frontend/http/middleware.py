@@ -16,7 +16,17 @@ from services.frontend.console import routes as console
 from services.frontend.http.headers import CALL, Headers
 from shared.errors import QuireError
 
-OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # who show a key of their own
+OPERATORS = (  # who show a key of their own
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/update_weights_from_disk",
+)
 ALWAYS_OPEN = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # probes have no keys
 WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
 LONGEST_PASSING_S = 1.0

@@ -11,11 +11,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
 
 from services.scheduler.cluster import Cluster, Hold
 from services.scheduler.operations import quiet
-from services.scheduler.replicas.orders import named
+from services.scheduler.operations.keeping_up import UNDER_WAY
+from services.scheduler.replicas.orders import SWAP_TIMEOUT_S, named
 from services.scheduler.replicas.replica import Replica
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
 from shared.logs import logger
@@ -28,30 +28,28 @@ log = logger("weights")
 
 LONGEST_VERSION = 128  # characters
 LONGEST_PATH = 4096
-SWAP_TIMEOUT_S = 120.0
-RETRY_S = 5.0
 
 
 class WeightUpdates:
     """One at a time, workers that catch up included."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._changing = asyncio.Lock()
+    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
+        """`changing`: is held by whoever changes what is on devices."""
+        self._cluster, self._changing = cluster, changing
         self._tasks = Tasks()
 
     def next_number(self) -> int:
         """Of an update: greater than any before it, those of other schedulers included."""
-        return max(time.time_ns() // 1_000_000, self._cluster.weights.wanted.update + 1)
+        return max(time.time_ns() // 1_000_000, self._cluster.wanted.weights.update + 1)
 
     @asynccontextmanager
     async def staged(self, number: int, request: pb.UpdateWeightsRequest) -> AsyncIterator[StagedUpdate]:
         """Every worker has staged them; on leaving, what has not been swapped in is dropped. Raises QuireError."""
         identity, mode = _checked(number, request), request.mode or pb.PAUSE_MODE_WAIT
         if self._changing.locked():
-            raise Unavailable("another update of weights is under way, or a worker catches up", retry_after_ms=1000)
+            raise Unavailable(UNDER_WAY, retry_after_ms=1000)
         async with self._changing:
-            if number <= self._cluster.weights.wanted.update:
+            if number <= self._cluster.wanted.weights.update:
                 raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
@@ -59,44 +57,6 @@ class WeightUpdates:
                 yield update
             finally:
                 update.leave()
-
-    async def keep_up(self, replica: Replica) -> NoReturn:
-        """Has a worker that has fallen behind catch up, whenever that happens; until cancelled. Raises Unavailable for
-        one of which nobody knows any more what it has."""
-        while True:
-            await replica.fell_behind.wait()
-            replica.fell_behind.clear()
-            reason = ""
-            while replica.outdated:
-                if replica.is_unsure:
-                    raise Unavailable(f"worker {replica.id} did not say whether it has the new weights")
-                try:
-                    await self._catch_up(replica)
-                except QuireError as error:
-                    if error.message != reason:
-                        log.warning("a worker stays outdated", worker=replica.id, reason=error.message)
-                    reason = error.message
-                    await asyncio.sleep(RETRY_S)
-
-    async def _catch_up(self, replica: Replica) -> None:
-        while replica.core.has_work:  # what it runs goes on to its end with the weights that it has begun with
-            await asyncio.sleep(quiet.QUIET_POLL_S * 10)
-        async with self._changing:
-            wanted = self._cluster.weights.wanted
-            if not replica.outdated:
-                return
-            if not wanted.path:
-                text = f"weights {wanted.version!r} came as a stream and are kept nowhere: update the weights once more"
-                raise FailedPrecondition(text)
-            order = worker_pb2.DeviceOrder(stage_weights=worker_pb2.StageWeights(weights=wanted))
-            await replica.orders.give(order)
-            quiet.forget(replica)
-            swap = worker_pb2.DeviceOrder(swap_weights=worker_pb2.SwapWeights(update=wanted.update))
-            await replica.orders.give(swap, SWAP_TIMEOUT_S)
-            replica.weights = wanted
-            self._cluster.weights.compare(replica)
-        log.info("a worker has caught up", worker=replica.id, version=wanted.version)
-        self._cluster.came_back()
 
 
 class StagedUpdate:
@@ -164,12 +124,12 @@ class StagedUpdate:
         if self._staged and not there:
             raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
         self._staged = []
-        cluster.weights.wanted = self._identity
+        cluster.wanted.weights = self._identity
         for replica in there:
             quiet.forget(replica)
         await asyncio.gather(*(self._swap_one(replica) for replica in there))
         for replica in cluster.replicas.values():
-            cluster.weights.compare(replica)
+            cluster.wanted.compare(replica)
             if replica.outdated:
                 cluster.give_back(replica)
         cluster.came_back()

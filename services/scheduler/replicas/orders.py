@@ -12,6 +12,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 AT_START = "0"  # how weights are called that no update has changed
 ORDER_TIMEOUT_S = 600.0  # a worker reads weights
+SWAP_TIMEOUT_S = 120.0  # it copies them
 
 
 class ReplicaOrders:

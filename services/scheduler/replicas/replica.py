@@ -62,8 +62,10 @@ class Replica:
         self.adapters = ReplicaAdapters(hello, send)
         self.orders = ReplicaOrders(send)
         self.weights = weights_of(hello)
-        self.outdated = False  # it has other weights than its cluster, and is to get no sequences
-        self.is_unsure = False  # nobody knows which
+        self.asleep = frozenset(hello.asleep)
+        self.sleep_level = hello.sleep_level
+        self.outdated = False  # it is not as its cluster is to be (weights, sleep), and gets no sequences
+        self.is_unsure = False  # nobody knows how it is
         self.fell_behind = asyncio.Event()  # its cluster wants something else of it than it is
         self.last_step_at: float | None = None
         self.attached_at = clock()

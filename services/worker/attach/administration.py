@@ -28,6 +28,12 @@ class Administration:
     async def update_weights(self, _request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
         raise FailedPrecondition("a worker has the weights that its scheduler orders: ask that to update them")
 
+    async def sleep(self, _request: pb.SleepRequest) -> pb.SleepResponse:
+        raise FailedPrecondition("a worker sleeps when its scheduler orders it: ask that")
+
+    async def wake_up(self, _request: pb.WakeUpRequest) -> pb.WakeUpResponse:
+        raise FailedPrecondition("a worker wakes up when its scheduler orders it: ask that")
+
     async def load_adapter(self, _request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
         raise FailedPrecondition("a worker has the adapters that its scheduler orders: ask that to load one")
 

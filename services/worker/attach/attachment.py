@@ -85,6 +85,8 @@ class Attachment:
             weights = held.weights
             identity = model_pb2.WeightsIdentity(update=weights.update, version=weights.version, path=weights.path)
             hello.weights.CopyFrom(identity)
+        hello.asleep.extend(held.asleep)
+        hello.sleep_level = held.sleep_level
         self._session.send(pb.AttachRequest(hello=hello))
         await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
 

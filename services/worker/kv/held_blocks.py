@@ -35,6 +35,8 @@ class HeldReport:
     groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
     in_host_memory: dict[int, bytes] = field(default_factory=dict)  # hashes, by place
     adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
+    asleep: Sequence[str] = ()
+    sleep_level: int = 0
     weights: WeightsId | None = None  # that the next step is computed with; None where they cannot be changed
 
 

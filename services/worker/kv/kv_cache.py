@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,14 +52,24 @@ def _of_layer(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
     return replace(shared, k=k, v=v, group=group, block_size=shared.k.size(1))
 
 
-def allocate(shape: BlockShape, num_blocks: int, device: torch.device) -> list[LayerCache]:
-    """By layer of a page, filled with zeros: kernels may load unused places, where a stray NaN would spread."""
+def allocate(
+    shape: BlockShape,
+    num_blocks: int,
+    device: torch.device,
+    zeros: Callable[[int], Tensor | None] = lambda _num_bytes: None,
+) -> list[LayerCache]:
+    """By layer of a page, filled with zeros: kernels may load unused places, where a stray NaN would spread. `zeros`:
+    gives so many bytes of the device, where they are to be of a kind."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     num_parts, words = shape.num_parts * shape.num_layers, None
     if device.type == "cpu":
         parts = [_host_zeros(size, dtype=shape.dtype) for _ in range(num_parts)]
     else:
-        whole = torch.zeros((num_parts, *size), dtype=shape.dtype, device=device)
+        given = zeros(num_parts * math.prod(size) * shape.dtype.itemsize)
+        if given is None:
+            whole = torch.zeros((num_parts, *size), dtype=shape.dtype, device=device)
+        else:
+            whole = given.view(shape.dtype).view((num_parts, *size))
         parts, words = list(whole), whole.flatten(2).view(torch.int64)
     keys, values = parts[:: shape.num_parts], parts[shape.num_parts - 1 :: shape.num_parts]
     return [LayerCache(k, v, words) for k, v in zip(keys, values, strict=True)]

@@ -83,7 +83,7 @@ class Weights:
         """Raises FailedPrecondition where weights cannot be changed, InvalidArgument with what is wrong with the new
         ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
         self._staged = None
-        self._check_possible()
+        self.check_possible()
         if isinstance(source, Path):
             self._check_config(source)
         try:
@@ -101,19 +101,36 @@ class Weights:
         staged, self._staged = self._staged, None
         if staged is None or staged.id.update != update:
             raise FailedPrecondition(f"no weights are staged as update {update}")
+        self._copy(staged.pairs)
+        self.id = staged.id
+
+    def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         counts = self._model.expert_counts
         kept = None if counts is None else counts[0].clone()
-        for old, values in staged.pairs:
+        for old, values in pairs:
             old.copy_(values)
         if counts is not None and kept is not None:
             counts[0].copy_(kept)  # they lie in the layers, and are no weights
-        self.id = staged.id
+
+    def tensors(self) -> list[Tensor]:
+        """All that an update overwrites; what counts what experts have had is not among them."""
+        counts = self._model.expert_counts
+        counted = set() if counts is None else {counts[0].untyped_storage().data_ptr()}
+        found = _tensors(self._model, set())
+        return [tensor for tensor in found if tensor.untyped_storage().data_ptr() not in counted]
+
+    def read_again(self, load: Callable[[CausalLM], None]) -> None:
+        """What they hold is lost, and `load` fills a model with the same."""
+        fresh = self._remake()
+        load(fresh)
+        self._copy([*_pairs(self._model, fresh, set())])
 
     def drop(self) -> None:
         """What was staged and not swapped in."""
         self._staged = None
 
-    def _check_possible(self) -> None:
+    def check_possible(self) -> None:
+        """Raises FailedPrecondition where others hold them as well."""
         reason = (
             "adapters have been added to them"
             if self._place.adapters is not None
@@ -163,6 +180,18 @@ def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
         return ()
     names = [field.name for field in fields(old)] if is_dataclass(old) else [*vars(old)]
     return [(getattr(old, name), getattr(fresh, name)) for name in names]
+
+
+def _tensors(found: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Of a model that is loaded: those that _pairs() would pair."""
+    if id(found) in seen or isinstance(found, Placement):
+        return
+    seen.add(id(found))
+    if isinstance(found, Tensor):
+        yield found
+        return
+    for part, _ in _within(found, found):
+        yield from _tensors(part, seen)
 
 
 def as_tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:

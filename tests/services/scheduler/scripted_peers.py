@@ -55,6 +55,8 @@ class WorkerPeer:
     digests_asked: list[bytes] = field(default_factory=list)
     has_weights: model_pb2.WeightsIdentity = field(default_factory=lambda: model_pb2.WeightsIdentity(version="0"))
     staged: model_pb2.WeightsIdentity | None = None
+    asleep: list[str] = field(default_factory=list)
+    sleep_level: int = 0
     refuses: set[str] = field(default_factory=set)  # kinds of device orders
     hold_orders: dict[str, asyncio.Event] = field(default_factory=dict)  # answers to a kind of them wait for it
     operated: list[str] = field(default_factory=list)  # device orders, by kind
@@ -136,6 +138,10 @@ class WorkerPeer:
             self.has_weights, self.staged = self.staged, None
         elif kind == "drop_weights":
             self.staged = None
+        elif kind == "sleep":
+            self.asleep, self.sleep_level = ["kv_cache", "weights"], order.sleep.level
+        elif kind == "wake_up":
+            self.asleep = [tag for tag in self.asleep if tag not in (order.wake_up.tags or self.asleep)]
         self.link.send(worker_pb2.AttachRequest(device_order_done=done))
 
     def _result(self, result: StepResult) -> worker_pb2.StepResult:
@@ -167,6 +173,8 @@ class WorkerPeer:
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
             max_model_len=self.limits.max_model_len,
             weights=self.has_weights,
+            asleep=self.asleep,
+            sleep_level=self.sleep_level,
             stages_beside_steps=True,
         )
         hello.MergeFrom(self.hello)

@@ -1,0 +1,41 @@
+"""`quire sleep` and `quire wake`: the memory of all devices of a cluster is for others for a while."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.admin import PAUSE_MODES
+from quire.cli.connection import add_admin, client_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_admin(parser)
+    if parser.prog.endswith(" wake"):
+        parser.add_argument(
+            "--tags", nargs="*", choices=("weights", "kv_cache"), default=[], help="what is to wake; default: all"
+        )
+        return
+    parser.add_argument(
+        "--level",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="1: weights move to host memory; 2: they are read again when they wake",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=tuple(PAUSE_MODES),
+        default="keep",
+        help="requests that are there: keep them for `quire wake`, abort them, or wait for their ends",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with client_of(arguments) as client:
+        if arguments.command == "wake":
+            asleep = client.wake_up(arguments.tags)
+            print(f"still asleep: {', '.join(asleep)}" if asleep else "all workers are awake")
+            return 0
+        count = client.sleep(arguments.level, arguments.mode)
+    print(f"all workers sleep; sequences {'ended' if arguments.mode == 'abort' else 'that wait'}: {count}")
+    return 0

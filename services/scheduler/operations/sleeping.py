@@ -1,0 +1,143 @@
+"""All workers give the memory of their devices to others for a while, and take it again.
+
+While something sleeps no step is run. What is there waits, and so does what comes, as during a pause; its KV is
+computed anew afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.operations import quiet
+from services.scheduler.operations.keeping_up import UNDER_WAY
+from services.scheduler.operations.wanted import ALL, WEIGHTS
+from services.scheduler.replicas.orders import named
+from services.scheduler.replicas.replica import Replica
+from shared.errors import InvalidArgument, QuireError, Unavailable
+from shared.logs import logger
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
+from shared.supervision import Tasks
+
+log = logger("operations")
+
+LEVELS = (1, 2)
+
+
+class Sleeping:
+    """One change at a time."""
+
+    def __init__(self, cluster: Cluster, changing: asyncio.Lock) -> None:
+        """`changing`: is held by whoever changes what is on devices."""
+        self._cluster, self._changing = cluster, changing
+        self._tasks = Tasks()
+
+    async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
+        """All workers or none. Raises QuireError."""
+        level = request.level or 1
+        if level not in LEVELS:
+            raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
+        self._check_free()
+        async with self._changing:
+            cluster, wanted = self._cluster, self._cluster.wanted
+            if WEIGHTS in wanted.asleep and wanted.sleep_level != level:
+                text = f"level: workers sleep at level {wanted.sleep_level}: wake them up first"
+                raise InvalidArgument(text, field="level")
+            before = wanted.asleep, wanted.sleep_level
+            try:
+                num_aborted = await quiet.hold(cluster, Hold.SLEEP, request.mode)
+                await self._to_the_end(self._fall_asleep(level))
+            except BaseException:
+                if (wanted.asleep, wanted.sleep_level) == before:
+                    cluster.hold(Hold.SLEEP, bool(before[0]))
+                raise
+            num_kept = cluster.num_waiting + cluster.num_running
+            return pb.SleepResponse(num_kept=num_kept, num_aborted=num_aborted)
+
+    async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
+        """What one worker cannot take again sleeps on everywhere, as far as steps are concerned. Raises QuireError."""
+        tags = frozenset(request.tags) or ALL
+        if tags - ALL:
+            text = f"tags: {', '.join(sorted(ALL))}, not {min(tags - ALL)!r:.40}"
+            raise InvalidArgument(text, field="tags")
+        self._check_free()
+        async with self._changing:
+            await self._to_the_end(self._wake(tags))
+            return pb.WakeUpResponse(asleep=sorted(self._cluster.wanted.asleep))
+
+    def _check_free(self) -> None:
+        if self._changing.locked():
+            raise Unavailable(UNDER_WAY, retry_after_ms=1000)
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whoever still waits for it."""
+        task = self._tasks.start("a change of sleep", work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
+
+    async def _fall_asleep(self, level: int) -> None:
+        cluster, wanted = self._cluster, self._cluster.wanted
+        replicas = list(cluster.replicas.values())
+        for replica in replicas:
+            quiet.forget(replica)
+        order = worker_pb2.Sleep(level=level)
+        refusals = await self._order(replicas, worker_pb2.DeviceOrder(sleep=order), frozenset(), ALL, level)
+        if refusals:
+            wake = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp())
+            await self._order([r for r in replicas if r.asleep == ALL and not wanted.asleep], wake, ALL, frozenset(), 0)
+            raise refusals[0]
+        wanted.asleep, wanted.sleep_level = ALL, level
+        for replica in cluster.replicas.values():  # those that came meanwhile
+            wanted.compare(replica)
+        log.info("workers sleep", level=level, workers=len(replicas))
+
+    async def _wake(self, tags: frozenset[str]) -> None:
+        cluster, wanted = self._cluster, self._cluster.wanted
+        replicas = [replica for replica in cluster.replicas.values() if replica.asleep & tags]
+        order = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp(tags=sorted(tags)))
+        refusals = await self._order(replicas, order, tags, frozenset(), wanted.sleep_level)
+        if refusals:
+            raise refusals[0]
+        wanted.asleep -= tags
+        if not wanted.asleep:
+            wanted.sleep_level = 0
+        for replica in cluster.replicas.values():
+            replica.sleep_level = wanted.sleep_level
+            wanted.compare(replica)
+            if replica.outdated:
+                cluster.give_back(replica)
+        cluster.hold(Hold.SLEEP, bool(wanted.asleep))
+        log.info("workers are awake", tags=sorted(tags), workers=len(replicas), asleep=sorted(wanted.asleep))
+
+    async def _order(
+        self,
+        replicas: list[Replica],
+        order: worker_pb2.DeviceOrder,
+        minus: frozenset[str],
+        plus: frozenset[str],
+        level: int,
+    ) -> list[QuireError]:
+        """Of all; what sleeps of those that have obeyed changes by `minus` and `plus`. Why others have not."""
+
+        async def one(replica: Replica) -> QuireError | None:
+            own = worker_pb2.DeviceOrder()
+            own.CopyFrom(order)
+            try:
+                await replica.orders.give(own)
+            except QuireError as error:
+                replica.is_unsure = isinstance(error, Unavailable)
+                if replica.is_unsure and self._cluster.replicas.get(replica.id) is not replica:
+                    return None  # lost: it will say how it is when it attaches
+                return named(replica.id, error)
+            replica.asleep = (replica.asleep - minus) | plus
+            replica.sleep_level = level if replica.asleep else 0
+            return None
+
+        outcomes = await asyncio.gather(*(one(replica) for replica in replicas))
+        return [outcome for outcome in outcomes if outcome is not None]

@@ -1,0 +1,57 @@
+"""How all workers of a cluster are to be: with which weights, awake or asleep. And which of them are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from services.scheduler.replicas.orders import AT_START
+from services.scheduler.replicas.replica import Replica
+from shared.logs import logger
+from shared.pb.common.v1 import model_pb2
+
+log = logger("operations")
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+ALL = frozenset({WEIGHTS, KV_CACHE})
+
+
+class Wanted:
+    """Of several weights, those of the greatest update are wanted: an update that one worker has was decided on."""
+
+    def __init__(self) -> None:
+        self.weights = model_pb2.WeightsIdentity(version=AT_START)
+        self.asleep: frozenset[str] = frozenset()
+        self.sleep_level = 0
+        self._has_met = False  # a worker
+
+    def attached(self, replica: Replica, others: Iterable[Replica]) -> None:
+        """A worker is there. A scheduler that has just started learns from it what is wanted; whoever is otherwise is
+        outdated, which does not end what it runs."""
+        if not self._has_met and replica.asleep:
+            self.asleep, self.sleep_level = replica.asleep, replica.sleep_level
+            log.info("workers sleep", worker=replica.id, level=self.sleep_level)
+        self._has_met = True
+        if replica.weights.update > self.weights.update:
+            log.info("the cluster's weights are a worker's", worker=replica.id, version=replica.weights.version)
+            self.weights = replica.weights
+            for other in others:
+                self.compare(other)
+        else:
+            self.compare(replica)
+
+    def has_right_weights(self, replica: Replica) -> bool:
+        return (replica.weights.update, replica.weights.version) == (self.weights.update, self.weights.version)
+
+    def compare(self, replica: Replica) -> None:
+        """What it is with what is wanted. Weights that sleep are looked at when they are awake."""
+        has_right_weights = WEIGHTS in self.asleep or self.has_right_weights(replica)
+        replica.outdated = not has_right_weights or replica.asleep != self.asleep
+        if replica.outdated:
+            log.warning(
+                "a worker is not as its cluster is to be, and gets no sequences until it is",
+                worker=replica.id,
+                version=replica.weights.version,
+                wanted=self.weights.version,
+                asleep=sorted(replica.asleep),
+            )
+            replica.fell_behind.set()

@@ -1,0 +1,169 @@
+"""Memory of a GPU whose address stays while its pages come and go: the driver's virtual memory.
+
+Graphs have addresses in them, so memory that is to be given back must come again where it was. By the driver's own
+functions, for torch has none: an address is reserved once, pages are made, mapped there and released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.worker.kv.kv_memory import GIB
+from shared.errors import FailedPrecondition, ResourceExhausted
+
+DRIVER = "libcuda.so.1"
+OUT_OF_MEMORY = 2
+PINNED, DEVICE, READ_WRITE, MINIMUM = 1, 1, 3, 0  # the driver's enumerations
+PIECE_BYTES = 256 << 20  # pages are made in so much at a time
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Flags(ctypes.Structure):
+    _fields_ = (
+        ("compression", ctypes.c_ubyte),
+        ("direct_rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", _Flags),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+class DriverError(RuntimeError):
+    """The driver refused."""
+
+    def __init__(self, name: str, status: int) -> None:
+        super().__init__(f"{name} gave {status}")
+        self.status = status
+
+
+class VirtualMemory:
+    """The driver's functions, for one GPU."""
+
+    def __init__(self, device: int, library: Any = None) -> None:
+        """`library`: for tests. Raises FailedPrecondition where there is no driver."""
+        try:
+            self._library = library or ctypes.CDLL(DRIVER)
+        except OSError as error:
+            raise FailedPrecondition(f"enable_sleep_mode: {error}", field="enable_sleep_mode") from None
+        location = _Location(DEVICE, device)
+        self._properties = _Properties(PINNED, 0, location)
+        self._access = _Access(location, READ_WRITE)
+        self.grain = self._granularity()
+
+    def _granularity(self) -> int:
+        grain = ctypes.c_size_t()
+        self._call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(grain),
+            ctypes.byref(self._properties),
+            ctypes.c_int(MINIMUM),
+        )
+        return grain.value
+
+    def reserve(self, num_bytes: int) -> int:
+        address = ctypes.c_uint64()
+        nothing = ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(num_bytes), *nothing)
+        return address.value
+
+    def make(self, address: int, num_bytes: int) -> int:
+        """Pages at a reserved address; returns their handle. Raises DriverError, and then there are none."""
+        handle, where, size = ctypes.c_uint64(), ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
+        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
+        try:
+            self._call("cuMemMap", where, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+            self._call("cuMemSetAccess", where, size, ctypes.byref(self._access), ctypes.c_size_t(1))
+        except DriverError:
+            with contextlib.suppress(DriverError):
+                self._call("cuMemUnmap", where, size)
+            self._call("cuMemRelease", handle)
+            raise
+        return handle.value
+
+    def unmake(self, address: int, num_bytes: int, handle: int) -> None:
+        self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
+        self._call("cuMemRelease", ctypes.c_uint64(handle))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise DriverError(name, status)
+
+
+class CudaRegion:
+    """Used by one thread, with no work under way on it when its pages change."""
+
+    def __init__(self, num_bytes: int, memory: VirtualMemory) -> None:
+        """None of it is taken."""
+        self._memory = memory
+        piece = -(-PIECE_BYTES // memory.grain) * memory.grain
+        self.num_bytes = max(memory.grain, -(-num_bytes // memory.grain) * memory.grain)
+        self._address = memory.reserve(self.num_bytes)
+        starts = range(0, self.num_bytes, piece)
+        self._pieces = [(self._address + at, min(piece, self.num_bytes - at)) for at in starts]
+        self._handles: list[int] = []  # of the first so many pieces
+
+    def take(self, num_bytes: int | None = None) -> None:
+        """As much as has `num_bytes` in it; all of it if that is not said."""
+        wanted, before = self.num_bytes if num_bytes is None else num_bytes, len(self._handles)
+        try:
+            for address, size in self._pieces[before:]:
+                if address - self._address >= wanted:
+                    break
+                self._handles.append(self._memory.make(address, size))
+        except DriverError as error:
+            self._give_back_from(before)
+            if error.status != OUT_OF_MEMORY:
+                raise
+            text = f"the device has no {self.num_bytes / GIB:.2f} GiB free, which are to be taken again"
+            raise ResourceExhausted(text, retry_after_ms=1000) from None
+
+    def give_back(self) -> None:
+        torch.cuda.synchronize()
+        self._give_back_from(0)
+
+    def _give_back_from(self, first: int) -> None:
+        while len(self._handles) > first:
+            handle = self._handles.pop()
+            self._memory.unmake(*self._pieces[len(self._handles)], handle)
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """uint8, of all of it; what is not taken must not be touched. Some is taken: torch looks where it is."""
+        return torch.as_tensor(_Bytes(self._address, self.num_bytes), device=device)
+
+
+class _Bytes:
+    """Tells torch where memory is that is not its own."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

@@ -1,0 +1,60 @@
+"""Memory whose pages can be given back while its address stays: whatever has noted where something lies goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from services.worker.kv.kv_memory import GIB, free_host_bytes
+from shared.errors import ResourceExhausted
+
+DONT_NEED = 4  # MADV_DONTNEED: pages of private memory are zeros when they are next used
+
+
+class Region(Protocol):
+    """Its content is lost when it is given back."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def give_back(self) -> None:
+        """To whoever wants it. Nobody may read or write it until it is taken again."""
+
+    def take(self) -> None:
+        """Zeros. Raises ResourceExhausted if others have it; then it is not taken."""
+
+
+class HostRegion:
+    """What tensors on the CPU lie in, to whole pages."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        ranges = [_pages(address, num_bytes) for address, num_bytes in storages.items()]
+        self._ranges = [(begin, end) for begin, end in ranges if end > begin]
+        self._library = ctypes.CDLL(None, use_errno=True)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(end - begin for begin, end in self._ranges)
+
+    def give_back(self) -> None:
+        for begin, end in self._ranges:
+            if self._library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), DONT_NEED):
+                raise OSError(ctypes.get_errno(), "madvise")
+
+    def take(self) -> None:
+        """The system hands pages out when they are first used: here it is seen that there are enough."""
+        free = free_host_bytes()
+        if free < self.num_bytes:
+            text = f"{self.num_bytes / GIB:.2f} GiB are to be taken again, and this host has {free / GIB:.2f} GiB free"
+            raise ResourceExhausted(text, retry_after_ms=1000)
+
+
+def _pages(address: int, num_bytes: int) -> tuple[int, int]:
+    size = mmap.PAGESIZE if hasattr(mmap, "PAGESIZE") else os.sysconf("SC_PAGE_SIZE")
+    return -(-address // size) * size, (address + num_bytes) // size * size
