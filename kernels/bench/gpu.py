@@ -1,4 +1,4 @@
-"""`python -m kernels.bench.gpu [attention rows sampling linear experts quantized shapes ...] [--json FILE]`
+"""`python -m kernels.bench.gpu [attention latent rows sampling linear experts quantized shapes ...] [--json FILE]`
 
 kernels.triton on this GPU: microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
 torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 from kernels import triton
-from kernels.bench import gpu_attention, gpu_experts, gpu_linear, gpu_quantized, gpu_rows, gpu_sampling
+from kernels.bench import gpu_attention, gpu_experts, gpu_latent, gpu_linear, gpu_quantized, gpu_rows, gpu_sampling
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "attention": gpu_attention.bench,
+    "latent": gpu_latent.bench,
     "rows": gpu_rows.bench,
     "sampling": gpu_sampling.bench,
     "linear": gpu_linear.bench,
@@ -29,6 +30,7 @@ ON_REQUEST = {
     "shapes": gpu_linear.shapes,
     "eight_bit_shapes": gpu_quantized.shapes,
     "expert_tiles": gpu_experts.tiles,
+    "latent_tiles": gpu_latent.tiles,
 }
 
 

@@ -26,7 +26,9 @@ def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     x: elements of a head side by side; tokens and heads may lie anywhere.
     """
-    return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1).contiguous()
+    out = x.new_empty(x.size(0), x.size(1), weight.size(2))
+    torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
+    return out
 
 
 def latent_store(

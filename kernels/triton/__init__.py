@@ -7,6 +7,8 @@ import torch
 from kernels.triton.activation import silu_mul
 from kernels.triton.attention_inputs import qk_norm_rope_store
 from kernels.triton.expert_layers import experts, prepare_experts
+from kernels.triton.latent_blocks import latent_attention
+from kernels.triton.latent_inputs import latent_store
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
 from kernels.triton.ragged_attention import ragged_attention
@@ -30,6 +32,8 @@ def unavailable() -> str | None:
 __all__ = [
     "add_rms_norm",
     "experts",
+    "latent_attention",
+    "latent_store",
     "mask_logits",
     "paged_attention",
     "prepare_experts",

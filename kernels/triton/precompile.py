@@ -47,6 +47,15 @@ class PackedShape:
 
 
 @dataclass(frozen=True)
+class LatentShape:
+    """What the kernels of latent attention depend on."""
+
+    rank: int
+    rope: int
+    still: int  # elements of a head's queries before those that are rotated
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """What the kernels of a model depend on."""
 
@@ -64,6 +73,7 @@ class ModelShape:
     single_row: bool  # the fused chain is used
     batch_invariant: bool = False  # the kernels of batch_invariant are used
     experts: ExpertsShape | None = None
+    latent: LatentShape | None = None
     attention_sinks: bool = False
     softcap: float = 0.0  # of attention's scores
     is_whole: bool = True  # no other rank has a part of it

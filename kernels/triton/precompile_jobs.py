@@ -17,6 +17,7 @@ from kernels.triton.combine import WIDTHS, combine
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.precompile import ModelShape
 from kernels.triton.precompile_experts import expert_jobs
+from kernels.triton.precompile_latent import latent_jobs
 from kernels.triton.precompile_packed import packed_jobs
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.row_attention import row_attention
@@ -103,8 +104,10 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         rms_norm(of(8, hidden), of(hidden), 1e-6)
         add_rms_norm(of(8, hidden), of(8, hidden), of(hidden), 1e-6)
 
-    def gate_and_store() -> None:
+    def gate() -> None:
         silu_mul(of(8, 2 * shape.intermediate_size))
+
+    def store() -> None:
         qk_norm_rope_store(of(8, qkv_size), norm, norm, 1e-6, cos_sin, ints(8), ints(8), *caches, heads, kv_heads)
 
     def edges() -> None:
@@ -119,7 +122,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
 
     def common() -> Iterator[Callable[[], object]]:
         yield norms
-        yield gate_and_store
+        yield gate
         yield edges
         yield lambda: masks(None)
         yield lambda: masks(keys[0][:8])
@@ -159,6 +162,7 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             yield lambda rows=few_or_many: invariant_decode(rows, ordered=True)
             yield lambda rows=few_or_many: invariant_decode(rows, ordered=False)
         yield from common()
+        yield store
         yield lambda: invariant_linear(hidden, qkv_size)
         yield lambda: invariant_linear(q_size, hidden)
         yield lambda: invariant_linear(hidden, 2 * shape.intermediate_size)
@@ -168,16 +172,20 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     if shape.packed is not None:
         yield from packed_jobs(shape, shape.packed, capability_has_pdl)
     yield lambda: choose(many, True, filtered=True)
-    yield lambda: shared(many)
-    if shape.single_row:
-        yield attend_row
-    yield combines
-    yield chunk
-    yield lambda: decode(many, ordered=True)
-    yield lambda: decode(8, ordered=True)
-    yield lambda: decode(many, ordered=False)
-    yield lambda: decode(2, ordered=False)
-    yield lambda: shared(8)
+    if shape.latent is not None:
+        yield from latent_jobs(shape, shape.latent)
+    else:
+        yield lambda: shared(many)
+        if shape.single_row:
+            yield attend_row
+        yield combines
+        yield chunk
+        yield lambda: decode(many, ordered=True)
+        yield lambda: decode(8, ordered=True)
+        yield lambda: decode(many, ordered=False)
+        yield lambda: decode(2, ordered=False)
+        yield lambda: shared(8)
+        yield store
     yield lambda: choose(many, True)
     yield from common()
     yield lambda: choose(8, True)

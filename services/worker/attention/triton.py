@@ -23,11 +23,13 @@ class TritonAttention:
         self._chunk: Callable[..., Tensor]
         self._shared: Callable[..., Tensor]
         self._prefixes: Any = None
+        self._latent_decode: Callable[..., Tensor]
+        self._latent_chunk: Callable[..., Tensor]
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         from kernels.triton.shared_prefix import rows_per_tile
 
-        reads_all = spec.has_window or spec.has_sinks or spec.has_softcap
+        reads_all = spec.has_window or spec.has_sinks or spec.has_softcap or spec.latent_rank
         return 0 if reads_all else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
@@ -38,9 +40,11 @@ class TritonAttention:
             return str(reason)
         from kernels.triton.chunk_attention import chunk_attention
         from kernels.triton.decode_attention import decode_attention
+        from kernels.triton.latent_blocks import latent_chunk, latent_decode
         from kernels.triton.shared_prefix import SharedPrefixes, shared_prefix_attention
 
         self._decode, self._chunk = decode_attention, chunk_attention
+        self._latent_decode, self._latent_chunk = latent_decode, latent_chunk
         self._shared, self._prefixes = shared_prefix_attention, SharedPrefixes
         return None
 
@@ -67,3 +71,11 @@ class TritonAttention:
         assert not softcap
         prefixes = self._prefixes(shared.members, shared.tables, shared.lens, shared.starts)
         return self._shared(q, k_cache, v_cache, tables, lens, prefixes, scale, metadata.order)
+
+    def attend_latent(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
+    ) -> Tensor:
+        tables, lens = metadata.block_tables, metadata.seq_lens
+        if metadata.is_decode:
+            return self._latent_decode(q, q_rotated, cache, tables, lens, scale, metadata.order)
+        return self._latent_chunk(q, q_rotated, cache, tables, metadata.query_start, lens, scale)

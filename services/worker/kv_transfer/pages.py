@@ -119,4 +119,4 @@ class _Recorded:
 
 def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:
     """Keys and values of every layer, [num_blocks, bytes] each."""
-    return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in (cache.k, cache.v)]
+    return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in cache.parts]

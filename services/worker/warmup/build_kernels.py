@@ -19,7 +19,8 @@ from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from kernels.triton.precompile import ExpertsShape, Missing, ModelShape, PackedShape
+    from kernels.triton.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
+    from services.worker.layers.latent_attention import LatentConfig
     from services.worker.layers.quantization.port import CheckpointQuantization
     from services.worker.models.experts_config import ExpertsConfig
 
@@ -76,7 +77,9 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
     intermediate_size = len(shard.part(config.intermediate_size, "intermediate_size"))
     sizes = (config.hidden_size, heads.num_q * config.head_dim, intermediate_size)
     experts = None if config.experts is None else experts_shape(config.experts, shard)
+    latent = None if config.latent is None else latent_shape(config.latent)
     chained = shard.is_whole or settings.custom_all_reduce
+    chained = chained and config.latent is None
     fused = chained and row_attention_takes(config.head_dim) and all(map(row_linear_takes, sizes))
     return precompile.ModelShape(
         hidden_size=config.hidden_size,
@@ -93,6 +96,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         batch_invariant=settings.batch_invariant,
         single_row=fused and (experts is None or experts.single_row),
         experts=experts,
+        latent=latent,
         attention_sinks=config.attention_sinks,
         softcap=config.attention_softcap,
         is_whole=shard.is_whole,
@@ -112,6 +116,12 @@ def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int
     if group_size & (group_size - 1) or 0 < group_size < smallest or any(size % smallest for size in rows):
         return None  # widened as they are loaded
     return precompile.PackedShape(group_size, zero)
+
+
+def latent_shape(config: LatentConfig) -> LatentShape:
+    from kernels.triton import precompile
+
+    return precompile.LatentShape(config.kv_rank, config.rotated_dim, config.still_dim)
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:

@@ -94,10 +94,11 @@ def test_adapters_beside_recorded_steps(checkpoint: Make, tmp_path: Path, family
     assert error(rig, made, 2) < MAX_ERROR
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
 @torch.inference_mode()
-def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make) -> None:
+def test_chunks_in_graphs_give_the_same_tokens(checkpoint: Make, family: str) -> None:
     """Chunks of many sizes among decodes, plain choices recorded, slots used again."""
-    made = checkpoint("llama")
+    made = checkpoint(family)
     rigs = [
         cuda_rig(made, record_logits=False, max_num_seqs=16, num_blocks=600, **WAYS[way])
         for way in ("chunks in graphs", "eager")

@@ -27,13 +27,16 @@ def hashes() -> list[bytes]:
     return chain(root_hash(), i32_bytes(PROMPT), SIZE)
 
 
-def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make) -> None:
-    folder = checkpoint("llama").folder
+# Bytes of a page of 4 positions and 3 layers: 2 heads' keys and values of 16 elements, or a vector of 24 + 8.
+@pytest.mark.parametrize(("family", "num_bytes"), [("llama", 3072), ("deepseek-v3", 1536)])
+def test_a_prompt_goes_on_from_blocks_of_another_replica(checkpoint: Make, family: str, num_bytes: int) -> None:
+    folder = checkpoint(family).folder
     giver, taker = Rig(folder), Rig(folder)
     first = giver.step([New(0, PROMPT)], {0: len(PROMPT)})[0]
     blocks = np.array(giver.blocks(0)[:NUM_FULL], dtype=np.uint32).reshape(-1)
     given = giver.replica.read_pages(blocks).content
     assert given.shape == (NUM_FULL, giver.replica.pages.block_bytes)
+    assert giver.replica.pages.block_bytes == num_bytes
     targets = np.array([70, 60, 50], dtype=np.uint32)
     with torch.inference_mode():
         taker.replica.write_pages(targets, hashes(), given).wait()

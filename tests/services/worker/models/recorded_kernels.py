@@ -112,10 +112,10 @@ def record_all(settings: WorkerSettings) -> None:
     model.finish()
     shape = block_shape(spec, config.num_layers, place.dtype)
     caches = kv_cache.allocate(shape, NUM_BLOCKS, META)
-    single_row = SingleRowProgram(model, pdl=True)
+    single_row = None if model.single_row(config, place) else SingleRowProgram(model, pdl=True)
 
     def logits(batch: ForwardBatch) -> Tensor:
-        if batch.token_ids.size(0) == 1:
+        if single_row is not None and batch.token_ids.size(0) == 1:
             return single_row.logits(batch, caches)
         return model.logits(model.forward(batch, caches))
 

@@ -1,0 +1,49 @@
+"""DeepSeek with the kernels of GPUs, in Triton's interpreter where there is none, says what transformers says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kernels
+from services.worker.attention.triton import TritonAttention
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.models.test_logits import MAX_ERROR, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+
+@pytest.fixture
+def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepts = TritonAttention.reject_reason
+    monkeypatch.setattr(
+        TritonAttention, "reject_reason", lambda self, spec: accepts(self, dataclasses.replace(spec, device="cuda"))
+    )
+    monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
+    monkeypatch.setattr("kernels.triton.latent_blocks.ENOUGH_PROGRAMS", 4)
+    names = {"latent_store", "latent_attention"}  # the rest has tests of its own, and is slow in the interpreter
+    load = kernels.load
+
+    def loading(device: str, packages: tuple[str, ...] = ()) -> kernels.Ops:
+        plain, ours = load(device, ("kernels.reference",)), load(device, kernels.PACKAGES["cuda"])
+        chosen: dict[str, Any] = {name: getattr(ours, name) for name in names}
+        return dataclasses.replace(plain, **chosen, sources={**plain.sources, **dict.fromkeys(names, "kernels.triton")})
+
+    monkeypatch.setattr(kernels, "load", loading)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3-yarn"])
+@pytest.mark.usefixtures("on_kernels_of_gpus")
+def test_logits(checkpoint: Callable[[str], Checkpoint], family: str) -> None:
+    """Chunks, prefix hits and mixed batches in one run."""
+    made = checkpoint(family)
+    rig = Rig(made.folder, attention_backend="triton", max_model_len=64)
+    head = prompt(8, 5)
+    rig.step([New(0, head + prompt(21, 6))], {0: 20})
+    rig.step([New(1, [*head, 3, 4], cached_blocks=rig.blocks(0)[:2])], {0: 9, 1: 2})
+    for _ in range(3):
+        rig.step()
+    assert max(error(rig, made, slot) for slot in (0, 1)) < MAX_ERROR
