@@ -1,4 +1,4 @@
-"""`python -m kernels.bench.gpu [attention latent rows sampling linear experts quantized shapes ...] [--json FILE]`
+"""`python -m kernels.bench.gpu [attention latent recurrent rows sampling linear experts quantized ...] [--json FILE]`
 
 kernels.triton on this GPU: microseconds inside CUDA graphs, medians, memory cold where it would be. Beside each: plain
 torch, or what the hardware allows (bytes and FLOP over the rates that an H200 reached).
@@ -14,7 +14,16 @@ from pathlib import Path
 import torch
 
 from kernels import triton
-from kernels.bench import gpu_attention, gpu_experts, gpu_latent, gpu_linear, gpu_quantized, gpu_rows, gpu_sampling
+from kernels.bench import (
+    gpu_attention,
+    gpu_experts,
+    gpu_latent,
+    gpu_linear,
+    gpu_quantized,
+    gpu_recurrent,
+    gpu_rows,
+    gpu_sampling,
+)
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -25,6 +34,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
     "linear": gpu_linear.bench,
     "experts": gpu_experts.bench,
     "quantized": gpu_quantized.bench,
+    "recurrent": gpu_recurrent.bench,
 }
 ON_REQUEST = {
     "shapes": gpu_linear.shapes,

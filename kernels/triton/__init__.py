@@ -12,6 +12,9 @@ from kernels.triton.latent_inputs import latent_store
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
 from kernels.triton.ragged_attention import ragged_attention
+from kernels.triton.recurrent.gated_delta_rule import gated_delta_rule
+from kernels.triton.recurrent.gated_norm import gated_norm
+from kernels.triton.recurrent.short_convolution import short_convolution
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.routing import route
 from kernels.triton.sampling import sample
@@ -32,6 +35,8 @@ def unavailable() -> str | None:
 __all__ = [
     "add_rms_norm",
     "experts",
+    "gated_delta_rule",
+    "gated_norm",
     "latent_attention",
     "latent_store",
     "mask_logits",
@@ -44,6 +49,7 @@ __all__ = [
     "rms_norm",
     "route",
     "sample",
+    "short_convolution",
     "silu_mul",
     "unavailable",
 ]

@@ -1,4 +1,4 @@
-"""Windows on CUDA, with and without graphs: pytest -m gpu."""
+"""Windows and states on CUDA, with and without graphs: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from services.scheduler.core.sequence import Family
 from tests.kv_groups import models
 from tests.kv_groups.models import greedy
 from tests.kv_groups.test_windows import prompt
+from tests.services.worker import checkpoints
+from tests.services.worker.checkpoints import RECURRENT_FAMILIES
 from tests.spec_decode.pair import Pair, build
 
 pytestmark = pytest.mark.gpu
@@ -36,3 +38,20 @@ def test_text_is_that_of_transformers(tmp_path: Path, name: str, way: dict[str, 
     run.run()
     assert [a.tokens for a in asked] == [greedy(made, a.prompt, len(a.tokens)) for a in asked]
     assert run.core.counts.cached_tokens >= 128
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+def test_text_of_recurrent_layers_is_that_of_transformers(tmp_path: Path, family: str, way: dict[str, object]) -> None:
+    """Prompts in chunks beside decodes, hits behind saved states, siblings, and decoding over the ends of blocks."""
+    made = checkpoints.make(family, tmp_path)
+    sizes = {"device": "cuda", "block_size": 16, "max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 300}
+    run = Pair(build(None, made.folder, **sizes, **way))
+    asked = [run.ask(prompt(length, length), max_tokens=40, eos=()) for length in (90, 5, 33)]
+    siblings = Family()
+    asked += [run.ask(prompt(40, 7), max_tokens=20, eos=(), family=siblings) for _ in range(3)]
+    run.run()
+    asked.append(run.ask(asked[0].prompt + asked[0].tokens, max_tokens=30, eos=()))
+    run.run()
+    assert [a.tokens for a in asked] == [greedy(made, a.prompt, len(a.tokens)) for a in asked]
+    assert run.core.counts.cached_tokens >= 128 + 2 * 32
