@@ -99,6 +99,13 @@ def long120k() -> Workload:
     return _equal("long120k", seed=9, count=2, prompt=120_000, num_output=128)
 
 
+def beside_long() -> Workload:
+    """Eight streams, and a prompt of almost all positions that models of 128k have."""
+    draw = random.Random(12)
+    streams = tuple(Item(_ids(draw, 128), 2048) for _ in range(8))
+    return Workload("beside_long", (*streams, Item(_ids(draw, 120_000), 8)))
+
+
 def returning() -> Workload:
     """64 prompts of 4,096 tokens that come again in turn: more than a device keeps with `--num-blocks` for a few."""
     return _in_turn("returning", seed=10, count=64, prompt=4096, load="8")
@@ -136,7 +143,7 @@ def cpu_stream8() -> Workload:
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     make.__name__: make
     for make in (
-        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k, returning),
+        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k, beside_long, returning),
         *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8, cpu_returning),
     )
 }

@@ -118,6 +118,7 @@ def _limits(replica: Replica, settings: SchedulerSettings) -> Limits:
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         max_model_len=sizes.max_model_len,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
         watermark_blocks=int(settings.watermark * (sizes.num_blocks - 1)),
         max_steps_in_flight=1,
         num_speculative_tokens=replica.num_speculative_tokens,

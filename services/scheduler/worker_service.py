@@ -206,6 +206,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             ),
             max_model_len=groups.longest(usable, hello.max_model_len),
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
             num_speculative_tokens=hello.num_speculative_tokens,

@@ -50,6 +50,12 @@ class SchedulerSettings(Settings):
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="most tokens of one prompt in a step while others run; 0: the whole budget"
     )
+    max_stream_gap_ms: float = Field(
+        0.0,
+        ge=0,
+        description="longest gap that running streams should have while prompts are computed beside them, which then "
+        "get as many tokens of a step as that allows, milliseconds; 0: as many as a step has",
+    )
     watermark: float = Field(
         0.01, ge=0, lt=1, description="share of the blocks kept free at admission, so that running sequences can grow"
     )

@@ -25,6 +25,7 @@ from services.scheduler.core.scheduling.plan_builder import Flight, PlanBuilder
 from services.scheduler.core.scheduling.results import ResultProcessor
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import CoreState
+from services.scheduler.core.timing.chunk_limit import ChunkLimit
 from services.scheduler.core.timing.depth import Depth
 from services.scheduler.core.timing.pace import PromptPace
 from services.scheduler.core.timing.step_times import StepTimes
@@ -45,6 +46,7 @@ class Core:
         self.speculation = Speculation(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
         )
+        self._chunk_limit = ChunkLimit(limits.longest_stream_gap_s, limits.max_num_batched_tokens)
         self._pace = PromptPace()
         self._step_times = StepTimes()
         self._last_applied_at = -math.inf
@@ -116,6 +118,7 @@ class Core:
         begun = self._begun(flight)
         self._step_times.learn(flight.num_tokens, now - begun)
         self._pace.learn(flight.num_tokens, len(flight.slots), now - begun)
+        self._chunk_limit.learn(flight.num_prompt_tokens, flight.num_tokens - flight.num_prompt_tokens, now - begun)
         self.depth.learn(now - begun)
         self.speculation.learn(flight, result, now - begun)
         self._last_applied_at = now
@@ -240,6 +243,8 @@ class Core:
         for_beams = searches.num_tokens_wanted if searches else 0
         builder.budget.left -= for_beams
         self._grower.advance_ready(builder)
+        if self._chunk_limit.enabled and len(builder.ready) and not self.limits.whole_prompts:
+            builder.budget.left = min(builder.budget.left, self._chunk_limit.num_tokens)
         self._grower.advance_prefills(builder)
         builder.budget.left += for_beams
         if searches:

@@ -20,6 +20,7 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step while others run; 0: no such limit
+    longest_stream_gap_s: float = 0.0  # that steps with prompts may take while others stream; 0: no such limit
     watermark_blocks: int = 0  # left free at admission while others run
     max_steps_in_flight: int = 2  # 0: by how long steps take
     drafts_constrained_only: bool = False  # the worker drafts for sequences under a grammar only

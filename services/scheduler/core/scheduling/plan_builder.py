@@ -28,6 +28,7 @@ class Flight:
     asked: npt.NDArray[np.bool_]  # which of them asked for log-probabilities
     prompts: dict[int, int]  # slots that may tell of their prompt, and the keys of their sequences
     num_tokens: int
+    num_prompt_tokens: int  # of these
     planned_at: float
     drafts: I32 | None = None  # most drafts of each; None: nobody drafts
     ended: Mapping[int, int] = field(default_factory=dict)  # slots that end without a sample, and their sequences' keys
@@ -142,6 +143,7 @@ class PlanBuilder:
             running.asks_logprobs[slots],
             telling,
             self.num_tokens,
+            sum(self._chunks.values()),
             now,
             self._drafts_of(slots),
             {slot: int(running.keys[slot]) for slot in self._ending} if self._ending else NOBODY,

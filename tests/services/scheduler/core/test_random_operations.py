@@ -271,6 +271,7 @@ CASES = [
         "max_num_seqs": 16,
         "max_num_batched_tokens": 48,
         "long_prefill_token_threshold": 9,
+        "longest_stream_gap_s": 1e-4,
     },
     {"num_blocks": 30, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 40, "prefix_grain": 2},
     {"num_blocks": 12, "block_size": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "watermark_blocks": 1},
