@@ -126,4 +126,4 @@ def open_traces(settings: Settings) -> NoTraces:
     if not settings.otlp_traces_endpoint:
         return NoTraces()
     ratio = settings.otlp_traces_ratio
-    return Traces(settings.otlp_traces_endpoint, ratio, f"quire-{settings.role}", settings.name)
+    return Traces(settings.otlp_traces_endpoint, ratio, f"quire-{settings.service}", settings.name)

@@ -116,6 +116,17 @@ def cpu_returning() -> Workload:
     return replace(_in_turn("cpu_returning", seed=11, count=8, prompt=768, load="1"), temperature=0.0)
 
 
+def long_prompts() -> Workload:
+    """128 requests, prompts of 2,048 to 8,192 tokens, answers of 128 to 256: decodes wait for them."""
+    return _long_prompts("long_prompts", seed=12, count=128, prompt=(2048, 8192), num_output=(128, 256), load="4/s")
+
+
+def cpu_long_prompts() -> Workload:
+    """24 requests, prompts of 512 to 1,536 tokens, answers of 64 to 128."""
+    work = _long_prompts("cpu_long_prompts", seed=13, count=24, prompt=(512, 1536), num_output=(64, 128), load="2/s")
+    return replace(work, temperature=0.0)
+
+
 def cpu_batch() -> Workload:
     """32 requests at once, prompts of 32 to 128 tokens."""
     draw = random.Random(5)
@@ -143,8 +154,8 @@ def cpu_stream8() -> Workload:
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     make.__name__: make
     for make in (
-        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k, beside_long, returning),
-        *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8, cpu_returning),
+        *(mixed, single, shared_prefix, prefill, decode, long32k, long120k, beside_long, returning, long_prompts),
+        *(cpu_batch, cpu_single, cpu_prefix, cpu_stream8, cpu_returning, cpu_long_prompts),
     )
 }
 LONG_SET = ("long32k", "long120k")
@@ -177,6 +188,14 @@ def _ids(draw: random.Random, count: int, largest: int = LARGEST_ID) -> tuple[in
 def _equal(name: str, *, seed: int, count: int, prompt: int, num_output: int) -> Workload:
     draw = random.Random(seed)
     return Workload(name, tuple(Item(_ids(draw, prompt), num_output) for _ in range(count)))
+
+
+def _long_prompts(
+    name: str, *, seed: int, count: int, prompt: tuple[int, int], num_output: tuple[int, int], load: str
+) -> Workload:
+    draw = random.Random(seed)
+    items = (Item(_ids(draw, draw.randint(*prompt), CPU_LARGEST_ID), draw.randint(*num_output)) for _ in range(count))
+    return Workload(name, tuple(items), load=load)
 
 
 def _in_turn(name: str, *, seed: int, count: int, prompt: int, load: str) -> Workload:

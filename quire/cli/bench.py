@@ -19,6 +19,7 @@ MODES = {
         "quire.bench.placement",
         "where conversations go: hit rate and latency by placement, simulated workers",
     ),
+    "roles": ("quire.bench.roles", "prompts computed apart from what decodes, against workers that do both"),
     "speculation": ("quire.bench.speculation", "the same questions with every way of drafting, and without"),
     "structured": ("quire.bench.structured", "answers under a schema each, and the same requests without"),
     "soak": ("quire.bench.soak", "a mixed load with cancels, broken connections and killed workers: what grows"),

@@ -18,8 +18,9 @@ from shared.settings import SERVICES, Settings
 
 # Decided by the launcher.
 MANAGED = {
-    "id", "host", "advertise", "model", "revision", "served_model_name", "grpc_port", "http_port", "metrics_port",
-    "share_ports", "scheduler", "schedulers", "redis", "admin_port", "metrics_host", "cluster_secret_file", "insecure",
+    "id", "role", "host", "advertise", "model", "revision", "served_model_name", "grpc_port", "http_port",
+    "metrics_port", "share_ports", "scheduler", "schedulers", "redis", "admin_port",
+    "metrics_host", "cluster_secret_file", "insecure",
 }  # fmt: skip
 COMMON = set(Settings.model_fields) - MANAGED
 OWNERS = ("worker", "scheduler", "frontend")  # of a setting that several services have, the first gets the flag
@@ -36,7 +37,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", default="", help="branch, tag or commit of a model on a hub")
     parser.add_argument("--served-model-name", default="", help="name that requests use; default: the model's own")
     parser.add_argument(
-        "--workers", "--data-parallel-size", type=human_int, default=1, help="workers, each a replica of the model"
+        "--workers",
+        "--data-parallel-size",
+        type=human_int,
+        default=None,
+        help="workers, each a replica of the model (default: 1; 0 beside those below)",
+    )
+    parser.add_argument(
+        "--prefill-workers", type=human_int, default=0, help="workers that compute long prompts for those that decode"
+    )
+    parser.add_argument(
+        "--decode-workers", type=human_int, default=0, help="workers that go on with what those have computed"
     )
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
@@ -87,7 +98,9 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         model=values["model"],
         revision=values["revision"],
         served_model_name=values["served_model_name"],
-        workers=values["workers"],
+        workers=_num_workers(values),
+        prefill_workers=values["prefill_workers"],
+        decode_workers=values["decode_workers"],
         frontends=values["frontends"],
         schedulers=values["schedulers"],
         host=values["host"],
@@ -99,6 +112,12 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         redis=values["redis"],
         settings=settings,
     )
+
+
+def _num_workers(values: dict[str, Any]) -> int:
+    if values["workers"] is not None:
+        return int(values["workers"])
+    return 0 if values["prefill_workers"] or values["decode_workers"] else 1
 
 
 def ready_line(cluster: Cluster, *, json: bool) -> str:

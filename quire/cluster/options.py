@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.cluster import tied
+from quire.cluster import gpus, tied
 from quire.cluster.endpoints import LOOPBACK, Endpoints
 from quire.cluster.metrics_ports import MetricsPorts
 from shared import model_hub, model_identity, secret_file
@@ -27,6 +27,8 @@ class ClusterOptions:
     revision: str = ""  # of a model on a hub
     served_model_name: str = ""  # empty: as the model is called
     workers: int = 1
+    prefill_workers: int = 0  # beside them: workers with that role
+    decode_workers: int = 0
     frontends: int = 1
     schedulers: int = 1
     host: str = LOOPBACK
@@ -64,13 +66,15 @@ class ServiceSpec:
     role: str
     id: str
     flags: Mapping[str, Any]
+    gpus: str = ""  # what CUDA_VISIBLE_DEVICES is to say; empty: as it is
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "quire", self.role, *self._arguments()]
 
     def environment(self) -> dict[str, str]:
-        """What others must not read on its command line."""
-        return {f"QUIRE_{self.role}_{n}".upper(): str(v) for n, v in self.flags.items() if self._is_secret(n)}
+        """What others must not read on its command line, and the GPUs that it sees."""
+        secrets = {f"QUIRE_{self.role}_{n}".upper(): str(v) for n, v in self.flags.items() if self._is_secret(n)}
+        return secrets | ({gpus.VARIABLE: self.gpus} if self.gpus else {})
 
     def _is_secret(self, name: str) -> bool:
         fields = SERVICES[self.role].model_fields if self.role in SERVICES else {}
@@ -124,7 +128,8 @@ def _as_text(value: Any) -> str:
 
 def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -> list[Spec]:
     """The processes of a cluster. Its ports are held in `endpoints`, so that a restarted service keeps its own."""
-    for name, least in (("workers", 0), ("frontends", 1), ("schedulers", 1)):
+    leasts = {"workers": 0, "prefill_workers": 0, "decode_workers": 0, "frontends": 1, "schedulers": 1}
+    for name, least in leasts.items():
         if getattr(options, name) < least:
             raise InvalidArgument(f"{name}: must be at least {least}, got {getattr(options, name)}", field=name)
     ports = {
@@ -135,7 +140,8 @@ def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -
     secret = endpoints.secret("cluster-secret")
     schedulers = [f"{LOOPBACK}:{endpoints.hold_port('scheduler')}" for _ in range(options.schedulers)]
     specs += [_scheduler(options, i, address, redis) for i, address in enumerate(schedulers)]
-    specs += [_worker(options, i, schedulers) for i in range(options.workers)]
+    num_workers = options.workers + options.prefill_workers + options.decode_workers
+    specs += _workers(options, range(num_workers), schedulers)
     specs += [_frontend(options, i, schedulers, redis, ports) for i in range(options.frontends)]
     return [spec if isinstance(spec, RedisSpec) else _joined(spec, secret, metrics) for spec in specs]
 
@@ -163,7 +169,7 @@ def more_workers(
     planned = [spec for spec in specs if isinstance(spec, ServiceSpec) and spec.role == "scheduler"]
     schedulers = [f"{LOOPBACK}:{spec.flags['grpc_port']}" for spec in planned]
     secret = planned[0].flags["cluster_secret_file"]
-    return [_joined(_worker(options, number, schedulers), secret, metrics) for number in numbers]
+    return [_joined(spec, secret, metrics) for spec in _workers(options, numbers, schedulers)]
 
 
 def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[dict[str, Any], list[Spec]]:
@@ -191,6 +197,22 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping
     return ServiceSpec("scheduler", name, flags)
 
 
+def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[str]) -> list[ServiceSpec]:
+    worker = options.settings.get("worker", {})
+    found = gpus.visible() if worker.get("device") == "cuda" else []
+    num_ranks = int(worker.get("tensor_parallel_size", 1))
+    return [
+        replace(_worker(options, number, schedulers), gpus=gpus.of_worker(number, num_ranks, found))
+        for number in numbers
+    ]
+
+
+def _role(options: ClusterOptions, index: int) -> str:
+    """Those with both come first, and those that come later have both."""
+    roles = ["both"] * options.workers + ["prefill"] * options.prefill_workers + ["decode"] * options.decode_workers
+    return roles[index] if index < len(roles) else "both"
+
+
 def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> ServiceSpec:
     name = f"worker-{index}"
     first = index % len(schedulers)
@@ -199,6 +221,7 @@ def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> Servi
         "model": options.model_folder,
         "served_model_name": options.model_name,
         "scheduler": schedulers[first:] + schedulers[:first],
+        **({} if _role(options, index) == "both" else {"role": _role(options, index)}),
         **options.settings.get("worker", {}),
     }
     return ServiceSpec("worker", name, flags)

@@ -11,6 +11,7 @@ from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, Finished, finish
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.handover.handovers import Handovers
 from services.scheduler.handover.neighbourhood import Neighbourhood
 from services.scheduler.lobby import Lobby
 from services.scheduler.operations.wanted import Wanted
@@ -69,6 +70,8 @@ class Cluster:
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
         self._counts: dict[str, Counts] = {}
         self._neighbourhood = Neighbourhood(self.replicas, settings.kv_handover)
+        threshold = settings.prefill_threshold
+        self._handovers = Handovers(self._neighbourhood, self._placement, threshold, metrics, self._hand_over)
         self.adapters = Adapters(
             self.replicas, num_users=self._num_users, used_by=self._adapters_on, moved_in=self._adapter_came
         )
@@ -168,10 +171,15 @@ class Cluster:
         self.wanted.attached(replica, self.replicas.values())
         self._set(Hold.SLEEP, bool(self.wanted.asleep))
         replica.hold(bool(self._holds))
-        self._neighbourhood.changed()
+        replica.watch(self._handovers.pumped)
+        self._workers_changed()
         self.adapters.attached(replica)
         if not self.parking:
             self._empty_lobby()
+
+    def _workers_changed(self) -> None:
+        self._neighbourhood.changed()
+        self._handovers.changed(self.replicas.values())
 
     def _adapter_came(self) -> None:
         if not self.parking:
@@ -202,7 +210,9 @@ class Cluster:
         replica.adapters.lose()
         replica.orders.lose()
         replica.flush()
+        self._handovers.detached(replica)
         self._neighbourhood.detached(replica)
+        self._workers_changed()
         moved = replica.core.evacuate(lost=lost)
         self._move(moved, replica.last_step_at)
         log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=len(moved), lost=lost)
@@ -388,7 +398,7 @@ class Cluster:
         if self.terms.layout is not None:
             complete(sequence, self.terms.layout.block_size)
         able = [r for r in self.replicas.values() if not r.outdated and r.adapters.takes(sequence.adapter)]
-        replica = self._home(sequence) or self._placement.place(sequence, able)
+        replica = self._home(sequence) or self._handovers.place(sequence, able)
         if replica is None:
             replica = next((r for r in able if not r.leaving), None)  # it words the refusal
         if replica is None:
@@ -401,7 +411,8 @@ class Cluster:
         self._replica_of[sequence.key] = replica
         if sequence.family is not None:
             sequence.family.home = replica
-        replica.add(sequence)
+        self._handovers.placed(sequence, replica)
+        replica.add(sequence)  # last: it takes in the whole sequence or nothing
 
     def _home(self, sequence: Sequence) -> Replica | None:
         """Where its siblings are, as long as there is a slot: they compute the prompt for it."""
@@ -427,6 +438,17 @@ class Cluster:
             else:
                 text = f"{sequence.num_losses} workers in a row were lost while this ran on them, the last time alone"
                 self.deliver(Events(finished=finish(sequence, Reason.ERROR, failure=Failure("INTERNAL", text))))
+
+    def _hand_over(self, sequence: Sequence, target: Replica) -> None:
+        """It goes on there."""
+        source = self._replica_of[sequence.key]
+        source.flush()  # its tokens first
+        source.core.part_with(sequence)
+        source.wake()
+        if isinstance(sequence.adapter, AdapterId):
+            target.adapters.use(sequence.adapter)
+        self._replica_of[sequence.key] = target
+        target.add(sequence)
 
     def _look_again(self, sequence: Sequence, adapter: AdapterId) -> None:
         """For a worker that has its adapter, or could."""

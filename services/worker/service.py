@@ -163,7 +163,8 @@ class Worker:
         if replica.pages is None:
             return
         port, num_blocks = PagePort(engine, replica.pages), replica.limits.num_blocks
-        transport = GrpcTransport(Dialler.of(self._settings), port.blocks_at_a_time * port.page_bytes)
+        piece_bytes = port.blocks_at_a_time * port.page_bytes
+        transport = GrpcTransport(Dialler.of(self._settings), piece_bytes, pinned=replica.pages.wants_pinned)
         self._pages.serve(port, num_blocks)
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
 
@@ -235,6 +236,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             kv_address=address if replica.pages else "",
             kv_layout=replica.pages.layout if replica.pages else b"",
             kv_block_bytes=replica.pages.block_bytes if replica.pages else 0,
+            role=settings.role,
         )
     )
     return said

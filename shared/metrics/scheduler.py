@@ -70,6 +70,18 @@ class SchedulerMetrics:
             ["worker", "outcome"],
             registry=registry,
         )
+        self.handovers = Counter(
+            "quire_scheduler_handovers",
+            "Sequences that went on at a decode worker: with their blocks (done), or to compute some (computed)",
+            ["outcome"],
+            registry=registry,
+        )
+        self.roles_missing = Gauge(
+            "quire_scheduler_role_missing",
+            "1 where no worker has the role that others lack",
+            ["role"],
+            registry=registry,
+        )
         self.fetched_bytes = Counter(
             "quire_scheduler_fetched_bytes", "KV that came from other workers", ["worker"], registry=registry
         )

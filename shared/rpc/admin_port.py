@@ -55,7 +55,7 @@ class AdminPort:
         await self._server.start()
         await self._server.set_serving(True)
         try:
-            self._pass = admin_pass.leave(self._settings.role, self._grpc_port, AdminPass(self.address, self.key))
+            self._pass = admin_pass.leave(self._settings.service, self._grpc_port, AdminPass(self.address, self.key))
         except (FailedPrecondition, OSError) as error:
             log.warning("commands on this machine cannot find the admin service by themselves", reason=str(error))
 

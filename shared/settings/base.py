@@ -75,22 +75,22 @@ class Settings(BaseModel):
     drain_timeout_s: float = Field(30.0, gt=0, description="longest that SIGTERM waits for work to finish, seconds")
 
     @property
-    def role(self) -> str:
+    def service(self) -> str:
         return type(self).__name__.removesuffix("Settings").lower()
 
     @property
     def main_module(self) -> str:
         """The composition root: a module with serve(settings, shutdown)."""
-        return f"services.{self.role}.main"
+        return f"services.{self.service}.main"
 
     @property
     def name(self) -> str:
-        return self.id or f"{self.role}-{socket.gethostname()}"
+        return self.id or f"{self.service}-{socket.gethostname()}"
 
     @property
     def title(self) -> str:
         """Role and id."""
-        return f"{self.role} {self.name}"
+        return f"{self.service} {self.name}"
 
     def cluster_secret(self) -> SecretFile | None:
         """Raises InvalidArgument if the file is no use."""

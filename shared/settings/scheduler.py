@@ -45,6 +45,9 @@ class SchedulerSettings(Settings):
     kv_handover: Literal["auto", "always", "never"] = Field(
         "auto", description="prefixes that another worker holds are fetched from it; auto: if that beats computing them"
     )
+    prefill_threshold: int = Field(
+        256, ge=1, description="prompt tokens to be computed from which on a worker with the role prefill gets them"
+    )
     max_num_batched_tokens: int = Field(0, ge=0, description="token budget of a step; 0: the worker's own limit")
     max_num_seqs: int = Field(0, ge=0, description="sequences running at a time on a worker; 0: the worker's own limit")
     long_prefill_token_threshold: int = Field(

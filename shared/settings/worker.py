@@ -21,7 +21,13 @@ class WorkerSettings(Settings):
     revision: str = Field("", description="branch, tag or commit of a model that is called by its name on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
-    grpc_port: int = Field(0, ge=0, le=65535, description="port of health and admin; 0: any free one")
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description="prefill: it computes long prompts and hands their KV to others; decode: it goes on with them",
+    )
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="port of health, and of KV for other workers; 0: any free one"
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
     share_ports: bool = Field(False, description="let the launcher, which holds the port of /metrics, share it")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where the model runs")

@@ -46,7 +46,7 @@ def ports(settings: Settings) -> set[int]:
 
 
 def metrics_port(settings: Settings) -> int:
-    port: int = getattr(settings, METRICS_FIELD[settings.role])
+    port: int = getattr(settings, METRICS_FIELD[settings.service])
     return port
 
 
@@ -54,5 +54,5 @@ def check(settings: Settings, stop_after_s: float) -> None:
     """What every container must be: reachable from others, and given the time to drain."""
     assert settings.host == "0.0.0.0"
     assert all(ports(settings)), "others must know the ports"
-    drains = 2 if settings.role == "worker" else 1  # for the scheduler to move the work, then for the last step
+    drains = 2 if settings.service == "worker" else 1  # for the scheduler to move the work, then for the last step
     assert stop_after_s >= drains * settings.drain_timeout_s + 10

@@ -16,11 +16,23 @@ from quire.cluster import Cluster, ClusterOptions
 
 @contextmanager
 def running_cluster(
-    workers: int = 1, frontends: int = 1, schedulers: int = 1, **settings: dict[str, Any]
+    workers: int = 1,
+    frontends: int = 1,
+    schedulers: int = 1,
+    apart: tuple[int, int] = (0, 0),
+    **settings: dict[str, Any],
 ) -> Iterator[Cluster]:
-    """A cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr."""
+    """A cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr.
+    `apart`: workers that compute prompts, and that decode, in place of `workers`."""
     options = ClusterOptions(
-        workers=workers, frontends=frontends, schedulers=schedulers, http_port=0, grpc_port=0, settings=settings
+        workers=0 if any(apart) else workers,
+        prefill_workers=apart[0],
+        decode_workers=apart[1],
+        frontends=frontends,
+        schedulers=schedulers,
+        http_port=0,
+        grpc_port=0,
+        settings=settings,
     )
     log = sys.stderr if _has_descriptor(sys.stderr) else None
     with Cluster(options, log=log) as cluster:

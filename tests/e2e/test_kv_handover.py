@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from evals import held_back_items
-from quire import SamplingParams
+from quire import SamplingParams, StructuredOutput
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
@@ -43,3 +43,36 @@ def test_prompts_come_from_the_worker_that_has_them(client: Client) -> None:
         assert told(cluster, "quire_scheduler_fetches_total") > 0
         assert told(cluster, "quire_scheduler_fetched_tokens_total") >= 2 * 16
         assert told(cluster, "quire_scheduler_blocks_unowned") == 0
+
+
+APART = {"prefill_threshold": 16}
+FORM = StructuredOutput(regex="[a-z]{3} [a-z]{3}")
+ASKED = {
+    "greedy": SamplingParams(temperature=0, max_tokens=300, ignore_eos=True),
+    "sampled": SamplingParams(temperature=0.9, seed=5, max_tokens=100, ignore_eos=True, logprobs=2),
+    "several": SamplingParams(temperature=0.9, seed=6, n=3, max_tokens=16),
+    "in a form": SamplingParams(temperature=0.9, seed=7, max_tokens=16, structured_output=FORM),
+    "prompt log-probabilities": SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1),
+}
+
+
+def answers(client: Client, asked: list[list[dict[str, str]]]) -> dict[str, list[tuple[list[int], int]]]:
+    """Tokens of every sample, and how many log-probabilities came with them."""
+    found = {}
+    for kind, params in ASKED.items():
+        results = [sample for messages in asked for sample in client.chat(messages, params)[0].outputs]
+        found[kind] = [(list(result.token_ids), len(result.logprobs or ())) for result in results]
+    return found
+
+
+def test_prompts_are_computed_by_one_worker_and_decoded_by_another(client: Client) -> None:
+    asked = questions(3)
+    expected = answers(client, asked)
+    with (
+        running_cluster(apart=(1, 1), worker=WORKER, scheduler=APART) as cluster,
+        Client(cluster.grpc_address) as two,
+    ):
+        assert answers(two, asked) == expected
+        assert told(cluster, "quire_scheduler_handovers_total") >= 1
+        assert told(cluster, "quire_scheduler_blocks_unowned") == 0
+        assert told(cluster, "quire_scheduler_role_missing") == 0

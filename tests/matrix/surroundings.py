@@ -45,6 +45,7 @@ class Surrounding:
     worker: Mapping[str, Any] = field(default_factory=dict)
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
+    apart: tuple[int, int] = (0, 0)  # workers that compute prompts, and that decode, in their place
     schedulers: int = 1
     options: Callable[[int], Options] = lambda _number: PLAIN
     disturb: Callable[[Disturbance], Awaitable[None]] | None = None
@@ -73,6 +74,9 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "migration": Surrounding(
         workers=2, disturb=Disturbance.kill_workers, happened=_counted("quire_scheduler_sequences_moved_total")
     ),
+    "prefill apart from decode": Surrounding(
+        scheduler={"prefill_threshold": 8}, apart=(1, 1), happened=_counted("quire_scheduler_handovers_total")
+    ),
     "resubmission": Surrounding(
         disturb=Disturbance.kill_schedulers, happened=_counted("quire_frontend_resubmitted_sequences_total")
     ),
@@ -87,7 +91,17 @@ SURROUNDINGS: dict[str, Surrounding] = {
         scheduler={"scheduling_policy": "priority"}, options=lambda number: Options(priority=-number)
     ),
 }  # fmt: skip
-APART = {frozenset({"host memory", "speculation"})}  # a drafter with KV of its own keeps it on the device
+APART = {
+    frozenset(pair)
+    for pair in (
+        ("host memory", "speculation"),  # a drafter with KV of its own keeps it on the device
+        ("prefill apart from decode", "speculation"),
+        ("prefill apart from decode", "preemption"),  # who decodes has no room for what comes
+        ("prefill apart from decode", "host memory"),
+        ("prefill apart from decode", "several schedulers"),  # of two workers each would have one
+        ("prefill apart from decode", "resubmission"),  # who begins anew finds the prompts with the decoder
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -107,6 +121,7 @@ class Together:
         return {
             "workers": max(part.workers for part in self.parts),
             "schedulers": max(part.schedulers for part in self.parts),
+            "apart": max(part.apart for part in self.parts),
             "worker": worker,
             "scheduler": scheduler,
         }

@@ -201,6 +201,17 @@ class Core:
         """Takes a running sequence's blocks; returns the slots that are free now."""
         return self.state.preempt(slot)
 
+    def part_with(self, sequence: Sequence) -> None:
+        """It runs, and goes on at another worker: what it has is free once the steps that name it have returned, and
+        what they sample for it is dropped."""
+        self.state.part_with(sequence)
+
+    def has_room(self, num_tokens: int, num_kept: int) -> bool:
+        """Whether a sequence with so many tokens, of which `num_kept` blocks are kept for it, would come in now."""
+        missing = self.kv.blocks_for(num_tokens + 1) - num_kept + self.limits.watermark_blocks
+        is_next = not self.waiting and self.running.num_free_slots > self.state.searches.num_reserved
+        return is_next and missing <= self.kv.pool.num_free
+
     def evacuate(self, *, lost: bool = False) -> list[Sequence]:
         """The worker is gone: every unfinished sequence, in order of arrival; the core forgets them. `lost`: it did not
         leave of its own will, and what ran may be the cause."""
@@ -229,6 +240,8 @@ class Core:
             for slot in by_age[: len(self.running)].tolist():
                 if self.running.live[slot]:  # its search may have left with another beam
                     self.state.preempt(slot)
+        if self.fetches is not None:
+            self.fetches.let_all_go()
         if not self.kv.idle:
             return None
         in_host_memory = 0 if self.transfers is None else self.transfers.forget()

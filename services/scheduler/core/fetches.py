@@ -23,6 +23,7 @@ MOST_FETCHES = 2  # of a sequence: whoever loses its blocks again before it come
 # Holders of blocks beside the transfers, which are counted from 1.
 FIRST_FETCH = 1 << 40
 FIRST_LOAN = 1 << 44
+FIRST_KEPT = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class Fetches:
         self._counts = counts
         self._last_step = last_step
         self._fetch_ids, self._loan_ids = itertools.count(FIRST_FETCH), itertools.count(FIRST_LOAN)
+        self._kept_ids = itertools.count(FIRST_KEPT)
+        self._kept: set[int] = set()
         self._orders: list[FetchOrder] = []
         self._under_way: dict[int, _UnderWay] = {}
         self._coming: dict[bytes, int] = {}  # by which fetch
@@ -131,6 +134,32 @@ class Fetches:
         """Nobody reads them any more."""
         del self._lent[loan.loan_id]
         self._kv.let_go(loan.loan_id)
+
+    # What is kept for a sequence that comes from another worker.
+
+    def begin_keeping(self, blocks: Blocks[int]) -> int:
+        """They stay until they are let go. Returns the holder that bring() can give others to."""
+        holder = next(self._kept_ids)
+        self._kept.add(holder)
+        self._kv.hold(holder, blocks)
+        return holder
+
+    def let_go(self, holder: int) -> None:
+        """What is still coming is whoever's wants it."""
+        for fetch in self._under_way.values():
+            if fetch.holder == holder:
+                fetch.holder = None
+        if holder in self._kept:
+            self._kept.discard(holder)
+            self._kv.let_go(holder)
+
+    def num_coming(self, holder: int) -> int:
+        """Fetches whose blocks it will keep."""
+        return sum(fetch.holder == holder for fetch in self._under_way.values())
+
+    def let_all_go(self) -> None:
+        for holder in list(self._kept):
+            self.let_go(holder)
 
     # What comes.
 

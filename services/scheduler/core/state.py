@@ -220,6 +220,18 @@ class CoreState:
             self._count_waiting(heir)
             self.queue(heir)
 
+    def part_with(self, sequence: Sequence) -> None:
+        """It goes on at another worker."""
+        assert sequence.status is SequenceStatus.RUNNING, "it holds a slot"
+        assert not sequence.is_beam, "beams stay together"
+        self.tables.cache_partial_block(sequence.slot)
+        self.take_slot(sequence)
+        if sequence.grammar_id:
+            self.grammars.leave(sequence)
+        del self.sequences[sequence.key]
+        sequence.order = -1
+        sequence.status = SequenceStatus.WAITING
+
     def evacuate(self, *, lost: bool) -> list[Sequence]:
         """The worker is gone: every unfinished sequence, as it was last known, in order of arrival. `lost`: it did not
         leave of its own will, and what ran may be the cause."""

@@ -35,7 +35,6 @@ class Neighbourhood:
         for replica in self._replicas.values():
             if replica.core.fetches is not None:
                 replica.unblock(replica.core.fetches.give_up(source_of(gone)))
-        self.changed()
 
     def tick(self) -> None:
         """A few times a second: a worker that never tells what became of a fetch keeps nobody waiting for ever."""
@@ -46,9 +45,9 @@ class Neighbourhood:
     def pairs(self, replica: Replica) -> list[Replica]:
         """Those whose KV it can read."""
         layout = replica.hello.kv_layout
-        if self._wanted == "never" or not layout:
+        if self._wanted == "never" or not layout or replica.outdated:
             return []
-        others = (other for other in self._replicas.values() if other is not replica)
+        others = (other for other in self._replicas.values() if other is not replica and not other.outdated)
         alike = [other for other in others if other.hello.kv_layout == layout and other.hello.kv_address]
         return [other for other in alike if other.weights.update == replica.weights.update]
 

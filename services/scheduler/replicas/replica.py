@@ -80,6 +80,7 @@ class Replica:
         self._awake = False
         self.paused = False
         self.held = False
+        self._watcher: Callable[[Replica], None] | None = None
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(self.id)
@@ -124,6 +125,10 @@ class Replica:
             self._call_soon(self.pump)
             self._awake = True  # only now: nobody else would call
 
+    def watch(self, watcher: Callable[[Replica], None]) -> None:
+        """Is told after every pump."""
+        self._watcher = watcher
+
     def pause(self) -> None:
         """Orders no further steps."""
         self.paused = True
@@ -155,6 +160,8 @@ class Replica:
             started = perf_counter()
         self._send_transfers()
         self.flush()
+        if self._watcher is not None:
+            self._watcher(self)
         self._wake_in_time()
 
     def _wake_in_time(self) -> None:

@@ -33,9 +33,10 @@ Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
 class GrpcTransport:
     """Keeps connections to workers that it has fetched from."""
 
-    def __init__(self, dialler: Dialler, piece_bytes: int) -> None:
-        """`piece_bytes`: of pages, gathered before they are handed on."""
+    def __init__(self, dialler: Dialler, piece_bytes: int, *, pinned: bool = False) -> None:
+        """`piece_bytes`: of pages, gathered before they are handed on, in `pinned` memory."""
         self._dialler = dialler
+        self._pinned = pinned
         self._piece_bytes = piece_bytes
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
@@ -76,7 +77,7 @@ class GrpcTransport:
         await call.done_writing()
 
     async def _take(self, call: Call, wanted: WantedPages) -> AsyncGenerator[ArrivedPages, None]:
-        incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes))
+        incoming = _Incoming(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
         loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
         last_s = loop.time() + FIRST_PART_S + num_bytes / LEAST_BYTES_PER_S
         patience_s = FIRST_PART_S
@@ -114,7 +115,8 @@ class GrpcTransport:
 class _Incoming:
     """Parts, made into pages again, a piece at a time."""
 
-    def __init__(self, wanted: WantedPages, pages_at_a_time: int) -> None:
+    def __init__(self, wanted: WantedPages, pages_at_a_time: int, *, pinned: bool) -> None:
+        self._pinned = pinned
         self._who = wanted.source.worker_id
         self._num_pages, self._page_bytes = len(wanted.blocks), wanted.block_bytes
         self._most = pages_at_a_time
@@ -159,7 +161,9 @@ class _Incoming:
         return first, pages, np.array(told, dtype=np.uint32)
 
     def _next_piece(self) -> Bytes2D:
-        return np.empty((min(self._most, self._num_pages - self._first), self._page_bytes), dtype=np.uint8)
+        size = (min(self._most, self._num_pages - self._first), self._page_bytes)
+        pages: Bytes2D = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned).numpy()
+        return pages
 
     def _column(self, data: bytes) -> list[int]:
         try:

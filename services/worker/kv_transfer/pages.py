@@ -45,6 +45,11 @@ class Pages:
         self.blocks_at_a_time = max(1, PIECE_BYTES[self._parts[0].device.type] // self.block_bytes)
 
     @property
+    def wants_pinned(self) -> bool:
+        """What is written had better be in pinned memory: the device's thread would copy it there."""
+        return self._stream is not None
+
+    @property
     def layout(self) -> bytes:
         """What their bytes mean now, 32 bytes."""
         return with_version(self._layout, self._weight_version())

@@ -203,3 +203,14 @@ def test_kernel_benches_are_found_run_and_collected(
         "program": "good", "section": "linear", "case": "c",
         "us_ours": 2.0, "us_theirs": 3.0, "rate_GB/s": 4.0, "ratio": 1.5,
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_roles_are_measured_against_workers_that_do_both(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--num-blocks", "2000", "--threads", "1", "--warmup", "0", "--load", "2", "--prefill-threshold", "64")
+    mixed, apart, shares = bench(capsys, "roles", *words, *SMALL)
+    assert [row["layout"] for row in (mixed, apart, shares)] == ["mixed", "apart", "apart / mixed"]
+    assert mixed.keys() >= RATES | LATENCIES
+    assert apart["handovers"] > 0
+    assert apart["failed"] == 0
+    assert shares["ttft_p50_ms"] == pytest.approx(apart["ttft_p50_ms"] / mixed["ttft_p50_ms"], rel=0.01)

@@ -32,6 +32,7 @@ class Side:
 
     def __init__(self, name: str, cluster: Cluster, metrics: SchedulerMetrics, **limits: Any) -> None:
         values = {"num_blocks": 64, "block_size": SIZE, "max_num_seqs": 8, "enable_prefix_caching": True, **limits}
+        role = str(values.pop("role", ""))
         self.limits = make_limits(**values)
         self.core = Core(self.limits)
         self.core.prompt_seconds = lambda tokens: tokens * PACE_S  # type: ignore[method-assign]
@@ -39,7 +40,7 @@ class Side:
         self.events: list[Events] = []
         self.soon: deque[Callable[[], None]] = deque()
         hello = worker_pb2.WorkerHello(
-            worker_id=name, kv_address=f"{name}:1", kv_layout=LAYOUT, kv_block_bytes=100, max_num_seqs=8
+            worker_id=name, kv_address=f"{name}:1", kv_layout=LAYOUT, kv_block_bytes=100, max_num_seqs=8, role=role
         )
         self.replica = Replica(
             hello,
@@ -57,8 +58,16 @@ class Side:
     def step(self) -> bool:
         plan = self.core.schedule(0)
         if plan is not None:
+            self.watched()
             self.core.apply(self.worker.execute(plan), 0)
+        self.replica.flush()
+        self.watched()
         return plan is not None
+
+    def watched(self) -> None:
+        """What follows a pump."""
+        if self.replica._watcher is not None:
+            self.replica._watcher(self.replica)
 
     def orders(self) -> list[FetchOrder]:
         assert self.core.fetches is not None
@@ -68,10 +77,13 @@ class Side:
 class Pair:
     """A cluster of two."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, roles: tuple[str, str] = ("", ""), **limits: Any) -> None:
         metrics = SchedulerMetrics(CollectorRegistry())
-        self.cluster = Cluster(SchedulerSettings(id="s", grpc_port=0, metrics_port=0), lambda: 0.0, metrics)
-        self.a, self.b = (Side(name, self.cluster, metrics, **limits) for name in "ab")
+        settings = SchedulerSettings(id="s", grpc_port=0, metrics_port=0, prefill_threshold=16)
+        self.cluster = Cluster(settings, lambda: 0.0, metrics)
+        self.cluster.join(0, lambda _: None)
+        both = zip("ab", roles, strict=True)
+        self.a, self.b = (Side(name, self.cluster, metrics, role=role, **limits) for name, role in both)
         for side in (self.a, self.b):
             self.cluster.attach(side.replica)
         self._keys = iter(range(1, 10_000))
@@ -85,6 +97,15 @@ class Pair:
         side.core.add(sequence)
         self.cluster._replica_of[sequence.key] = side.replica
         return sequence
+
+    def place(self, prompt: list[int], max_tokens: int = 2, **fields: Any) -> Sequence:
+        """Where the cluster wants it."""
+        sequence = make_sequence(next(self._keys), prompt, max_tokens, SIZE, **fields)
+        self.cluster._place(sequence)
+        return sequence
+
+    def where(self, sequence: Sequence) -> str:
+        return self.cluster._replica_of[sequence.key].id
 
     def run(self, side: Side, prompt: list[int], max_tokens: int = 2) -> Sequence:
         """Alone, and all it orders."""
@@ -103,6 +124,7 @@ class Pair:
             if not failed:
                 self.copy(side, order)
             side.core.fetched(order.fetch_id, failed=failed)
+            side.watched()
         return bool(orders)
 
     def copy(self, side: Side, order: FetchOrder) -> None:

@@ -1,0 +1,33 @@
+"""A worker or the scheduler is killed while prompts go over from the worker that computes them: no stream tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind
+from tests.chaos.streams import Crowd, greedy, same
+from tests.chaos.test_workers import pid
+from tests.e2e.conftest import running_cluster
+from tests.e2e.test_kv_handover import told
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+
+APART = SCHEDULER | {"prefill_threshold": 16}
+VICTIMS = ["worker-0", "worker-1", "scheduler-0"]  # who computes the prompts, who goes on with them, who decides
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_streams_survive(victim: str, undisturbed: dict[str, Said]) -> None:
+    with running_cluster(apart=(1, 1), worker=WORKER, scheduler=APART, frontend=FRONTEND) as cluster:
+        crowd = Crowd(cluster.grpc_address, greedy)
+        await crowd.talking(1)  # some have moved, some are about to
+        os.kill(pid(cluster, victim), signal.SIGKILL)
+        await crowd.finished()
+        assert not crowd.errors
+        assert same(crowd, undisturbed["greedy"])
+        if victim != "scheduler-0":  # it begins anew
+            assert told(cluster, "quire_scheduler_handovers_total") > 0
+        leaves_nothing_behind(cluster)
