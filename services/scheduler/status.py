@@ -11,7 +11,7 @@ from services.scheduler.cluster import Cluster
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.drafts.speculation import Speculation
 from services.scheduler.frontend_service import FrontendService
-from services.scheduler.kv_cache.host_tier import HostTier
+from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -127,16 +127,29 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         status.drafts.CopyFrom(_drafts(core.speculation))
     if core.transfers is not None:
         status.host_memory.CopyFrom(_host_memory(core.transfers.tier, core.counts))
+        if core.transfers.disk is not None:
+            status.disk.CopyFrom(_disk(core.transfers.disk.tier, core.counts))
     return status
 
 
-def _host_memory(tier: HostTier, counts: Counts) -> pb.HostMemory:
+def _host_memory(tier: BlockTier, counts: Counts) -> pb.HostMemory:
     return pb.HostMemory(
         total=tier.num_places,
         held=tier.num_held,
         stored=counts.stored_blocks,
         fetched=counts.fetched_blocks,
         failed_transfers=counts.failed_transfers,
+    )
+
+
+def _disk(tier: BlockTier, counts: Counts) -> pb.DiskBlocks:
+    return pb.DiskBlocks(
+        total=tier.num_places,
+        held=tier.num_held,
+        stored=counts.disk_stored_blocks,
+        fetched=counts.disk_fetched_blocks,
+        lost=counts.disk_lost_blocks,
+        dropped=counts.disk_dropped_blocks,
     )
 
 

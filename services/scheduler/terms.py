@@ -155,6 +155,7 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         "max_model_len": (2, MOST_MODEL_LEN),
         "num_speculative_tokens": (0, MOST_DRAFTS),
         "num_host_blocks": (0, MOST_BLOCKS),
+        "num_disk_blocks": (0, MOST_BLOCKS),
         "max_adapters": (0, MOST_ADAPTERS),
         "max_logprobs": (0, MOST_VOCABULARY),
         "layout.block_size": (1, MOST_BLOCK_SIZE),
@@ -229,6 +230,8 @@ def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
     _check_ids("held_block_ids", hello.held_block_ids, hello.held_block_hashes, blocks, f"{who}'s blocks")
     places = range(hello.num_host_blocks)
     _check_ids("held_place_ids", hello.held_place_ids, hello.held_place_hashes, places, f"{who}'s places")
+    places, on_disk = range(hello.num_disk_blocks), f"{who}'s places on disk"
+    _check_ids("held_disk_place_ids", hello.held_disk_place_ids, hello.held_disk_place_hashes, places, on_disk)
 
 
 def _check_ids(field: str, ids: bytes, hashes: bytes, there: range, what: str) -> None:

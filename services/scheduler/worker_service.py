@@ -15,6 +15,8 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.timing.depth import Depth
+from services.scheduler.core.transfers.limits import TierLimits
+from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.policies import find_policy
@@ -216,7 +218,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             prefix_grain=settings.prefix_grain,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
-            num_host_blocks=hello.num_host_blocks,
+            tiers=TierLimits(hello.num_host_blocks, hello.num_disk_blocks),
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:
@@ -272,5 +274,14 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
             core.kv.pool.adopt(block, block_hash.page_name(held, group))
         await asyncio.sleep(0)
     if core.transfers is not None:
-        places = u32(hello.held_place_ids).tolist()
-        core.transfers.tier.adopt(zip(places, block_hash.split(hello.held_place_hashes), strict=True))
+        await _adopt_tier(core.transfers.tier, hello.held_place_ids, hello.held_place_hashes)
+        if core.transfers.disk is not None:
+            await _adopt_tier(core.transfers.disk.tier, hello.held_disk_place_ids, hello.held_disk_place_hashes)
+            core.transfers.disk.offer(core.transfers.tier.held())
+
+
+async def _adopt_tier(tier: BlockTier, place_ids: bytes, hashes: bytes) -> None:
+    held = [*zip(u32(place_ids).tolist(), block_hash.split(hashes), strict=True)]
+    for start in range(0, len(held), ADOPTED_AT_A_TIME):
+        tier.adopt(held[start : start + ADOPTED_AT_A_TIME])
+        await asyncio.sleep(0)

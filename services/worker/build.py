@@ -24,7 +24,6 @@ from services.worker.heads.heads import Heads
 from services.worker.heads.pooling import PoolingHead
 from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.kv import kv_cache, kv_memory, state_blocks
-from services.worker.kv.host_memory import HostMemory, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import BlockShape, block_shape
 from services.worker.kv.layout import KVLayout
@@ -43,6 +42,8 @@ from services.worker.models.taped import TapedModel
 from services.worker.models.transformers_model import TransformersCausalLM
 from services.worker.models.weight_folders import WeightFolders
 from services.worker.models.weights import Weights
+from services.worker.offload.disk_store import NOBODY, DiskObserver
+from services.worker.offload.open_tiers import open_tiers
 from services.worker.orders import Orders
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
@@ -88,6 +89,7 @@ def build_replica(
     grammars: CompilePool | None = None,
     compiler: CompileProcess | None = None,
     seat: Seat = ALONE,
+    disk_observer: DiskObserver = NOBODY,
 ) -> Replica:
     """`grammars`: None where no output is to be constrained; `compiler`: begun already; `seat`: the rank whose part of
     the replica is built.
@@ -129,10 +131,10 @@ def build_replica(
         compiling.wait()
     place.shard.collectives.least(0)  # what the first rank has compiled is there for all
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
-    num_blocks = settings.num_blocks or _measure(
-        settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place
+    num_blocks = place.shard.collectives.least(
+        settings.num_blocks
+        or _measure(settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place)
     )
-    num_blocks = place.shard.collectives.least(num_blocks)
     fitting = _fitting(settings, wanted, num_blocks)
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
     memory = kv_cache.allocate(shape, num_blocks, place.device, sleep_memory.zeros)
@@ -146,6 +148,8 @@ def build_replica(
         if drafting and drafter and isinstance(table, DraftingSlotTable)
         else None
     )
+    layout = _kv_layout(settings, fitting, spec)
+    below = open_tiers(settings, fitting, memory, shape, drafter, layout=layout, observer=disk_observer)
     replica = Replica(
         fitting,
         config.vocab_size,
@@ -155,8 +159,9 @@ def build_replica(
         speculation=speculation,
         expert_load=ExpertLoad(*model.expert_counts) if model.expert_counts else None,
         cost_model=CostModel(config, weights, kv_dtype.itemsize),
-        host_memory=_host_memory(settings, fitting, memory, shape, drafter),
-        pages=_pages(settings, fitting, memory, spec, drafter),
+        host_memory=below.host_memory,
+        disk=below.disk,
+        pages=_pages(settings, fitting, memory, layout, drafter),
         adapters=place.adapters,
         orders=_orders(settings, changing, loader, sleep_memory, memory),
     )
@@ -180,37 +185,10 @@ def _orders(
     return Orders(weights, folders, Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go))
 
 
-def _host_memory(
-    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], shape: BlockShape, drafter: Drafter | None
-) -> HostMemory | None:
-    size = settings.kv_offloading_size
-    if not size:
-        return None
-    reason = (
-        f"ranks of a group of {settings.tensor_parallel_size} have no memory in common for their parts of a block"
-        if settings.tensor_parallel_size > 1
-        else "layers with windows or states keep their blocks on the device"
-        if fitting.num_groups > 1 or fitting.layout.windows
-        else "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
-        if drafter is not None and drafter.block_bytes
-        else ""
-    )
-    if reason:
-        raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
-    return open_host_memory(size, memory, shape)
-
-
-def _pages(
-    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], spec: AttentionSpec, drafter: Drafter | None
-) -> Pages | None:
-    """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
-    them, or drafts need KV beside them."""
-    if settings.tensor_parallel_size > 1 or fitting.num_groups > 1 or fitting.layout.windows:
-        return None
-    if drafter is not None and drafter.block_bytes:
-        return None
+def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec) -> bytes:
+    """What the bytes of a block mean."""
     dummy = settings.seed if settings.load_format == "dummy" else None
-    layout = layout_of(
+    return layout_of(
         Path(settings.model),
         spec=spec,
         attention=settings.attention_backend,
@@ -220,6 +198,17 @@ def _pages(
         layers=fitting.layout.layers_per_page,
         dummy=dummy,
     )
+
+
+def _pages(
+    settings: WorkerSettings, fitting: Limits, memory: list[LayerCache], layout: bytes, drafter: Drafter | None
+) -> Pages | None:
+    """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
+    them, or drafts need KV beside them."""
+    if settings.tensor_parallel_size > 1 or fitting.num_groups > 1 or fitting.layout.windows:
+        return None
+    if drafter is not None and drafter.block_bytes:
+        return None
     return Pages(memory, layout)
 
 

@@ -85,6 +85,7 @@ def _refuse(settings: WorkerSettings) -> None:
         "lora": bool(settings.lora),
         "lora_folders": bool(settings.lora_folders),
         "kv_offloading_size": settings.kv_offloading_size > 0,
+        "kv_offloading_disk": bool(settings.kv_offloading_disk),
         "tensor_parallel_size": settings.tensor_parallel_size > 1,
         "batch_invariant": settings.batch_invariant,
         "quantization": settings.quantization != "none",

@@ -45,9 +45,11 @@ from services.worker.lora.reader import AdapterReader
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
 from services.worker.runner.expert_load import LoadByLayer
+from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared import columns
 from shared.adapter_contents import AdapterId
 from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError, to_proto
 from shared.logs import logger
@@ -150,6 +152,19 @@ class Engine:
     def transfer(self, receiver: Receiver, order: pb.Transfer) -> None:
         """After the plans that are here."""
         self._inbox.put(MoveBlocks(receiver, order))
+
+    def disk_transfer(self, receiver: Receiver, order: pb.DiskTransfer) -> None:
+        """Beside the steps and all other moves."""
+
+        def answer(lost: list[int], took_us: int) -> None:
+            column = columns.u32_bytes(lost)
+            done = pb.Transferred(transfer_id=order.transfer_id, transfer_us=took_us, lost_blocks=column)
+            self._post(self._deliver_move, receiver, done)
+
+        try:
+            self.started.result().move_on_disk(order, answer)
+        except PlanViolation as violation:
+            receiver.break_off(f"disk transfer {order.transfer_id} breaks the session: {violation}")
 
     def fetch_blocks(self, receiver: Receiver, order: pb.FetchBlocks) -> None:
         """Beside the steps."""

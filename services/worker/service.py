@@ -118,7 +118,7 @@ class Worker:
         ranks = start_ranks(settings)
         seat = ranks.seats[0] if ranks else ALONE
         engine = Engine(
-            lambda: build_replica(settings, grammars, self._compiler, seat),
+            lambda: build_replica(settings, grammars, self._compiler, seat, self._metrics.disk),
             self._metrics,
             grammars=grammars,
             synchronous=settings.device == "cpu",
@@ -232,6 +232,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
             num_host_blocks=replica.num_host_blocks,
             stages_beside_steps=replica.stages_beside_steps,
+            num_disk_blocks=replica.num_disk_blocks,
             kv_groups=kv_wire.to_proto(replica.limits.layout.groups),
             kv_address=address if replica.pages else "",
             kv_layout=replica.pages.layout if replica.pages else b"",

@@ -173,6 +173,7 @@ class ClusterCollector(Collector):
         yield _counter("vllm:num_preemptions", "Preemptions", rows, lambda w: w.work.preemptions)
         yield _counter("quire_scheduler_generated_tokens", "Tokens generated", rows, lambda w: w.work.generated_tokens)
         yield from _host_memory([(labels, worker) for labels, worker in rows if worker.HasField("host_memory")])
+        yield from _disk([(labels, worker) for labels, worker in rows if worker.HasField("disk")])
         yield from _speculation([(labels, worker) for labels, worker in rows if worker.HasField("drafts")])
 
 
@@ -232,6 +233,19 @@ def _host_memory(rows: list[Row]) -> Iterable[Metric]:
     yield _counter(f"{name}_fetched", "KV blocks brought back", rows, lambda w: w.host_memory.fetched)
     failed = "quire_scheduler_transfers_failed"
     yield _counter(failed, "Transfers that were not possible", rows, lambda w: w.host_memory.failed_transfers)
+
+
+def _disk(rows: list[Row]) -> Iterable[Metric]:
+    """Of the workers that keep blocks there."""
+    if not rows:
+        return
+    name = "quire_scheduler_disk_blocks"
+    yield _gauge(f"{name}_total", "KV blocks that the disk has room for", rows, lambda w: w.disk.total)
+    yield _gauge(f"{name}_held", "KV blocks on disk", rows, lambda w: w.disk.held)
+    yield _counter(f"{name}_stored", "KV blocks written to disk", rows, lambda w: w.disk.stored)
+    yield _counter(f"{name}_fetched", "KV blocks read back from disk", rows, lambda w: w.disk.fetched)
+    yield _counter(f"{name}_lost", "KV blocks that should have come back from disk", rows, lambda w: w.disk.lost)
+    yield _counter(f"{name}_dropped", "KV blocks that the disk did not take", rows, lambda w: w.disk.dropped)
 
 
 def _speculation(rows: list[Row]) -> Iterable[Metric]:

@@ -18,6 +18,7 @@ SAMPLED_BYTES = 4  # a token in a result's column
 PHASES = ("wait", "prepare", "forward", "sample")
 MOVED = ("weights", "kv_read", "kv_written")
 UTILISATION_OVER_S = 0.25  # of steps
+DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
 
 
@@ -59,6 +60,32 @@ class StepCost(NamedTuple):
 NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
 
 
+class DiskMetrics:
+    """Of KV blocks on disk. Any thread tells."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._written = Counter("quire_worker_kv_disk_written_bytes", "KV written to disk", registry=registry)
+        self._read = Counter("quire_worker_kv_disk_read_bytes", "KV read back from disk", registry=registry)
+        self._failures = Counter(
+            "quire_worker_kv_disk_failures",
+            "KV blocks that were not written or not read, by reason (full, error, wrong, late, busy)",
+            ["operation", "reason"],
+            registry=registry,
+        )
+        for operation in ("write", "read"):
+            for reason in DISK_FAILURES:
+                self._failures.labels(operation, reason)
+
+    def wrote(self, num_bytes: int) -> None:
+        self._written.inc(num_bytes)
+
+    def read(self, num_bytes: int) -> None:
+        self._read.inc(num_bytes)
+
+    def failed(self, what: str, reason: str) -> None:
+        self._failures.labels(what, reason).inc()
+
+
 class WorkerMetrics:
     """Counted as it happens."""
 
@@ -82,6 +109,7 @@ class WorkerMetrics:
         self.kv_fetches_failed = Counter(
             "quire_worker_kv_fetches_failed", "Fetches of KV that did not come", registry=registry
         )
+        self.disk = DiskMetrics(registry)
         self.attached = Counter("quire_worker_attached", "Attachments to a scheduler", registry=registry)
         self.broken = Counter(
             "quire_worker_sessions_broken", "Attachments ended because something was wrong", registry=registry

@@ -101,6 +101,10 @@ class WorkerSettings(Settings):
     kv_offloading_size: float = Field(
         0.0, ge=0, description="host memory for KV blocks that the device has no room for, GiB; 0: none"
     )
+    kv_offloading_disk: str = Field(
+        "", description="folder for KV blocks that host memory has no room for, kept over restarts; empty: none"
+    )
+    kv_offloading_disk_size: float = Field(0.0, ge=0, description="how much of them, GiB; with kv_offloading_disk")
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     batch_invariant: bool = Field(

@@ -71,7 +71,12 @@ def _scheduler() -> CollectorRegistry:
     DirectoryMetrics(registry)
     drafts = pb.DraftCounts(num_accepted_tokens_per_pos=[1])
     worker = pb.ServiceStatus(
-        role=pb.ROLE_WORKER, id="worker-0", last_step_age_s=1.0, drafts=drafts, host_memory=pb.HostMemory(total=1)
+        role=pb.ROLE_WORKER,
+        id="worker-0",
+        last_step_age_s=1.0,
+        drafts=drafts,
+        host_memory=pb.HostMemory(total=1),
+        disk=pb.DiskBlocks(total=1),
     )
     registry.register(ClusterCollector(lambda: "quire-tiny", lambda: [worker], lambda: ClusterGauges(0, 0, 16)))
     return registry

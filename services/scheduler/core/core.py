@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -89,9 +90,9 @@ class Core:
         for sequence in self.grammars.failed(grammar_id):
             self.state.end(sequence, Reason.ERROR, failure=failure)
 
-    def transferred(self, transfer_id: int, *, failed: bool = False) -> None:
-        """The worker is done with a transfer, or could not do it."""
-        self.state.end_transfer(transfer_id, failed=failed)
+    def transferred(self, transfer_id: int, *, failed: bool = False, lost: Collection[int] = ()) -> None:
+        """The worker is done with a transfer, or could not do it. `lost`: blocks that the disk did not take or give."""
+        self.state.end_transfer(transfer_id, failed=failed, lost=lost)
 
     def fetched(self, fetch_id: int, *, failed: bool = False) -> None:
         """The worker has blocks of another one, or could not get them."""
@@ -182,7 +183,7 @@ class Core:
         return self.num_waiting_tokens + rest + len(running) - len(running.prefilling)
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Tokens of `sequence` that it would find computed here, on the device or in host memory."""
+        """Tokens of `sequence` that it would find computed here, on the device or below it."""
         start = self._entry.start(sequence)
         if self.transfers is None or start.match is None or sequence.skip_reading_prefix_cache:
             return start.num_cached

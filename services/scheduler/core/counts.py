@@ -22,6 +22,10 @@ class Counts:
     stored_blocks: int = 0  # copied to host memory
     fetched_blocks: int = 0  # brought back from there
     failed_transfers: int = 0
+    disk_stored_blocks: int = 0  # written to disk
+    disk_fetched_blocks: int = 0  # read back into host memory
+    disk_lost_blocks: int = 0  # that should have been
+    disk_dropped_blocks: int = 0  # that the disk did not take
     fetches: int = 0  # from other workers
     failed_fetches: int = 0
     blocks_from_others: int = 0

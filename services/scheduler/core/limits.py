@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
 from services.scheduler.core.policies.fcfs import Fcfs
+from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
 from services.scheduler.kv_cache.groups import Groups
 from shared.kv_specs import NOTHING, ONE_FULL, KVSpec
 
@@ -31,7 +32,7 @@ class Limits:
     policy: PolicyMaker = Fcfs
     policy_options: PolicyOptions = DEFAULTS
     kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
-    num_host_blocks: int = 0  # that the worker can keep in host memory
+    tiers: TierLimits = NO_TIERS  # below the worker's device
     # Derived once: every block that is filled and every sequence that comes in asks for them, and specs are compared
     # field by field.
     whole_prompts: bool = field(init=False)  # nothing is kept: a prompt is computed in one step, and none goes on

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Blocks
 
 import numpy as np
@@ -25,7 +26,7 @@ from services.scheduler.core.scheduling.siblings import Siblings
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.tables import Tables
 from services.scheduler.core.timing.forecast import Forecast
-from services.scheduler.core.transfers import Transfers
+from services.scheduler.core.transfers.transfers import Transfers
 from services.scheduler.kv_cache.block_pool import Observer
 
 
@@ -42,8 +43,8 @@ class CoreState:
         self.siblings = Siblings()
         self.searches = Searches()
         self.forecast = Forecast()
-        moves = limits.num_host_blocks and limits.enable_prefix_caching and self.kv.groups.plain
-        self.transfers = Transfers(self.kv, limits.num_host_blocks, counts) if moves else None
+        moves = limits.tiers.num_host_blocks and limits.enable_prefix_caching and self.kv.groups.plain
+        self.transfers = Transfers(self.kv, limits.tiers, counts) if moves else None
         shares = limits.caches_prefixes and self.kv.groups.plain
         self.fetches = Fetches(self.kv, counts, lambda: self.last_ordered) if shares else None
         self.events = Events()
@@ -117,10 +118,10 @@ class CoreState:
         sequence.status = SequenceStatus.BLOCKED
         return True
 
-    def end_transfer(self, transfer_id: int, *, failed: bool) -> None:
+    def end_transfer(self, transfer_id: int, *, failed: bool, lost: Collection[int]) -> None:
         """Who waited for it comes next."""
         assert self.transfers is not None, "it was ordered"
-        self.unblock(self.transfers.done(transfer_id, failed=failed))
+        self.unblock(self.transfers.done(transfer_id, failed=failed, lost=lost))
 
     def unblock(self, sequences: list[Sequence]) -> None:
         """They come next."""

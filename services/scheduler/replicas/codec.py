@@ -8,7 +8,7 @@ from services.scheduler.core.ending import Failure
 from services.scheduler.core.fetches import FetchOrder
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
-from services.scheduler.core.transfers import TransferOrder
+from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from services.scheduler.submissions import Payload
 from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
 from shared.kv_source import KVSource
@@ -74,7 +74,9 @@ def encode_order(order: GrammarOrder) -> pb.AttachResponse:
     return pb.AttachResponse(prepare_grammar=prepare)
 
 
-def encode_transfer(order: TransferOrder) -> pb.AttachResponse:
+def encode_transfer(order: TransferOrder | DiskOrder) -> pb.AttachResponse:
+    if isinstance(order, DiskOrder):
+        return pb.AttachResponse(disk_transfer=_disk_transfer(order))
     transfer = pb.Transfer(
         transfer_id=order.transfer_id,
         to_host=order.to_host,
@@ -83,6 +85,16 @@ def encode_transfer(order: TransferOrder) -> pb.AttachResponse:
         block_hashes=b"".join(order.hashes),
     )
     return pb.AttachResponse(transfer=transfer)
+
+
+def _disk_transfer(order: DiskOrder) -> pb.DiskTransfer:
+    return pb.DiskTransfer(
+        transfer_id=order.transfer_id,
+        to_disk=order.to_disk,
+        place_ids=u32_bytes(order.places),
+        disk_place_ids=u32_bytes(order.disk_places),
+        block_hashes=b"".join(order.hashes),
+    )
 
 
 def encode_fetch(order: FetchOrder) -> pb.AttachResponse:

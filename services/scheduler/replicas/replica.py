@@ -26,6 +26,7 @@ from services.scheduler.replicas.codec import (
 from services.scheduler.replicas.orders import ReplicaOrders, weights_of
 from services.scheduler.replicas.result_checks import ResultChecks
 from services.scheduler.throughput import Throughput
+from shared.columns import u32
 from shared.errors import FailedPrecondition
 from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
@@ -219,7 +220,7 @@ class Replica:
         failed = wire.HasField("error")
         if failed:
             log.warning("blocks could not be moved", worker=self.id, reason=wire.error.message)
-        self.core.transferred(wire.transfer_id, failed=failed)
+        self.core.transferred(wire.transfer_id, failed=failed, lost=frozenset(u32(wire.lost_blocks).tolist()))
         self._metrics.transfer.observe(wire.transfer_us / 1e6)
         self.wake()
 

@@ -40,6 +40,8 @@ class Executor(Protocol):
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None: ...
 
+    def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None: ...
+
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None: ...
 
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None: ...
@@ -78,6 +80,8 @@ class Attachment:
         hello.held_block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
         hello.held_place_ids = columns.u32_bytes(list(held.in_host_memory))
         hello.held_place_hashes = b"".join(held.in_host_memory.values())
+        hello.held_disk_place_ids = columns.u32_bytes(list(held.on_disk))
+        hello.held_disk_place_hashes = b"".join(held.on_disk.values())
         hello.adapters.extend(adapter.name for adapter, _ in held.adapters)
         hello.adapter_digests = b"".join(adapter.digest for adapter, _ in held.adapters)
         hello.adapter_paths.extend(path for _, path in held.adapters)
@@ -142,10 +146,8 @@ class Attachment:
                     self._take(message.plan)
                 case "prepare_grammar" | "release_grammar":
                     self._take_grammar(message)
-                case "transfer":
-                    self._engine.transfer(self, message.transfer)
-                case "fetch_blocks":
-                    self._engine.fetch_blocks(self, message.fetch_blocks)
+                case "transfer" | "disk_transfer" | "fetch_blocks":
+                    self._move_blocks(message)
                 case "load_adapter":
                     self._engine.load_adapter(self, message.load_adapter)
                 case "unload_adapter":
@@ -166,6 +168,15 @@ class Attachment:
             self._engine.prepare_grammar(self, message.prepare_grammar)
         else:
             self._engine.release_grammar(message.release_grammar.grammar_id)
+
+    def _move_blocks(self, message: pb.AttachResponse) -> None:
+        match message.WhichOneof("message"):
+            case "transfer":
+                self._engine.transfer(self, message.transfer)
+            case "disk_transfer":
+                self._engine.disk_transfer(self, message.disk_transfer)
+            case "fetch_blocks":
+                self._engine.fetch_blocks(self, message.fetch_blocks)
 
     def _take(self, plan: pb.StepPlan) -> None:
         if plan.epoch != self.epoch:

@@ -34,6 +34,7 @@ class HeldReport:
     hashes: bytes  # 32 bytes each, same order
     groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
     in_host_memory: dict[int, bytes] = field(default_factory=dict)  # hashes, by place
+    on_disk: dict[int, bytes] = field(default_factory=dict)  # hashes, by place, the least recently written first
     adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
     asleep: Sequence[str] = ()
     sleep_level: int = 0

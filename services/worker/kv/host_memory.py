@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -81,6 +82,17 @@ class HostMemory:
             self._memory = torch.empty(size, dtype=dtype, pin_memory=True)
             self._stream = torch.cuda.Stream()
         self._content: dict[int, bytes] = {}  # hashes, by place
+        self._bytes = self._memory.view(num_places, -1).view(torch.uint8).numpy()
+
+    def row(self, place: int) -> npt.NDArray[np.uint8]:
+        """What a place holds, [block_bytes]: no copy."""
+        found: npt.NDArray[np.uint8] = self._bytes[place]
+        return found
+
+    def fill(self, place: int, block_hash: bytes, content: bytearray) -> None:
+        """Any thread, of a place that nothing moves from or to."""
+        self._bytes[place] = np.frombuffer(content, dtype=np.uint8)
+        self._content[place] = block_hash
 
     def begin(self, move: BlockMove) -> Moving:
         """Behind the steps that have been launched, and the moves that have been begun. What a place holds is not known

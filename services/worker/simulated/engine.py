@@ -60,6 +60,9 @@ class SimulatedEngine:
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
         receiver.break_off("a simulation has no host memory for blocks, and said so")
 
+    def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None:
+        receiver.break_off("a simulation has no disk for blocks, and said so")
+
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
         receiver.break_off("a simulation has no blocks that others could read, and said so")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.core.transfers import TransferOrder
+from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from shared.kv_specs import State, reach
 
 VOCAB = 50
@@ -82,6 +83,7 @@ class PaperWorker:
         self.states: dict[int, tuple[int, bytes]] = {}  # by block
         self._num_groups = len(limits.kv_specs)
         self.host: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self.disk: dict[int, tuple[bytes, list[tuple[int, bytes]]]] = {}  # by place: the name, and what it holds
         self.num_computed_tokens = 0
         self._last_step = 0
 
@@ -248,6 +250,23 @@ class PaperWorker:
                     self.host[place, offset] = self.kv[block, offset]
                 else:
                     self.kv[block, offset] = self.host[place, offset]
+
+    def disk_transfer(self, order: DiskOrder, failing: Collection[int] = ()) -> set[int]:
+        """Blocks to disk, or back; returns those, counted from 0, that could not be moved."""
+        lost = set(failing)
+        for number, (place, on_disk, name) in enumerate(
+            zip(order.places, order.disk_places, order.hashes, strict=True)
+        ):
+            row = [(place, offset) for offset in range(self.limits.block_size)]
+            if number in failing:
+                self.disk.pop(on_disk, None)
+            elif order.to_disk:
+                self.disk[on_disk] = name, [self.host[key] for key in row]
+            elif self.disk.get(on_disk, (b"", []))[0] != name:
+                lost.add(number)
+            else:
+                self.host.update(zip(row, self.disk[on_disk][1], strict=True))
+        return lost
 
     def adopt(self, blocks: list[int], prefixes: list[list[int]]) -> None:
         """Blocks filled in an earlier life: one prefix for each position."""

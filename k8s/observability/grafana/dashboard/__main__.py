@@ -69,6 +69,7 @@ DASHBOARDS = (
             "What waits",
             "KV blocks and prefix cache",
             "KV in host memory",
+            "KV on disk",
             "KV from worker to worker",
             "Speculative decoding",
         ),

@@ -90,6 +90,38 @@ ROWS: dict[str, list[Panel]] = {
             unit="s",
         ),
     ],
+    "KV on disk": [
+        curves(
+            "Blocks on disk",
+            [
+                Query("sum by (engine) (quire_scheduler_disk_blocks_held{MODEL})", "held {{engine}}"),
+                Query("sum by (engine) (quire_scheduler_disk_blocks_total{MODEL})", "room {{engine}}"),
+            ],
+            text="Of workers with --kv-offloading-disk. They outlive the worker.",
+        ),
+        curves(
+            "Blocks moved to and from disk",
+            [
+                Query("sum(rate(quire_scheduler_disk_blocks_stored_total{MODEL}[$__rate_interval]))", "written"),
+                Query("sum(rate(quire_scheduler_disk_blocks_fetched_total{MODEL}[$__rate_interval]))", "read back"),
+                Query("sum(rate(quire_scheduler_disk_blocks_dropped_total{MODEL}[$__rate_interval]))", "not written"),
+                Query("sum(rate(quire_scheduler_disk_blocks_lost_total{MODEL}[$__rate_interval]))", "lost"),
+            ],
+            text="A second. What is lost is computed again.",
+            unit="ops",
+        ),
+        curves(
+            "What the disk did not do",
+            [
+                Query(
+                    "sum by (operation, reason) (rate(quire_worker_kv_disk_failures_total[$__rate_interval]))",
+                    "{{operation}} {{reason}}",
+                )
+            ],
+            text="Blocks a second: full, error (EIO and missing files), wrong (torn, swapped), late, busy.",
+            unit="ops",
+        ),
+    ],
     "KV from worker to worker": [
         curves(
             "Fetches",

@@ -17,7 +17,8 @@ from services.scheduler.core.ending import Reason
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events, Finished, StepResult
 from services.scheduler.core.sequence import Family, Sequence
-from services.scheduler.core.transfers import TransferOrder
+from services.scheduler.core.transfers.limits import NO_TIERS, TierLimits
+from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from services.scheduler.policies import find_policy
 from shared.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
 from tests.services.scheduler.conftest import Optimist, make_limits, make_sequence
@@ -55,6 +56,7 @@ class Cluster:
         self.clients: dict[int, Client] = {}
         self.results: deque[StepResult] = deque()
         self.transfers: deque[TransferOrder] = deque()
+        self.on_disk: list[DiskOrder] = []
         self.now = 0.0
         self.num_copies = 0
         self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
@@ -137,8 +139,14 @@ class Cluster:
 
     def transfer(self) -> bool:
         """The oldest one is done, or was not possible: any time after it was ordered, but in this order."""
-        if self.core.transfers is not None:
-            self.transfers += self.core.transfers.take_orders()
+        for order in self.core.transfers.take_orders() if self.core.transfers is not None else ():
+            if isinstance(order, DiskOrder):
+                self.on_disk.append(order)
+            else:
+                self.transfers.append(order)
+        if self.on_disk and (not self.transfers or self.random.random() < 0.5):
+            self._disk_transfer(self.on_disk.pop(self.random.randrange(len(self.on_disk))))
+            return True
         if not self.transfers:
             return False
         order = self.transfers.popleft()
@@ -147,6 +155,16 @@ class Cluster:
             self.worker.transfer(order)
         self.core.transferred(order.transfer_id, failed=failed)
         return True
+
+    def _disk_transfer(self, order: DiskOrder) -> None:
+        """In any order; now and then a block is torn, or the whole transfer is given up."""
+        if self.random.random() < 0.05:
+            self.core.transferred(order.transfer_id, failed=True)
+            return
+        failing = {number for number in range(len(order.hashes)) if self.random.random() < 0.05}
+        lost = self.worker.disk_transfer(order, failing)
+        assert lost == failing, "what is on record as on disk is there"
+        self.core.transferred(order.transfer_id, lost=lost)
 
     def collect(self) -> None:
         events: Events = self.core.take_events()
@@ -193,7 +211,9 @@ class Cluster:
         assert len(parked) == core.state.siblings.num_parked
         if core.transfers is not None:
             tier = core.transfers.tier
-            assert tier.num_free + tier.num_storing + tier.num_held == tier.num_places
+            tiers = [tier] if core.transfers.disk is None else [tier, core.transfers.disk.tier]
+            for tier in tiers:
+                assert tier.num_free + tier.num_storing + tier.num_held == tier.num_places
             parked += core.transfers.blocked()
         assert core.num_waiting == len(core.waiting) + len(parked)
         waiting = {sequence.key for sequence in [*core.waiting, *parked]}
@@ -354,7 +374,7 @@ def test_random_operations_with_drafts_over_several_groups_match_the_oracle(
 def test_random_operations_with_host_memory_match_the_oracle(
     case: int, num_host_blocks: int, in_flight: int, drafts: int
 ) -> None:
-    cluster = operate_at_random(case, in_flight, True, "priority", drafts, num_host_blocks=num_host_blocks)
+    cluster = operate_at_random(case, in_flight, True, "priority", drafts, tiers=TierLimits(num_host_blocks))
     counts = cluster.core.counts
     assert counts.stored_blocks > 0
     assert counts.failed_transfers > 0
@@ -362,6 +382,21 @@ def test_random_operations_with_host_memory_match_the_oracle(
     assert cluster.core.transfers.num_under_way == 0
     if num_host_blocks == 1000 and CASES[case]["block_size"] == 4:
         assert counts.fetched_blocks > 20, "more than the device holds"
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("num_host_blocks", [12, 60])
+@pytest.mark.parametrize("case", [0, 1, 2, 4])
+def test_random_operations_with_a_disk_match_the_oracle(case: int, num_host_blocks: int, policy: str) -> None:
+    tiers = TierLimits(num_host_blocks, 400, policy)
+    cluster = operate_at_random(case, 2, True, "fcfs", drafts=0, tiers=tiers)
+    counts = cluster.core.counts
+    assert counts.disk_stored_blocks > 10
+    if CASES[case]["block_size"] == 4:
+        assert counts.disk_fetched_blocks > 5, "more than host memory holds"
+        assert counts.disk_lost_blocks > 0
+    assert cluster.core.transfers is not None
+    assert cluster.core.transfers.num_under_way == 0
 
 
 def operate_at_random(
@@ -372,7 +407,7 @@ def operate_at_random(
     drafts: int,
     specs: tuple[KVSpec, ...] = ONE_FULL,
     *,
-    num_host_blocks: int = 0,
+    tiers: TierLimits = NO_TIERS,
 ) -> Cluster:
     sizes = CASES[case] | {"num_blocks": CASES[case]["num_blocks"] * len(specs)}
     limits = make_limits(
@@ -384,12 +419,12 @@ def operate_at_random(
         policy=find_policy(policy),
         num_speculative_tokens=drafts,
         fixed_draft_length=in_flight > 1,
-        num_host_blocks=num_host_blocks,
+        tiers=tiers,
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
     weights = [3, 1, 1, 12, 12]
-    if num_host_blocks:
+    if tiers.num_host_blocks:
         operations.append(cluster.transfer)
         weights.append(8)
     for _ in range(600):

@@ -6,7 +6,8 @@ import pytest
 
 from services.scheduler.core.core import Core
 from services.scheduler.core.sequence import Sequence, SequenceStatus
-from services.scheduler.core.transfers import TransferOrder
+from services.scheduler.core.transfers.limits import TierLimits
+from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 
@@ -17,12 +18,16 @@ LEFT = 3  # blocks of the first prompt that the device still has
 class Machine:
     """A core, its worker, and transfers that are done when they are asked for."""
 
-    def __init__(self, num_blocks: int = 17, num_host_blocks: int = 100) -> None:
+    def __init__(self, num_blocks: int = 17, num_host_blocks: int = 100, num_disk_blocks: int = 0) -> None:
         self.limits = make_limits(
-            num_blocks=num_blocks, block_size=SIZE, enable_prefix_caching=True, num_host_blocks=num_host_blocks
+            num_blocks=num_blocks,
+            block_size=SIZE,
+            enable_prefix_caching=True,
+            tiers=TierLimits(num_host_blocks, num_disk_blocks),
         )
         self.core = Core(self.limits)
         self.worker = PaperWorker(self.limits)
+        self.on_disk: list[DiskOrder] = []
         self._keys = iter(range(1, 1000))
 
     def add(self, prompt: list[int], max_tokens: int = 2, **fields: object) -> Sequence:
@@ -46,8 +51,17 @@ class Machine:
         return sequence
 
     def orders(self) -> list[TransferOrder]:
+        """Those of the disk wait."""
         assert self.core.transfers is not None
-        return self.core.transfers.take_orders()
+        orders = self.core.transfers.take_orders()
+        self.on_disk += [order for order in orders if isinstance(order, DiskOrder)]
+        return [order for order in orders if isinstance(order, TransferOrder)]
+
+    def disk_orders(self, *, to_disk: bool) -> list[DiskOrder]:
+        assert not self.orders()
+        found = [order for order in self.on_disk if order.to_disk is to_disk]
+        self.on_disk = [order for order in self.on_disk if order.to_disk is not to_disk]
+        return found
 
     def load(self) -> TransferOrder:
         """The one back to the device; others are done."""
@@ -62,7 +76,13 @@ class Machine:
         orders = self.orders()
         for order in orders:
             self.finish(order)
-        return bool(orders)
+        waiting, self.on_disk = self.on_disk, []
+        for on_disk in waiting:
+            self.finish_on_disk(on_disk)
+        return bool(orders or waiting)
+
+    def finish_on_disk(self, order: DiskOrder, lost: tuple[int, ...] = ()) -> None:
+        self.core.transferred(order.transfer_id, lost=self.worker.disk_transfer(order, lost))
 
     def finish(self, order: TransferOrder, *, failed: bool = False) -> None:
         if not failed:
@@ -168,3 +188,113 @@ def test_a_reset_waits_for_transfers_and_forgets_both(full: Machine) -> None:
     full.finish(load)
     assert full.core.reset_prefix_cache() == 10 + 6 + 20, "what came back, what was left of the other, host memory"
     assert full.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 0
+
+
+HOST = 12  # of them, room for one prompt and a bit
+
+
+@pytest.fixture
+def deep() -> Machine:
+    """What three prompts filled is on disk; host memory has the last of it, the device part of that."""
+    machine = Machine(num_host_blocks=HOST, num_disk_blocks=100)
+    for number in range(3):
+        machine.run(prompt(number))
+    return machine
+
+
+def test_what_came_to_host_memory_goes_on_to_disk(deep: Machine) -> None:
+    assert deep.core.counts.disk_stored_blocks == 30
+    assert deep.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 40
+
+
+def test_blocks_come_back_from_disk_through_host_memory(deep: Machine) -> None:
+    sequence = deep.add(prompt(0))
+    assert not deep.step()
+    (load,) = deep.disk_orders(to_disk=False)
+    assert sequence.status is SequenceStatus.BLOCKED
+    assert len(load.hashes) == HOST // 2, "the rest of host memory is for others"
+    deep.finish_on_disk(load)
+    assert not deep.step()
+    (rest,) = deep.disk_orders(to_disk=False)
+    deep.finish_on_disk(rest)
+    assert not deep.step()
+    deep.finish(deep.load())
+    deep.step()
+    assert sequence.status is SequenceStatus.RUNNING
+    assert sequence.num_cached_tokens == 40
+    assert deep.core.counts.disk_fetched_blocks == 10
+
+
+def test_two_with_one_prompt_wait_for_one_read(deep: Machine) -> None:
+    both = [deep.add(prompt(0)), deep.add(prompt(0))]
+    for _ in range(2):
+        assert not deep.step()
+        (load,) = deep.disk_orders(to_disk=False)
+        deep.finish_on_disk(load)
+    assert not deep.step()
+    deep.finish(deep.load())
+    deep.step()
+    assert {sequence.num_cached_tokens for sequence in both} == {40}
+    assert deep.core.counts.disk_fetched_blocks == 10
+
+
+def test_a_torn_block_costs_what_comes_behind_it(deep: Machine) -> None:
+    sequence = deep.add(prompt(0))
+    deep.step()
+    (load,) = deep.disk_orders(to_disk=False)
+    deep.finish_on_disk(load, lost=(3,))
+    assert deep.core.counts.disk_lost_blocks == 1
+    assert not deep.step()
+    again = deep.load()
+    assert len(again.hashes) == 3
+    deep.finish(again)
+    deep.step()
+    assert (sequence.status, sequence.num_cached_tokens) == (SequenceStatus.RUNNING, 3 * SIZE)
+
+
+def test_a_disk_that_gives_nothing_costs_a_computation_and_is_asked_for_that_no_more(deep: Machine) -> None:
+    sequence = deep.add(prompt(0))
+    deep.step()
+    (load,) = deep.disk_orders(to_disk=False)
+    deep.core.transferred(load.transfer_id, failed=True)
+    assert deep.step()
+    assert (sequence.status, sequence.num_cached_tokens) == (SequenceStatus.RUNNING, 0)
+    assert all(order.to_host for order in deep.orders())
+    assert all(order.to_disk for order in deep.on_disk)
+
+
+def test_a_disk_that_takes_nothing_holds_up_nobody() -> None:
+    machine = Machine(num_host_blocks=HOST, num_disk_blocks=100)
+    sequence = machine.add(prompt(0))
+    while sequence.status is not SequenceStatus.FINISHED:
+        machine.step()
+        for order in machine.orders():
+            machine.finish(order)
+    for number in range(1, 4):
+        sequence = machine.add(prompt(number))
+        while sequence.status is not SequenceStatus.FINISHED:
+            assert machine.step(), "stuck"
+            for order in machine.orders():
+                machine.finish(order)
+    assert machine.core.counts.disk_stored_blocks == 0
+    assert sum(len(order.hashes) for order in machine.on_disk) <= HOST // 4, "no more of host memory waits for it"
+
+
+def test_whoever_leaves_meanwhile_is_not_waited_for_on_disk_either(deep: Machine) -> None:
+    sequence = deep.add(prompt(0))
+    deep.step()
+    (load,) = deep.disk_orders(to_disk=False)
+    assert deep.core.num_waiting == 1
+    deep.core.cancel(sequence.key)
+    deep.finish_on_disk(load)
+    assert not deep.core.has_work
+    assert deep.core.num_waiting == 0
+
+
+def test_a_reset_forgets_the_disk_too(deep: Machine) -> None:
+    while deep.move():
+        pass
+    forgotten = deep.core.reset_prefix_cache()
+    assert forgotten is not None
+    assert forgotten >= 30 + HOST
+    assert deep.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 0

@@ -1,21 +1,25 @@
-"""Which blocks a worker holds in host memory, below its device: by content, the least recently used goes first.
+"""Which blocks a worker holds in a tier below its device (host memory, disk): by content, each in a place of its own.
 
-A place is free, being stored into, or holds a block; what is being read stays where it is.
+A place is free, being stored into, or holds a block; what is being read, or kept for somebody, stays where it is.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from services.scheduler.kv_cache.eviction import LRU, Eviction
 
-class HostTier:
-    """Owns the places of one worker. free + storing + held == total at all times."""
 
-    def __init__(self, num_places: int) -> None:
+class BlockTier:
+    """Owns the places of one tier of one worker. free + storing + held == total at all times."""
+
+    def __init__(self, num_places: int, eviction: Eviction | None = None) -> None:
+        """`eviction`: which block goes first; None: the least recently used."""
         self.num_places = num_places
+        self._eviction = LRU(num_places) if eviction is None else eviction
         self._free = list(range(num_places - 1, -1, -1))  # taken from the end
-        self._held: OrderedDict[bytes, int] = OrderedDict()  # by hash; least recently used first
+        self._held: dict[bytes, int] = {}  # by hash
         self._storing: dict[bytes, int] = {}
         self._readers: Counter[bytes] = Counter()
         self.num_evicted = 0
@@ -43,6 +47,7 @@ class HostTier:
     def begin_store(self, block_hash: bytes) -> int | None:
         """A place for a block that is not known here; None if every other one is being stored into or read."""
         assert not self.knows(block_hash), "stored once"
+        self._eviction.miss(block_hash)
         if not self._free and not self._evict():
             return None
         place = self._storing[block_hash] = self._free.pop()
@@ -54,13 +59,23 @@ class HostTier:
             self._free.append(place)
         else:
             self._held[block_hash] = place
+            self._eviction.add(block_hash)
 
     def begin_read(self, block_hashes: Sequence[bytes]) -> list[int]:
         """The places of blocks that are held; they stay until end_read()."""
+        self.touch(block_hashes)
+        return self.keep(block_hashes)
+
+    def keep(self, block_hashes: Sequence[bytes]) -> list[int]:
+        """As begin_read(), for somebody whose reading does not mean that they are wanted."""
         self._readers.update(block_hashes)
-        for block_hash in reversed(block_hashes):  # the tail of a prefix goes before its head
-            self._held.move_to_end(block_hash)
         return [self._held[block_hash] for block_hash in block_hashes]
+
+    def touch(self, block_hashes: Sequence[bytes]) -> None:
+        """Those of a prefix that are held are wanted: its tail goes before its head."""
+        for block_hash in reversed(block_hashes):
+            if block_hash in self._held:
+                self._eviction.use(block_hash)
 
     def end_read(self, block_hashes: Iterable[bytes], *, failed: bool = False) -> None:
         """`failed`: what they hold is not to be trusted."""
@@ -69,14 +84,17 @@ class HostTier:
             if not self._readers[block_hash]:
                 del self._readers[block_hash]
             if failed and block_hash in self._held and block_hash not in self._readers:
+                self._eviction.drop(block_hash)
                 self._free.append(self._held.pop(block_hash))
 
     def adopt(self, held: Iterable[tuple[int, bytes]]) -> None:
-        """What places hold: the worker kept it while the scheduler was away. Before anything else happens."""
-        taken = set()
+        """What places hold, the least recently used first: the worker kept it while the scheduler was away. Before
+        anything else happens."""
+        taken = set(self._held.values())
         for place, block_hash in held:
             if block_hash not in self._held and place not in taken:
                 self._held[block_hash] = place
+                self._eviction.add(block_hash)
                 taken.add(place)
         self._free = [place for place in self._free if place not in taken]
 
@@ -87,13 +105,17 @@ class HostTier:
         count = len(self._held)
         self._free += self._held.values()
         self._held.clear()
+        self._eviction.clear()
         return count
 
+    def held(self) -> list[bytes]:
+        return list(self._held)
+
     def _evict(self) -> bool:
-        """Frees the place of the least recently used block that nobody reads; whether there was one."""
-        for block_hash in self._held:
-            if block_hash not in self._readers:
-                self._free.append(self._held.pop(block_hash))
-                self.num_evicted += 1
-                return True
-        return False
+        """Frees the place of the first block that nobody reads; whether there was one."""
+        gone = self._eviction.evict(lambda block_hash: block_hash not in self._readers)
+        if gone is None:
+            return False
+        self._free.append(self._held.pop(gone))
+        self.num_evicted += 1
+        return True

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import random
 
-from services.scheduler.kv_cache.host_tier import HostTier
+from services.scheduler.kv_cache.block_tier import BlockTier
 
 
 def names(*numbers: int) -> list[bytes]:
     return [bytes([number]) for number in numbers]
 
 
-def store(tier: HostTier, *numbers: int) -> None:
+def store(tier: BlockTier, *numbers: int) -> None:
     for name in names(*numbers):
         assert tier.begin_store(name) is not None
         tier.end_store(name)
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    tier = HostTier(3)
+    tier = BlockTier(3)
     store(tier, 1, 2, 3)
     tier.begin_read(names(1))
     tier.end_read(names(1))
@@ -27,7 +27,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
-    tier = HostTier(3)
+    tier = BlockTier(3)
     store(tier, 1, 2, 3)
     tier.begin_read(names(1, 2, 3))
     tier.end_read(names(1, 2, 3))
@@ -36,7 +36,7 @@ def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
 
 
 def test_what_is_read_or_stored_stays() -> None:
-    tier = HostTier(2)
+    tier = BlockTier(2)
     store(tier, 1)
     places = tier.begin_read(names(1))
     assert tier.begin_store(b"\x02") not in (None, *places)
@@ -47,7 +47,7 @@ def test_what_is_read_or_stored_stays() -> None:
 
 
 def test_what_could_not_be_read_is_forgotten_once_nobody_reads_it() -> None:
-    tier = HostTier(2)
+    tier = BlockTier(2)
     store(tier, 1)
     tier.begin_read(names(1))
     tier.begin_read(names(1))
@@ -59,7 +59,7 @@ def test_what_could_not_be_read_is_forgotten_once_nobody_reads_it() -> None:
 
 
 def test_what_the_worker_kept_is_found_again() -> None:
-    tier = HostTier(4)
+    tier = BlockTier(4)
     tier.adopt([(2, b"a"), (0, b"b"), (2, b"c"), (3, b"a")])
     assert tier.begin_read([b"a", b"b"]) == [2, 0]
     assert (tier.num_held, tier.num_free) == (2, 2)
@@ -67,7 +67,7 @@ def test_what_the_worker_kept_is_found_again() -> None:
 
 def test_every_place_is_free_stored_into_or_held() -> None:
     rng = random.Random(3)
-    tier, storing, reading = HostTier(8), [], []
+    tier, storing, reading = BlockTier(8), [], []
     for _ in range(3000):
         name = bytes([rng.randrange(40)])
         if rng.random() < 0.4 and not tier.knows(name) and tier.begin_store(name) is not None:

@@ -1,88 +1,88 @@
-"""Blocks that move between a worker's device and its host memory, beside the steps.
+"""Blocks that move between a worker's device and what lies below it, beside the steps.
 
 What steps fill is copied to host memory as soon as it is on record. A sequence whose prompt goes on there, where the
-device's cache ends, waits, blocked, until those blocks are back; it then finds them as if they had never left. A
-transfer holds its blocks until the worker has told that it is done: nobody takes or writes them meanwhile.
+device's cache ends, waits, blocked, until those blocks are back; it then finds them as if they had never left. What
+lies on disk comes to host memory first. A transfer holds its blocks until the worker has told that it is done: nobody
+takes or writes them meanwhile.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Blocks
-from dataclasses import dataclass, field
 
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.kv_cache.host_tier import HostTier
+from services.scheduler.core.transfers.disk_transfers import DiskTransfers
+from services.scheduler.core.transfers.limits import TierLimits
+from services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, TransferOrder, UnderWay
+from services.scheduler.kv_cache.block_tier import BlockTier
+from services.scheduler.kv_cache.eviction import POLICIES
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
 LEAST_BLOCKS = 2  # that are worth the wait
-MOST_FETCHES = 2  # of a sequence: whoever loses its blocks again before it comes in computes them
 STORING_SHARE = 2  # at most one of so many blocks is held by transfers to host memory
-
-
-@dataclass(frozen=True, slots=True)
-class TransferOrder:
-    """What the worker is to do, behind the steps that were ordered before."""
-
-    transfer_id: int
-    to_host: bool  # else to the device
-    blocks: list[int]
-    places: list[int]  # in host memory, same order
-    hashes: list[bytes]  # what they hold
-
-
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    order: TransferOrder
-    waiting: dict[int, Sequence] = field(default_factory=dict)  # by key: blocked until it is done
 
 
 class Transfers:
     """Decides what moves, and knows who waits for it."""
 
-    def __init__(self, kv: KVCacheManager, num_places: int, counts: Counts) -> None:
+    def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: Counts) -> None:
         assert kv.groups.plain, "blocks of several groups stay on the device"
-        self.tier = HostTier(num_places)
+        make = POLICIES[tiers.policy]
+        self.tier = BlockTier(tiers.num_host_blocks, make(tiers.num_host_blocks))
         self._kv = kv
         self._counts = counts
         self._ids = itertools.count(1)
         self._orders: list[TransferOrder] = []
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, UnderWay[TransferOrder]] = {}
         self._coming: dict[bytes, int] = {}  # what is on its way to the device, and by which transfer
         self._most_storing = max(1, kv.pool.num_blocks // STORING_SHARE)
         self._filled: deque[tuple[int, bytes]] = deque(maxlen=kv.pool.num_blocks)  # yet to be stored, and their hashes
+        self.disk: DiskTransfers | None = None
+        if tiers.num_disk_blocks:
+            on_disk = BlockTier(tiers.num_disk_blocks, make(tiers.num_disk_blocks))
+            self.disk = DiskTransfers(self.tier, on_disk, counts, lambda: next(self._ids))
+        self._most_waits = MOST_WAITS * (1 if self.disk is None else 2)
         kv.watch_filled()
 
     # What is asked.
 
     @property
     def num_blocked(self) -> int:
-        return sum(len(transfer.waiting) for transfer in self._under_way.values())
+        waiting = sum(len(transfer.waiting) for transfer in self._under_way.values())
+        return waiting + (0 if self.disk is None else self.disk.num_blocked)
 
     def blocked(self) -> list[Sequence]:
-        return [sequence for transfer in self._under_way.values() for sequence in transfer.waiting.values()]
+        waiting = [sequence for transfer in self._under_way.values() for sequence in transfer.waiting.values()]
+        return waiting + ([] if self.disk is None else self.disk.blocked())
 
     @property
     def num_under_way(self) -> int:
-        return len(self._under_way)
+        return len(self._under_way) + (0 if self.disk is None else self.disk.num_under_way)
 
     def awaits(self, transfer_id: int) -> bool:
         """Whether the worker owes word of this transfer."""
-        return transfer_id in self._under_way
+        return transfer_id in self._under_way or (self.disk is not None and self.disk.awaits(transfer_id))
 
     def num_behind(self, hashes: Blocks[bytes], start: int) -> int:
         """How many blocks of a chain, from the one at `start` on, could be brought back."""
-        end = start
-        while end < len(hashes) and self.tier.holds(hashes[end]):
-            end += 1
+        end, holds = start, self.tier.holds
+        if self.disk is None:
+            while end < len(hashes) and holds(hashes[end]):
+                end += 1
+        else:
+            on_disk = self.disk.tier.holds
+            while end < len(hashes) and (holds(hashes[end]) or on_disk(hashes[end])):
+                end += 1
         return end - start
 
-    def take_orders(self) -> list[TransferOrder]:
+    def take_orders(self) -> Blocks[TransferOrder | DiskOrder]:
         """In the order in which the worker must get them, behind the plans that are out."""
         orders, self._orders = self._orders, []
-        return orders
+        return orders if self.disk is None else [*orders, *self.disk.take_orders()]
 
     # What is ordered.
 
@@ -108,7 +108,7 @@ class Transfers:
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
         """Brings back what comes behind the blocks `found` on the device, at most `most` blocks. Whether it has to wait
         for that."""
-        if sequence.num_fetches >= MOST_FETCHES:
+        if sequence.num_fetches >= self._most_waits:
             return False
         hashes, start = sequence.block_hashes, len(found)
         coming = self._coming.get(hashes[start]) if start < len(hashes) else None
@@ -116,9 +116,26 @@ class Transfers:
             count = min(self.num_behind(hashes, start), most)
             if count < LEAST_BLOCKS:
                 return False
-            coming = self._bring(found, hashes[start : start + count])
+            wanted = hashes[start : start + count]
+            if self._waits_for_disk(sequence, wanted):
+                return True
+            wanted = list(itertools.takewhile(self.tier.holds, wanted))
+            if len(wanted) < LEAST_BLOCKS:
+                return False
+            coming = self._bring(found, wanted)
         sequence.num_fetches += 1
         self._under_way[coming].waiting[sequence.key] = sequence
+        return True
+
+    def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
+        """Until what of it is not in host memory has come there."""
+        if self.disk is None or sequence.num_fetches >= MOST_WAITS or all(map(self.tier.holds, wanted)):
+            return False
+        coming = self.disk.bring(wanted)
+        if coming is None:
+            return False
+        sequence.num_fetches += 1
+        self.disk.wait(coming, sequence)
         return True
 
     def _bring(self, found: Blocks[int], hashes: list[bytes]) -> int:
@@ -133,19 +150,20 @@ class Transfers:
 
     def _order(self, order: TransferOrder) -> TransferOrder:
         self._orders.append(order)
-        self._under_way[order.transfer_id] = _UnderWay(order)
+        self._under_way[order.transfer_id] = UnderWay(order)
         return order
 
     # What came of it.
 
-    def done(self, transfer_id: int, *, failed: bool) -> list[Sequence]:
-        """The worker is done with it: those who waited, in the order in which they came."""
+    def done(self, transfer_id: int, *, failed: bool, lost: Collection[int] = ()) -> list[Sequence]:
+        """The worker is done with it: those who waited, in the order in which they came. `lost`: blocks that the disk
+        did not take or give."""
+        if self.disk is not None and self.disk.awaits(transfer_id):
+            return self.disk.done(transfer_id, range(self.tier.num_places) if failed else lost)
         transfer = self._under_way.pop(transfer_id)
         order = transfer.order
         if order.to_host:
-            for block_hash in order.hashes:
-                self.tier.end_store(block_hash, failed=failed)
-            self._counts.stored_blocks += 0 if failed else len(order.hashes)
+            self._stored(order.hashes, failed=failed)
         else:
             self.tier.end_read(order.hashes, failed=failed)
             for block, block_hash in zip(order.blocks, order.hashes, strict=True):
@@ -158,13 +176,24 @@ class Transfers:
             self.store_filled()
         return list(transfer.waiting.values())
 
+    def _stored(self, hashes: list[bytes], *, failed: bool) -> None:
+        for block_hash in reversed(hashes):  # the tail of a prefix goes before its head
+            self.tier.end_store(block_hash, failed=failed)
+        if failed:
+            return
+        self._counts.stored_blocks += len(hashes)
+        if self.disk is not None:
+            self.disk.offer(hashes)
+
     def leave(self, sequence: Sequence) -> None:
         """It waits no longer, if it did."""
         for transfer in self._under_way.values():
             transfer.waiting.pop(sequence.key, None)
+        if self.disk is not None:
+            self.disk.leave(sequence)
 
     def forget(self) -> int:
-        """Forgets what host memory holds; only while nothing moves. Returns how many blocks that were."""
+        """Forgets what lies below the device; only while nothing moves. Returns how many blocks that were."""
         self._kv.take_filled()
         self._filled.clear()
-        return self.tier.forget_all()
+        return self.tier.forget_all() + (0 if self.disk is None else self.disk.forget())

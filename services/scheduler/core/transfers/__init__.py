@@ -1,0 +1,1 @@
+"""Blocks that move between a worker's device, its host memory and its disk."""

@@ -1,0 +1,121 @@
+"""Which block a tier loses first: the least recently used one (LRU), or as ARC weighs recency against frequency."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+MayGo = Callable[[bytes], bool]
+
+
+class Eviction(Protocol):
+    """Orders the blocks that a tier holds, by their hashes."""
+
+    def miss(self, block_hash: bytes) -> None:
+        """It is not held and soon will be; before others go for it."""
+
+    def add(self, block_hash: bytes) -> None:
+        """It is held from now on."""
+
+    def use(self, block_hash: bytes) -> None:
+        """It is held and wanted."""
+
+    def evict(self, may_go: MayGo) -> bytes | None:
+        """Takes out the first one that may go; None if there is none."""
+
+    def drop(self, block_hash: bytes) -> None:
+        """It is lost."""
+
+    def clear(self) -> None: ...
+
+
+class LRU:
+    """The least recently used one goes."""
+
+    def __init__(self, _capacity: int) -> None:
+        self._order: OrderedDict[bytes, None] = OrderedDict()
+
+    def miss(self, block_hash: bytes) -> None:
+        pass
+
+    def add(self, block_hash: bytes) -> None:
+        self._order[block_hash] = None
+
+    def use(self, block_hash: bytes) -> None:
+        self._order.move_to_end(block_hash)
+
+    def evict(self, may_go: MayGo) -> bytes | None:
+        return _pop_first(self._order, may_go)
+
+    def drop(self, block_hash: bytes) -> None:
+        del self._order[block_hash]
+
+    def clear(self) -> None:
+        self._order.clear()
+
+
+class ARC:
+    """Adaptive replacement (Megiddo and Modha, FAST 2003): what was used once and what was used again are two lists,
+    and the names of what either lost tell which of them should have been longer. A burst of prompts that never return
+    does not push out those that do."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._once: OrderedDict[bytes, None] = OrderedDict()  # T1
+        self._again: OrderedDict[bytes, None] = OrderedDict()  # T2
+        self._lost_once: OrderedDict[bytes, None] = OrderedDict()  # B1: names of what T1 lost
+        self._lost_again: OrderedDict[bytes, None] = OrderedDict()  # B2
+        self.target = 0.0  # length of the first list
+
+    def miss(self, block_hash: bytes) -> None:
+        lost_once, lost_again = len(self._lost_once), len(self._lost_again)
+        if block_hash in self._lost_once:
+            self.target = min(float(self._capacity), self.target + max(1.0, lost_again / lost_once))
+            self._lost_once.move_to_end(block_hash)
+        elif block_hash in self._lost_again:
+            self.target = max(0.0, self.target - max(1.0, lost_once / lost_again))
+            self._lost_again.move_to_end(block_hash)
+
+    def add(self, block_hash: bytes) -> None:
+        known = block_hash in self._lost_once or block_hash in self._lost_again
+        self._lost_once.pop(block_hash, None)
+        self._lost_again.pop(block_hash, None)
+        (self._again if known else self._once)[block_hash] = None
+
+    def use(self, block_hash: bytes) -> None:
+        if block_hash in self._once:
+            del self._once[block_hash]
+            self._again[block_hash] = None
+        else:
+            self._again.move_to_end(block_hash)
+
+    def evict(self, may_go: MayGo) -> bytes | None:
+        first = (self._once, self._lost_once), (self._again, self._lost_again)
+        in_turn = first if len(self._once) >= max(1, int(self.target)) else first[::-1]
+        for held, lost in in_turn:
+            gone = _pop_first(held, may_go)
+            if gone is not None:
+                lost[gone] = None
+                if len(lost) > self._capacity:
+                    lost.popitem(last=False)
+                return gone
+        return None
+
+    def drop(self, block_hash: bytes) -> None:
+        (self._once if block_hash in self._once else self._again).pop(block_hash)
+
+    def clear(self) -> None:
+        for names in (self._once, self._again, self._lost_once, self._lost_again):
+            names.clear()
+        self.target = 0.0
+
+
+POLICIES: Mapping[str, Callable[[int], Eviction]] = {"lru": LRU, "arc": ARC}
+
+
+def _pop_first(order: OrderedDict[bytes, None], may_go: MayGo) -> bytes | None:
+    found = next((block_hash for block_hash in order if may_go(block_hash)), None)
+    if found is not None:
+        del order[found]
+    return found

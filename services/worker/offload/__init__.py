@@ -1,0 +1,1 @@
+"""KV blocks below host memory, and what a worker that is started again finds of an earlier life."""

@@ -1,0 +1,100 @@
+"""The file of one KV block.
+
+    magic "QUIREKV" 1       8 bytes; the last is the version of this format
+    bytes of the content    u64
+    identity               32 bytes: what the content means, and the weights that it was computed with (identity.py)
+    block hash             32 bytes: its tokens and all that come before (shared/block_hash.py)
+    content's SHA-256      32 bytes
+    header's SHA-256       32 bytes, of all of the above
+    content                keys, then values of each layer, as they lie in memory
+
+Integers are little-endian. A file is written under another name and renamed when it is whole, without waiting for the
+disk: what a loss of power leaves of it is noticed by its checksums, like everything else that is not what was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from pathlib import Path
+
+_FACTS = struct.Struct("<8sQ32s32s32s")
+MAGIC = b"QUIREKV\x01"
+DIGEST_BYTES = 32
+HEADER_BYTES = _FACTS.size + DIGEST_BYTES
+
+Content = memoryview | bytearray | bytes
+
+
+class WrongBlock(Exception):
+    """The file does not hold that block."""
+
+
+def header(identity: bytes, block_hash: bytes, content: Content) -> bytes:
+    facts = _FACTS.pack(MAGIC, len(content), identity, block_hash, hashlib.sha256(content).digest())
+    return facts + hashlib.sha256(facts).digest()
+
+
+def write(path: Path, head: bytes, content: Content) -> None:
+    """A new file, for its owner alone. Raises OSError, and then there is none."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    try:
+        _write_all(fd, head)
+        _write_all(fd, content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def read_into(path: Path, identity: bytes, block_hash: bytes, content: bytearray) -> None:
+    """Raises WrongBlock with what is wrong with the file, or OSError; then `content` means nothing."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise WrongBlock("it is no file")
+        head = bytearray(HEADER_BYTES)
+        if _read_all(fd, head) < HEADER_BYTES:
+            raise WrongBlock("it is shorter than its header")
+        expected = _check(head, identity, block_hash, len(content))
+        if _read_all(fd, content) < len(content) or os.read(fd, 1):
+            raise WrongBlock("it is not as long as its header says")
+    finally:
+        os.close(fd)
+    if hashlib.sha256(content).digest() != expected:
+        raise WrongBlock("its content is not what its checksum says")
+
+
+def _check(head: bytearray, identity: bytes, block_hash: bytes, num_bytes: int) -> bytes:
+    """The checksum of the content."""
+    facts, digest = bytes(head[: _FACTS.size]), bytes(head[_FACTS.size :])
+    magic, length, whose, name, content = _FACTS.unpack(facts)
+    if magic != MAGIC or hashlib.sha256(facts).digest() != digest:
+        raise WrongBlock("its header is torn")
+    if whose != identity:
+        raise WrongBlock("it is of other weights, or of another layout")
+    if name != block_hash:
+        raise WrongBlock("it holds another block")
+    if length != num_bytes:
+        raise WrongBlock(f"it holds {length} bytes, and a block has {num_bytes}")
+    return bytes(content)
+
+
+def _write_all(fd: int, content: Content) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _read_all(fd: int, content: bytearray) -> int:
+    done, rest = 0, memoryview(content)
+    while done < len(content):
+        count = os.readv(fd, [rest[done:]])
+        if not count:
+            break
+        done += count
+    return done

@@ -1,0 +1,59 @@
+"""What a scheduler orders of the disk, and what has become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.worker.step.plan_violation import require
+from shared import block_hash, columns
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class DiskMove:
+    """Whole blocks, each from or to a place of its own in host memory and on disk."""
+
+    to_disk: bool
+    places: list[int]  # in host memory
+    disk_places: list[int]
+    hashes: list[bytes]  # what they hold
+
+    @classmethod
+    def of(cls, order: pb.DiskTransfer, num_places: int, num_disk_places: int) -> DiskMove:
+        """Raises PlanViolation."""
+        places, on_disk = columns.u32(order.place_ids), columns.u32(order.disk_place_ids)
+        hashes = block_hash.split(order.block_hashes)
+        counts = (len(places), len(on_disk), len(hashes))
+        whole = len(order.block_hashes) % block_hash.HASH_BYTES == 0
+        require(
+            whole and len(set(counts)) == 1 and len(places) > 0,
+            lambda: f"a transfer of {counts} places, places on disk and hashes",
+        )
+        for what, ids, end in (("place", places, num_places), ("place on disk", on_disk, num_disk_places)):
+            inside = bool(ids.max() < end)
+            require(inside, lambda: f"disk transfer: {what} ids are not all in 0..{end - 1}: {ids}")  # noqa: B023
+            once = len(np.unique(ids)) == len(ids)
+            require(once, lambda: f"disk transfer: {what} ids come more than once: {ids}")  # noqa: B023
+        return cls(order.to_disk, places.tolist(), on_disk.tolist(), hashes)
+
+
+Answer = Callable[[list[int], int], None]  # the blocks that could not be moved, counted from 0; microseconds
+
+
+@dataclass(slots=True, eq=False)
+class MoveUnderWay:
+    """A move, until it is answered: each block of it is a task of its own."""
+
+    move: DiskMove
+    answer: Answer
+    life: int  # of the store: what was ordered in an earlier one is of no use
+    begun_ns: int
+    remaining: set[int] = field(default_factory=set)  # blocks
+    lost: list[int] = field(default_factory=list)
+    answered: bool = False
+
+    def __post_init__(self) -> None:
+        self.remaining = set(range(len(self.move.hashes)))

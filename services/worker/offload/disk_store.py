@@ -1,0 +1,322 @@
+"""KV blocks on disk, below host memory: threads of their own write and read files, beside the steps.
+
+A disk may be full, fail, be slow or hang. A block that cannot be written is not on disk; one that cannot be read, is
+torn or comes too late is lost, and computed again. A move is answered in time whatever the disk does: what a thread
+does with it afterwards changes nothing that anybody counts on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.offload import block_file
+from services.worker.offload.block_file import WrongBlock
+from services.worker.offload.disk_moves import Answer, DiskMove, MoveUnderWay
+from services.worker.offload.folder import BlockFolder, file_of, remove
+from shared.logs import logger
+
+log = logger("worker.offload")
+
+PATIENCE_S = 5.0  # with a move: computing what so many blocks hold rarely takes longer
+NUM_THREADS = {"write": 2, "read": 4}
+MOST_QUEUED = 4096  # blocks: far more than a scheduler has under way
+WRITERS_NICE = 10  # below whoever computes
+TOLD_EVERY = 1000  # of failures of one kind, the first one and every so many-th
+
+Task = Callable[[], None]
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Places(Protocol):
+    """Host memory."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def row(self, place: int) -> npt.NDArray[np.uint8]:
+        """What a place holds, [block_bytes]: no copy."""
+
+    def fill(self, place: int, block_hash: bytes, content: bytearray) -> None: ...
+
+
+class DiskObserver(Protocol):
+    """Is told what was done, on any thread."""
+
+    def wrote(self, num_bytes: int) -> None: ...
+
+    def read(self, num_bytes: int) -> None: ...
+
+    def failed(self, what: str, reason: str) -> None:
+        """`what`: write or read; `reason`: full, error, wrong, late or busy."""
+
+
+class _Nobody:
+    def wrote(self, num_bytes: int) -> None: ...
+
+    def read(self, num_bytes: int) -> None: ...
+
+    def failed(self, what: str, reason: str) -> None: ...
+
+
+NOBODY: DiskObserver = _Nobody()
+
+
+class DiskStore:
+    """Owns the files and the threads. Any thread may call its methods; none of them waits for the disk."""
+
+    def __init__(
+        self,
+        folder: BlockFolder,
+        identity: bytes,
+        about: Mapping[str, object],
+        memory: Places,
+        num_places: int,
+        *,
+        observer: DiskObserver,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.num_places = num_places
+        self._folder, self._identity, self._memory, self._observer = folder, identity, memory, observer
+        self._patience_s = patience_s
+        self._lock = threading.Lock()  # held for no longer than it takes to copy a block in memory
+        self._life = 0
+        self._under_way: set[MoveUnderWay] = set()
+        found = folder.open(identity, about, num_places, memory.block_bytes)
+        self._content = {block.place: block.block_hash for block in found}
+        self._generation = folder.present
+        self._names = itertools.count()
+        self._failures: dict[tuple[str, str], int] = {}
+        self._at_work: dict[str, list[MoveUnderWay]] = {kind: [] for kind in NUM_THREADS}
+        self._tasks: dict[str, queue.SimpleQueue[Task | None]] = {kind: queue.SimpleQueue() for kind in NUM_THREADS}
+        self._overdue = threading.Condition(self._lock)
+        self._closed = False
+        kinds = [kind for kind, count in NUM_THREADS.items() for _ in range(count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(kind,), name=f"disk-{kind}-{number}", daemon=True)
+            for number, kind in enumerate(kinds)
+        ]
+        self._threads.append(threading.Thread(target=self._watch, name="disk-watch", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    # What is asked.
+
+    def held(self) -> dict[int, bytes]:
+        """Hashes by place, the least recently written first."""
+        with self._lock:
+            return dict(self._content)
+
+    def begin(self, move: DiskMove, answer: Answer) -> None:
+        """Moves blocks, and answers: from another thread, or at once if the disk has enough to do."""
+        kind = _kind(move)
+        under_way = MoveUnderWay(move, answer, self._life, time.perf_counter_ns())
+        with self._lock:
+            num_stuck = sum(at_work.answered for at_work in self._at_work[kind])
+            busy = self._tasks[kind].qsize() > MOST_QUEUED or num_stuck == NUM_THREADS[kind]
+            if not busy:
+                self._under_way.add(under_way)
+                self._overdue.notify()
+        if busy:
+            for _ in move.hashes:
+                self._failed(kind, "busy")
+            answer([*range(len(move.hashes))], 0)
+            return
+        for number in range(len(move.hashes)):
+            self._tasks[kind].put(functools.partial(self._move, under_way, number))
+
+    def settle(self) -> dict[int, bytes]:
+        """An attachment is over: what is under way for it changes nothing any more and is not answered. What is
+        held."""
+        with self._lock:
+            self._end_life()
+            return dict(self._content)
+
+    def forget(self) -> None:
+        """All of it."""
+        self.renew(self._identity)
+
+    def renew(self, identity: bytes) -> None:
+        """What is stored from here on means something else; all else is forgotten."""
+        with self._lock:
+            self._end_life()
+            self._content.clear()
+            self._identity = identity
+            old = self._folder.begin(identity)
+            self._generation = self._folder.present
+        self._tasks["write"].put(functools.partial(remove, old))
+
+    def close(self, timeout_s: float) -> None:
+        """The threads end, those that the disk lets go in time, and the folder may be another's."""
+        with self._lock:
+            self._end_life()
+            self._closed = True
+            self._overdue.notify()
+        for kind, count in NUM_THREADS.items():
+            for _ in range(count):
+                self._tasks[kind].put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._folder.close()
+
+    def _end_life(self) -> None:
+        self._life += 1
+        for under_way in self._under_way:
+            under_way.answered = True
+        self._under_way.clear()
+
+    # On the threads.
+
+    def _run(self, kind: str) -> None:
+        if kind == "write":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITERS_NICE)
+        while (task := self._tasks[kind].get()) is not None:
+            try:
+                task()
+            except Exception:  # of one block: the next one may fare better
+                log.exception("a thread of the disk met what it did not expect")
+
+    def _move(self, under_way: MoveUnderWay, number: int) -> None:
+        if under_way.answered:
+            return
+        kind, done = _kind(under_way.move), False
+        with self._lock:
+            self._at_work[kind].append(under_way)
+        try:
+            done = self._write(under_way, number) if under_way.move.to_disk else self._read(under_way, number)
+        except WrongBlock as wrong:
+            self._failed(kind, "wrong", str(wrong))
+        except OSError as error:
+            self._failed(kind, "full" if error.errno in FULL else "error", f"{error.strerror}")
+        finally:
+            with self._lock:
+                self._at_work[kind].remove(under_way)
+            self._finish(under_way, number, lost=not done)
+
+    def _write(self, under_way: MoveUnderWay, number: int) -> bool:
+        """False if it is of no use any more."""
+        move = under_way.move
+        place, name = move.disk_places[number], move.hashes[number]
+        with self._lock:
+            generation, identity = self._generation, self._identity
+            old = None if under_way.answered else self._content.pop(place, None)
+        if old is not None:
+            file_of(generation, place, old).unlink(missing_ok=True)
+        path = file_of(generation, place, name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_name(f"{next(self._names)}.new")
+        content = self._memory.row(move.places[number]).data
+        block_file.write(beside, block_file.header(identity, name, content), content)
+        with self._lock:  # the place in host memory was nobody else's as long as it was not answered
+            of_use = not under_way.answered
+        if not of_use:
+            beside.unlink(missing_ok=True)
+            return False
+        beside.replace(path)
+        with self._lock:
+            of_use = not under_way.answered
+            if of_use:
+                self._content[place] = name
+        if not of_use:
+            path.unlink(missing_ok=True)
+            return False
+        self._observer.wrote(len(content))
+        return True
+
+    def _read(self, under_way: MoveUnderWay, number: int) -> bool:
+        """False if it is of no use any more."""
+        move = under_way.move
+        place, name = move.disk_places[number], move.hashes[number]
+        with self._lock:
+            generation, identity = self._generation, self._identity
+        path, content = file_of(generation, place, name), bytearray(self._memory.block_bytes)
+        try:
+            block_file.read_into(path, identity, name, content)
+        except WrongBlock:
+            remove(path)
+            raise
+        with self._lock:
+            if under_way.answered:
+                return False
+            self._memory.fill(move.places[number], name, content)
+        self._observer.read(len(content))
+        return True
+
+    def _finish(self, under_way: MoveUnderWay, number: int, *, lost: bool) -> None:
+        with self._lock:
+            if under_way.answered:
+                return
+            under_way.remaining.discard(number)
+            if lost:
+                under_way.lost.append(number)
+                self._content.pop(under_way.move.disk_places[number], None)
+            if under_way.remaining:
+                return
+            under_way.answered = True
+            self._under_way.discard(under_way)
+        self._answer(under_way)
+
+    def _answer(self, under_way: MoveUnderWay) -> None:
+        took_us = (time.perf_counter_ns() - under_way.begun_ns) // 1000
+        under_way.answer(sorted(under_way.lost), took_us)
+
+    # On the thread that watches.
+
+    def _watch(self) -> None:
+        """Answers what takes too long."""
+        while not self._closed:
+            for under_way in self._take_overdue():
+                for _ in under_way.remaining:
+                    self._failed(_kind(under_way.move), "late")
+                self._answer(under_way)
+
+    def _take_overdue(self) -> list[MoveUnderWay]:
+        """Once there are some."""
+        patience_ns = int(self._patience_s * 1e9)
+        with self._lock:
+            while not self._closed:
+                now = time.perf_counter_ns()
+                overdue = [move for move in self._under_way if now - move.begun_ns >= patience_ns]
+                if overdue:
+                    break
+                first = min((move.begun_ns for move in self._under_way), default=None)
+                self._overdue.wait(None if first is None else (first + patience_ns - now) / 1e9)
+            else:
+                return []
+            for under_way in overdue:
+                under_way.answered = True
+                under_way.lost += under_way.remaining
+                self._under_way.discard(under_way)
+            return overdue
+
+    def _failed(self, what: str, reason: str, why: str = "") -> None:
+        self._observer.failed(what, reason)
+        count = self._failures[what, reason] = self._failures.get((what, reason), 0) + 1
+        if count % TOLD_EVERY == 1:
+            log.warning(
+                "KV on disk", failed=what, reason=reason, why=why, count=count, folder=str(self._folder.present)
+            )
+
+
+def _kind(move: DiskMove) -> str:
+    return "write" if move.to_disk else "read"
+
+
+def open_folder(folder: str, worker: str) -> BlockFolder:
+    """Raises InvalidArgument."""
+    return BlockFolder(Path(folder).expanduser(), worker, "kv_offloading_disk")

@@ -1,0 +1,56 @@
+"""Host memory of few bytes, and somebody who waits for moves."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.offload.disk_moves import DiskMove
+from services.worker.offload.disk_store import DiskStore
+
+PATIENCE_S = 60.0
+
+
+class PaperMemory:
+    def __init__(self, num_places: int = 8, block_bytes: int = 64) -> None:
+        self.block_bytes = block_bytes
+        self.rows = np.zeros((num_places, block_bytes), dtype=np.uint8)
+        self.names: dict[int, bytes] = {}
+
+    def row(self, place: int) -> npt.NDArray[np.uint8]:
+        return self.rows[place]
+
+    def fill(self, place: int, block_hash: bytes, content: bytearray) -> None:
+        self.rows[place] = np.frombuffer(content, dtype=np.uint8)
+        self.names[place] = block_hash
+
+
+class Told:
+    """What the store tells of itself."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+
+    def wrote(self, num_bytes: int) -> None:
+        self.num_bytes["write"] += num_bytes
+
+    def read(self, num_bytes: int) -> None:
+        self.num_bytes["read"] += num_bytes
+
+    def failed(self, what: str, reason: str) -> None:
+        self.failures[what, reason] += 1
+
+
+def name(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def move(store: DiskStore, places: list[int], on_disk: list[int], numbers: list[int], *, to_disk: bool) -> list[int]:
+    """The blocks that could not be moved."""
+    answers: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    store.begin(DiskMove(to_disk, places, on_disk, [name(n) for n in numbers]), lambda lost, _: answers.put(lost))
+    return answers.get(timeout=PATIENCE_S)

@@ -1,0 +1,54 @@
+"""Whose blocks they are: every byte of the weights counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.worker.offload import identity
+from services.worker.offload.identity import identity_of, weights_digest
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(20 << 20))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_one_changed_byte_makes_other_weights(model: Path, tmp_path: Path) -> None:
+    memo = tmp_path / "weights.json"
+    before = weights_digest(model, memo)
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(12_345_678)
+        file.write(b"\x01")
+    assert weights_digest(model, memo) != before
+    assert weights_digest(model, tmp_path / "none.json") == weights_digest(model, memo)
+
+
+def test_files_are_read_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memo = tmp_path / "weights.json"
+    before = weights_digest(model, memo)
+    monkeypatch.setattr(identity, "_digest", lambda path: pytest.fail(f"{path} is read again"))
+    assert weights_digest(model, memo) == before
+
+
+@pytest.mark.parametrize("noted", ["", "[]", "{", '{"x": 1}'])
+def test_notes_that_are_none_cost_a_reading(model: Path, tmp_path: Path, noted: str) -> None:
+    memo = tmp_path / "weights.json"
+    before = weights_digest(model, memo)
+    memo.write_text(noted)
+    assert weights_digest(model, memo) == before
+
+
+def test_every_fact_counts() -> None:
+    facts = [
+        identity_of(b"l", "w", device="cpu")[0],
+        identity_of(b"m", "w", device="cpu")[0],
+        identity_of(b"l", "v", device="cpu")[0],
+        identity_of(b"l", "w", device="cuda")[0],
+    ]
+    assert len(set(facts)) == 4
