@@ -28,6 +28,7 @@ from services.in_process.one_worker import OneWorker
 from services.scheduler.batches import Batches
 from services.scheduler.submissions import SequenceFactory
 from services.worker.models.weights import NewWeights, as_tensors
+from services.worker.structured.backends import chosen
 from shared import block_hash, model_identity
 from shared.errors import Internal, InvalidArgument, QuireError
 from shared.metrics.frontend import FrontendMetrics
@@ -78,7 +79,12 @@ class Engine:
         self._formats = AnswerFormats("none", "none", self._tokenizer)
         self._pace = ReaderPace(self.metrics.write.observe)
         sizes = self._work.core.limits
-        self._limits = Limits(sizes.max_model_len, worker.max_logprobs, frozenset({scheduler.scheduling_policy}))
+        self._limits = Limits(
+            sizes.max_model_len,
+            worker.max_logprobs,
+            frozenset({scheduler.scheduling_policy}),
+            grammar_libraries=chosen.names(worker.structured_output_backend),
+        )
         layout = model_pb2.BlockLayout(block_size=sizes.block_size, hash_scheme=block_hash.SCHEME)
         self._loop = asyncio.new_event_loop()  # last: nothing above may leave it open
         self._submitter = Submitter(self._work, layout, self._loop)

@@ -341,6 +341,7 @@ class Cluster:
             scheduling_policy=self._settings.scheduling_policy,
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
             logits_processors=_common([r.hello for r in taking]),
+            structured_output_backends=self.terms.grammar_libraries,
             adapters=adapters,
             adapter_digests=b"".join(adapters.values()),
             kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,

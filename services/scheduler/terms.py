@@ -14,6 +14,7 @@ from shared.errors import FailedPrecondition
 from shared.kv_specs import KVSpec, State
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2
+from shared.structured_output.backends import LLGUIDANCE
 
 # A worker that claims more is a mistake or a lie. A block costs the scheduler 120 bytes and 0.1 us when it attaches.
 MOST_BLOCKS = worker_limits.MOST_BLOCKS
@@ -35,6 +36,7 @@ class Terms:
         self.layout: model_pb2.BlockLayout | None = None
         self.kv_specs: tuple[KVSpec, ...] | None = None
         self.logprobs_mode = ""
+        self.grammar_libraries: tuple[str, ...] = ()  # that all workers have had
         self.batch_invariant: bool | None = None
         self.adapters: dict[str, bytes] | None = None  # digests by name, ascending; where workers load no others
         self.loads_adapters: bool | None = None
@@ -94,6 +96,18 @@ class Terms:
                 field="logprobs_mode",
             )
 
+    def agree_on_grammars(self, hello: worker_pb2.WorkerHello) -> None:
+        """A constraint that was let in must be one that any worker can take."""
+        theirs = tuple(hello.structured_output_backends) or (LLGUIDANCE,)
+        common = tuple(name for name in self.grammar_libraries or theirs if name in theirs)
+        if not common:
+            raise FailedPrecondition(
+                f"structured_output_backends: the cluster has {', '.join(self.grammar_libraries)}, worker "
+                f"{hello.worker_id} has {', '.join(theirs)}",
+                field="structured_output_backends",
+            )
+        self.grammar_libraries = common
+
     def agree_on_invariance(self, hello: worker_pb2.WorkerHello) -> None:
         """What holds to the bit must hold wherever a sequence is computed."""
         if self.batch_invariant is None:
@@ -139,6 +153,7 @@ def _on(value: bool) -> str:
 
 
 MOST_PROCESSORS = 256
+MOST_LIBRARIES = 16  # of grammars
 MOST_ADAPTERS = 256
 LONGEST_NAME = 256  # characters of ids, addresses, devices
 LONGEST_PATH = 4096
@@ -176,6 +191,11 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
         raise FailedPrecondition(text, field="logits_processors")
     for name in hello.logits_processors:
         check_name("logits_processors", name)
+    if len(hello.structured_output_backends) > MOST_LIBRARIES:
+        text = f"structured_output_backends: {who} has {len(hello.structured_output_backends)}"
+        raise FailedPrecondition(f"{text}, the limit is {MOST_LIBRARIES}", field="structured_output_backends")
+    for name in hello.structured_output_backends:
+        check_name("structured_output_backends", name)
     if len(hello.adapters) > MOST_ADAPTERS:
         text = f"adapters: {who} has {len(hello.adapters)}, the limit is {MOST_ADAPTERS}"
         raise FailedPrecondition(text, field="adapters")

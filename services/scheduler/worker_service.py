@@ -123,6 +123,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._cluster.terms.agree_on_layout(hello)
         self._cluster.terms.agree_on_groups(hello)
         self._cluster.terms.agree_on_logprobs(hello)
+        self._cluster.terms.agree_on_grammars(hello)
         self._cluster.terms.agree_on_invariance(hello)
         self._cluster.terms.agree_on_adapters(hello)
         return hello

@@ -68,6 +68,7 @@ from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.step.slots import SlotTable
 from services.worker.step.step_inputs import StepInputs
+from services.worker.structured.backends import chosen
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
 from services.worker.warmup.build_kernels import Kernels
@@ -100,7 +101,7 @@ def build_replica(
     encoder = find_encoder(values)
     if encoder is not None:
         return _encoder(settings, encoder, values, seat)
-    drafting = speculative_config.parse(settings.speculative_config)
+    drafting = _drafting(settings)
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     wanted = limits.from_settings(settings, config.max_positions)
@@ -276,6 +277,19 @@ def _sampler(
     )
 
 
+def _drafting(settings: WorkerSettings) -> SpeculativeConfig | None:
+    """Raises InvalidArgument, also for a grammar library that is not there, or that forces no tokens where drafts are
+    those."""
+    drafting = speculative_config.parse(settings.speculative_config)
+    names = chosen.names(settings.structured_output_backend)
+    if drafting is not None and drafting.method == "grammar" and chosen.FORCE_TOKENS.isdisjoint(names):
+        text = (
+            f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
+        )
+        raise InvalidArgument(f"{text} grammar drafts only those", field=chosen.FIELD)
+    return drafting
+
+
 def _drafter(drafting: SpeculativeConfig | None, target: Target, wanted: Limits) -> Drafter | None:
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and wanted.layout.windows:
@@ -335,13 +349,12 @@ def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInpu
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:
     """The model's vocabulary, ready for grammars. Raises QuireError where it is missing. Any thread may call it."""
-    from services.worker.structured.llguidance_backend import LLGuidanceBackend
-
     folder = Path(settings.model)
     config = read_config(folder)
     eos = config.get("eos_token_id")
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return LLGuidanceBackend(folder, check_config(config, settings.model_impl).vocab_size, eos_ids)
+    vocab_size = check_config(config, settings.model_impl).vocab_size
+    return chosen.open_backend(settings.structured_output_backend, folder, vocab_size, eos_ids)
 
 
 def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Placement) -> None:

@@ -30,6 +30,7 @@ from services.worker.ranks.seat import ALONE
 from services.worker.ranks.start import start_ranks
 from services.worker.replica import Replica
 from services.worker.sampling import logits_processors
+from services.worker.structured.backends import chosen
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.warmup.compile_process import CompileProcess
 from shared import kv_wire, lifecycle, logs, plugins
@@ -229,6 +230,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             fixed_draft_length=replica.fixed_draft_length,
             drafts_constrained_only=replica.drafts_constrained_only,
             logits_processors=sorted(plugins.known(logits_processors.GROUP, {})),
+            structured_output_backends=chosen.names(settings.structured_output_backend),
             max_adapters=replica.adapters.max_adapters if replica.adapters else 0,
             num_host_blocks=replica.num_host_blocks,
             stages_beside_steps=replica.stages_beside_steps,

@@ -120,6 +120,13 @@ class WorkerSettings(Settings):
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = Field(
         "raw_logprobs", description="raw: as the model gives them; processed: as the token was drawn from them"
     )
+    structured_output_backend: Literal[
+        "auto", "llguidance", "xgrammar", "outlines-core", "lm-format-enforcer", "guidance", "outlines"
+    ] = Field(
+        "auto",
+        description="library of grammars; auto: llguidance, and for what it cannot the first installed that can; "
+        "guidance and outlines: as vLLM calls llguidance and outlines-core",
+    )
     speculative_config: str = Field(
         "",
         description='speculative decoding, as JSON: {"method": "ngram", "num_speculative_tokens": 3}; empty: none',

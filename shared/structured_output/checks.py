@@ -121,7 +121,7 @@ def check_schema(schema: Any) -> None:
     """What a JSON Schema may not hold, though it is JSON."""
     if not isinstance(schema, dict | bool):
         raise refuse(f"json_schema must be an object or a boolean, got {type(schema).__name__}")
-    multiples = {_whole(value) for value in _values_of(schema, "multipleOf")}
+    multiples = {_whole(value) for value in values_of(schema, "multipleOf")}
     product = math.lcm(*multiples) if multiples else 1
     if product > MAX_MULTIPLE:
         raise refuse(f"multipleOf: the least common multiple of all is {product}; at most {MAX_MULTIPLE} is taken")
@@ -149,7 +149,7 @@ def _nesting(text: str) -> int:
     return deepest
 
 
-def _values_of(schema: Any, key: str) -> Iterator[Any]:
+def values_of(schema: Any, key: str) -> Iterator[Any]:
     """Of every object within, however it is meant."""
     rest = [schema]
     while rest:

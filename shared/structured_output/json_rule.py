@@ -17,7 +17,7 @@ def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
     if schema is True:
         schema = {}
     if options.disable_additional_properties:
-        schema = _closed(schema)
+        schema = closed(schema)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _spacing(options)}
     return f"%json {json.dumps(schema)}"
@@ -30,14 +30,14 @@ def _spacing(options: pb.StructuredOutput) -> dict[str, Any]:
     return {"coerce_one_of": True, "whitespace_pattern": options.whitespace_pattern or WHITESPACE}
 
 
-def _closed(schema: Any) -> Any:
+def closed(schema: Any) -> Any:
     """Objects that name properties take no others, unless they say so."""
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: value if key in ("enum", "const") else _closed(value) for key, value in schema.items()}
+    narrowed = {key: value if key in ("enum", "const") else closed(value) for key, value in schema.items()}
     names = schema.keys() & {"properties", "patternProperties"} or schema.get("type") == "object"
     if names and "additionalProperties" not in schema:
-        closed["additionalProperties"] = False
-    return closed
+        narrowed["additionalProperties"] = False
+    return narrowed

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 ASCII = {"d": "0-9", "w": "0-9A-Za-z_"}
 
 
 def terminal(pattern: str) -> str:
-    r"""/pattern/ that matches as a whole. As in JavaScript and JSON Schema, \d and \w mean ASCII."""
+    """/pattern/ that matches as a whole."""
+    return f"/{whole(pattern)}/"
+
+
+def whole(pattern: str) -> str:
+    r"""Without its anchors. As in JavaScript and JSON Schema, \d and \w mean ASCII."""
     inner = pattern.removeprefix("^")
     if inner.endswith("$") and not inner.endswith(r"\$"):
         inner = inner[:-1]
-    return f"/{_ascii(inner)}/"
+    return _ascii(inner)
+
+
+def of_text(text: str) -> str:
+    """That matches this text only."""
+    return "".join(f"\\{character}" if character in SPECIAL else character for character in text)
 
 
 def _ascii(pattern: str) -> str:

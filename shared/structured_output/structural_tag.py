@@ -24,11 +24,11 @@ Json = dict[str, Any]
 def lark(tags: Json, options: pb.StructuredOutput, specials: Specials) -> str:
     """Raises InvalidArgument."""
     writer = _Writer(options, specials)
-    body = writer.format(_as_format(tags), "format")
+    body = writer.format(as_format(tags), "format")
     return "\n".join([f"start: {body}", ANY_DEFINITION, *writer.lines]) + "\n"
 
 
-def _as_format(tags: Json) -> Json:
+def as_format(tags: Json) -> Json:
     if "format" in tags:
         return _object(tags["format"], "format")
     structures, triggers = tags.get("structures"), tags.get("triggers")

@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from services.frontend.bounds.turns import SmallestFirst
-from services.frontend.child import Child, ChildEnded
 from services.frontend.input_processor import grammar_probe
 from shared import structured_output
+from shared.child import Child, ChildEnded
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
 from shared.structured_output.checks import FIELD
@@ -40,10 +41,10 @@ class GrammarDoor:
         self._quick = Lane("grammar-door", [Probe(introduction) for _ in range(NUM_PROBES)])
         self._slow = Lane("grammar-door-slow", [Probe(introduction)])
 
-    async def check(self, constraint: sampling_pb2.StructuredOutput) -> None:
-        """Raises InvalidArgument."""
+    async def check(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str] = ()) -> None:
+        """`libraries`: that workers offer it to, in order; empty: llguidance. Raises InvalidArgument."""
         structured_output.check_size(constraint)  # the rest takes milliseconds and happens in the child
-        message = constraint.SerializeToString(deterministic=True)
+        message = grammar_probe.question(constraint, libraries)
         key = hashlib.sha256(message).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:

@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from services.frontend.child import LENGTH_BYTES, answer_all
 from shared import structured_output
+from shared.child import LENGTH_BYTES, answer_all
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2
+from shared.structured_output import backends
+from shared.structured_output.backends import LLGUIDANCE
 from shared.structured_output.literals import Specials
 
 MEMORY_BYTES = 1 << 30
@@ -55,10 +57,13 @@ class Judge:
         self._tokenizer = LLTokenizer(TokenizerWrapper(Bytes(specials.ids, vocab_size)))
         self._limits = LLParserLimits(verbose_errors=False)
 
-    def verdict(self, constraint: sampling_pb2.StructuredOutput) -> str:
-        """What is wrong with it; empty if nothing is."""
+    def verdict(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str]) -> str:
+        """What is wrong with it; empty if nothing is. What only other libraries can do is compiled by workers alone."""
         try:
             structured_output.check(constraint)
+            backends.choose(constraint, libraries)
+            if backends.cannot(LLGUIDANCE, constraint):
+                return ""
             self._compile(structured_output.lark(constraint, self._specials))
         except InvalidArgument as error:
             return error.message
@@ -82,9 +87,14 @@ def _take_one(matcher: LLMatcher, mask: bytes) -> None:
         matcher.try_consume_tokens([int(allowed[0]) * 8 + (bits & -bits).bit_length() - 1])
 
 
-def order(constraint: bytes, patience_s: float) -> bytes:
+def question(constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str]) -> bytes:
+    """Names of libraries, and the constraint."""
+    return ",".join(libraries or [LLGUIDANCE]).encode() + b"\0" + constraint.SerializeToString(deterministic=True)
+
+
+def order(question: bytes, patience_s: float) -> bytes:
     """The time in milliseconds, 4 bytes, little-endian."""
-    return round(1000 * patience_s).to_bytes(LENGTH_BYTES, "little") + constraint
+    return round(1000 * patience_s).to_bytes(LENGTH_BYTES, "little") + question
 
 
 def introduction(specials: Specials, vocab_size: int) -> bytes:
@@ -98,7 +108,8 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
 
     def answer(message: bytes) -> bytes:
         signal.setitimer(signal.ITIMER_PROF, int.from_bytes(message[:LENGTH_BYTES], "little") / 1000)
-        verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(message[LENGTH_BYTES:]))
+        libraries, _, constraint = message[LENGTH_BYTES:].partition(b"\0")
+        verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(constraint), libraries.decode().split(","))
         signal.setitimer(signal.ITIMER_PROF, 0)
         return verdict.encode()
 

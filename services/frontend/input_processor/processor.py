@@ -182,7 +182,7 @@ class InputProcessor:
 
     async def _asked_samples(self, request: Request, limits: Limits, adapter: AdapterId | None) -> AskedOf:
         if request.sampling.structured_output is not None:
-            await self._grammar_door.check(request.sampling.structured_output)
+            await self._grammar_door.check(request.sampling.structured_output, limits.grammar_libraries)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
         logits_processors.check_known(request.sampling, limits.logits_processors)
         sampling = sampling_rules.settle(request.sampling)

@@ -25,6 +25,7 @@ from shared.pb.common.v1 import finish_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.rpc.trust import Dialler
+from shared.structured_output.backends import LLGUIDANCE
 
 log = logger("scheduler_client")
 
@@ -40,6 +41,7 @@ class Limits:
     scheduling_policies: frozenset[str]
     logits_processors: frozenset[str] = frozenset()  # that all of them have
     adapters: Mapping[str, bytes] = field(default_factory=dict)  # the same; digests of what they compute by name
+    grammar_libraries: tuple[str, ...] = ()  # the same, in order; empty: llguidance
 
 
 class SchedulerClient:
@@ -90,6 +92,7 @@ class SchedulerClient:
             frozenset(v.scheduling_policy for v in views),
             frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
             _common_adapters(views),
+            _common_libraries(views),
         )
 
     @property
@@ -310,6 +313,12 @@ def _common_adapters(views: Seq[pb.ClusterView]) -> dict[str, bytes]:
     """Those that are the same everywhere, by content as well."""
     found = [adapter_contents.by_name(view.adapters, view.adapter_digests) for view in views]
     return dict(set.intersection(*(set(adapters.items()) for adapters in found)))
+
+
+def _common_libraries(views: Seq[pb.ClusterView]) -> tuple[str, ...]:
+    """In the order of the first. Clusters with none in common take the first one's, and say no to what they cannot."""
+    first, *others = (tuple(view.structured_output_backends) or (LLGUIDANCE,) for view in views)
+    return tuple(name for name in first if all(name in names for names in others)) or first
 
 
 def _groups(sequences: Seq[Sequence]) -> Iterator[Group]:

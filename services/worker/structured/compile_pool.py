@@ -25,6 +25,7 @@ PATIENCE_S = 10.0  # with a grammar that frontends, with less patience, have let
 # Grammars that stay though no sequence needs them: a compiled one takes up to a thousand times its text.
 MOST_UNNEEDED = 256
 MOST_UNNEEDED_BYTES = 1 << 20  # of text
+BYTES_OF_TEXT = 1000  # that count as one of text, of a library that knows what its grammars take
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class _Making:
 @dataclass(frozen=True, slots=True)
 class _Ready:
     grammar: Grammar
-    num_bytes: int  # of its text
+    num_bytes: int  # of its text, or of what stands for it
 
 
 class CompilePool:
@@ -154,7 +155,9 @@ class CompilePool:
         started = time.perf_counter()
         grammar, error = self._compile(constraint)
         watch.cancel()
-        ready = None if grammar is None else _Ready(grammar, constraint.ByteSize())
+        ready = (
+            None if grammar is None else _Ready(grammar, max(constraint.ByteSize(), grammar.num_bytes // BYTES_OF_TEXT))
+        )
         compile_us = max(1, round((time.perf_counter() - started) * 1e6))
         self._finish(grammar_id, making, ready, Prepared(error, compile_us))
 

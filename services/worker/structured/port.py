@@ -12,6 +12,8 @@ from shared.pb.common.v1 import sampling_pb2
 class Matcher(Protocol):
     """Where one sequence is in its grammar."""
 
+    library: str  # by name: whose it is
+
     def accept(self, token_ids: Sequence[int]) -> int:
         """Goes on by the first so many of these tokens that the grammar allows; none is an end of sequence."""
 
@@ -32,6 +34,8 @@ class Matcher(Protocol):
 
 class Grammar(Protocol):
     """Compiled once, for any number of sequences."""
+
+    num_bytes: int  # of memory, about; 0 where that is not known
 
     def start(self) -> Matcher:
         """At its beginning."""

@@ -144,3 +144,12 @@ def test_more_than_fit_wait_and_none_is_lost(engine: LLMEngine) -> None:
 def test_settings_that_mean_nothing_here_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         LLMEngine(**wrong)
+
+
+def test_a_grammar_library_by_name_says_what_it_cannot() -> None:
+    with LLMEngine(**SETTINGS, structured_output_backend="outlines-core") as engine:
+        answer = ask(engine, PROMPTS[0], structured_output=StructuredOutput(regex="[0-9]{3}"))
+        assert len(answer.outputs[0].text) == 3
+        assert answer.outputs[0].text.isdigit()
+        with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core takes no grammar"):
+            ask(engine, PROMPTS[0], structured_output=StructuredOutput(grammar='root ::= "x"'))

@@ -380,6 +380,10 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
             "logprobs_mode: the cluster has raw_logprobs, .*raw_logits",
         ),
         (
+            worker_pb2.WorkerHello(structured_output_backends=["xgrammar", "outlines-core"]),
+            "structured_output_backends: the cluster has llguidance, worker w1 has xgrammar, outlines-core",
+        ),
+        (
             worker_pb2.WorkerHello(kv_groups=[{"full": {}}, {"window": {"length": 64}}]),
             r"kv_groups: the cluster has \[full\], worker w1 has \[full, window\(64\)\]",
         ),

@@ -7,10 +7,10 @@ import json
 import pickle
 from collections.abc import Callable, Sequence
 
-from services.frontend.child import answer_all
 from services.frontend.request import ChatPrompt
 from services.frontend.tokenizer.control_tokens import Section
 from services.frontend.tokenizer.conversations.rendering import Introduction, Rendering
+from shared.child import answer_all
 from shared.errors import Internal, InvalidArgument
 
 END = b"\n"  # of the JSON

@@ -1,7 +1,7 @@
 """Compile time, mask time, memory and coverage: python -m services.worker.structured.bench [folder]
 
-Measures llguidance, and xgrammar where that is installed, with the bundled model's vocabulary and, if a folder is
-given, with one of 150,000 tokens, which is made there if it is not there yet.
+Measures the libraries that are installed with the bundled model's vocabulary and, if a folder is given, with one of
+150,000 tokens, which is made there if it is not there yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from services.worker.structured.bench import vocabulary
 from services.worker.structured.bench.features import FEATURES, Feature
-from services.worker.structured.bench.libraries import LIBRARIES, Library, Refused, follows
+from services.worker.structured.bench.libraries import NAMES, Library, Refused, follows
 from services.worker.structured.bench.schemas import CASES, text
 
 TINY = Path(__file__).parents[4] / "quire/tiny/model"
@@ -38,8 +38,8 @@ def main(folder: Path | None = None) -> None:
         vocabularies.append((big, BIG))
     for path, size in vocabularies:
         tokenizer = Tokenizer.from_file(str(path))
-        for make in LIBRARIES:
-            library = _open(make, path, size)
+        for name in NAMES:
+            library = _open(name, path, size)
             if library is not None:
                 _times(library, tokenizer)
                 _memory(library)
@@ -47,12 +47,12 @@ def main(folder: Path | None = None) -> None:
                     _coverage(library, tokenizer)
 
 
-def _open(make: Callable[[Path, int, int], Any], path: Path, size: int) -> Any:
+def _open(name: str, path: Path, size: int) -> Library | None:
     before, started = _resident_mb(), time.perf_counter()
     try:
-        library = make(path, size, 0)
+        library = Library(name, path, size, 0)
     except ImportError as error:
-        print(f"{make.__name__}: {error}")
+        print(f"{name}: {error}")
         return None
     seconds = time.perf_counter() - started
     print(f"\n{library.name}, {size} tokens: opened in {seconds:.2f} s, {_resident_mb() - before:.0f} MB")
@@ -65,7 +65,11 @@ def _times(library: Library, tokenizer: Tokenizer) -> None:
     print(f"{'':14}{'compile ms':>12}{'mask us: 50 %':>16}{'90 %':>8}{'99 %':>8}{'token us':>10}")
     for name, (schema, value) in CASES.items():
         started = time.perf_counter()
-        grammar = library.compile(schema)
+        try:
+            grammar = library.compile(schema)
+        except Refused as error:
+            print(f"{name:14}{error}")
+            continue
         compiled_s = time.perf_counter() - started
         fills, accepts = [], []
         for _ in range(NUM_REPEATS):
@@ -80,9 +84,13 @@ def _times(library: Library, tokenizer: Tokenizer) -> None:
 
 def _memory(library: Library) -> None:
     """Of grammars that differ in every name, each with a matcher at work."""
-    kept = [_variant(library, -1)]
-    before = _resident_mb()
-    kept += [_variant(library, number) for number in range(NUM_VARIANTS)]
+    try:
+        kept = [_variant(library, -1)]
+        before = _resident_mb()
+        kept += [_variant(library, number) for number in range(NUM_VARIANTS)]
+    except Refused as error:
+        print(f"memory: {error}")
+        return
     each_kb = (_resident_mb() - before) / NUM_VARIANTS * 1e3
     print(f"memory: {each_kb:.0f} KB a grammar ({NUM_VARIANTS} that differ in every name)")
 

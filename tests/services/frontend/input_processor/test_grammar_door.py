@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.input_processor import grammar_door
+from services.frontend.input_processor import grammar_door, grammar_probe
 from services.frontend.input_processor.grammar_door import GrammarDoor
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import sampling_pb2 as pb
@@ -119,7 +119,7 @@ async def test_others_are_judged_while_one_takes_long(door: GrammarDoor, monkeyp
     asked, go_on, verdict = threading.Event(), threading.Event(), grammar_door.Probe.verdict
 
     def wait_with_slow(probe: grammar_door.Probe, message: bytes, patience_s: float) -> str:
-        if message == slow.SerializeToString(deterministic=True):
+        if message == grammar_probe.question(slow, ()):
             asked.set()
             go_on.wait(60)
         return verdict(probe, message, patience_s)
@@ -187,3 +187,17 @@ async def test_tokens_that_the_model_has_may_be_named(door: GrammarDoor) -> None
     await door.check(pb.StructuredOutput(grammar='start: "x" <|end|> "y"'))
     with pytest.raises(InvalidArgument, match="unknown special token"):
         await door.check(pb.StructuredOutput(grammar='start: "x" <|nothing|> "y"'))
+
+
+async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(door: GrammarDoor) -> None:
+    """And remembered for these libraries only."""
+    lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="(?!ab)[ab]{2}")
+    with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar takes no grammar in Lark"):
+        await door.check(lark, ("xgrammar",))
+    await door.check(lark, ("xgrammar", "llguidance"))
+    await door.check(lark)
+    with pytest.raises(InvalidArgument, match="llguidance takes no look-around in regular expressions"):
+        await door.check(looks)
+    await door.check(looks, ("llguidance", "lm-format-enforcer"))
+    with pytest.raises(InvalidArgument, match="outlines-core does not keep to 'minimum'"):
+        await door.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
+from services.worker.structured.backends.vocabulary import MASK_BITS, Vocabulary, bit
 from shared import structured_output
 from shared.columns import I32
-from shared.errors import Unimplemented
 from shared.pb.common.v1 import sampling_pb2
-from shared.structured_output.literals import Specials
+from shared.structured_output.backends import LLGUIDANCE
 
 # Bounds of one step of one sequence, in the library's units of work: where they end, a mask over 150,000 tokens has
 # taken up to 40 ms. What people write stays under 2 ms.
 STEP_ITEMS = 10_000
 STEP_LEXER_FUEL = 100_000
 LEXER_STATES = 20_000  # of a grammar, for all its sequences: 1 to 2 KB each
-MASK_BITS = 32
 SILENT = 0
 
 # Tokens of one kind, allowed together wherever all that fit one of these are. The library's own end at 10, 30 and any
@@ -31,13 +28,10 @@ SPACES, CHARACTER = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
 SLICES = [SPACES, *(f"{CHARACTER}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 15, 20, 30)), f"{CHARACTER}+"]
 
 
-def bit(token_id: int) -> np.int32:
-    """Of a token in its word."""
-    return np.uint32(1 << token_id % MASK_BITS).view(np.int32)
-
-
 class LLGuidanceMatcher:
     """A matcher that counts for one sequence."""
+
+    library = LLGUIDANCE
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner
@@ -62,6 +56,8 @@ class LLGuidanceMatcher:
 
 class LLGuidanceGrammar:
     """A matcher that never moves, to be copied."""
+
+    num_bytes = 0
 
     def __init__(self, pristine: LLMatcher) -> None:
         self._pristine = pristine
@@ -94,39 +90,22 @@ class LLGuidanceFiller:
             masks[places, token_id // MASK_BITS] &= ~bit(token_id)
 
 
-def _specials(path: Path, tokenizer: LLTokenizer) -> Specials:
-    """The library takes for special what the tokenizer calls so, and whatever looks like <name>."""
-    added = json.loads(path.read_bytes()).get("added_tokens", [])
-    found = [token for token in added if tokenizer.is_special_token(token["id"])]
-    ids = {token["content"]: token["id"] for token in found}
-    return Specials(ids, frozenset(token["id"] for token in found if not token["special"]))
-
-
 class LLGuidanceBackend:
     """Reads the vocabulary from tokenizer.json."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise Unimplemented(
-                f"structured_output: the worker's model folder {folder} has no tokenizer.json",
-                field="structured_output",
-            )
-        ends = list(eos_token_ids) or None
-        self._tokenizer = LLTokenizer(str(path), n_vocab=vocab_size, eos_token=ends, slices=SLICES)
+        self._vocabulary = Vocabulary.read(folder, vocab_size, eos_token_ids, SLICES)
         self._limits = LLParserLimits(
             step_max_items=STEP_ITEMS,
             step_lexer_fuel=STEP_LEXER_FUEL,
             max_lexer_states=LEXER_STATES,
             verbose_errors=False,
         )
-        self._specials = _specials(path, self._tokenizer)
-        self._ends = [token_id for token_id in self._tokenizer.eos_tokens if token_id < vocab_size]
 
     def compile(self, constraint: sampling_pb2.StructuredOutput) -> LLGuidanceGrammar:
         structured_output.check(constraint)
-        grammar = LLMatcher.grammar_from_lark(structured_output.lark(constraint, self._specials))
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._limits)
+        grammar = LLMatcher.grammar_from_lark(structured_output.lark(constraint, self._vocabulary.specials))
+        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=SILENT, limits=self._limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out that nothing fulfils it, and makes ready what the first mask needs
         if matcher.is_error():
@@ -134,4 +113,4 @@ class LLGuidanceBackend:
         return LLGuidanceGrammar(matcher)
 
     def filler(self) -> LLGuidanceFiller:
-        return LLGuidanceFiller(self._ends)
+        return LLGuidanceFiller(self._vocabulary.ends)

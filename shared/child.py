@@ -1,4 +1,4 @@
-"""A process of the frontend's own that answers messages, one after the other: for what could hold up everything else.
+"""A process of a service's own that answers messages, one after the other: for what could hold up everything else.
 
 stdin: an introduction, then messages; stdout: an empty message when it has begun, then an answer for each. All of them
 with their length in front, 4 bytes, little-endian. It ends with its stdin.

@@ -1,0 +1,1 @@
+"""Grammar libraries behind the port: a file each, and who chooses among them."""

@@ -1,0 +1,58 @@
+"""The process of compile_processes.py: compiles constraints, one after the other, in little memory and little time.
+
+Introduced with a library's name and the vocabulary; asked with constraints; answers with FINE and what was compiled, or
+with what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from services.worker.structured.backends import libraries
+from services.worker.structured.backends.vocabulary import Vocabulary
+from shared.child import answer_all
+from shared.pb.common.v1 import sampling_pb2
+
+MEMORY_BYTES = 1 << 30  # beside what the library takes for itself
+SECONDS = 8.0  # of processor time
+OUT_OF_TIME = signal.SIGPROF  # ends the process, where nothing else could interrupt the library
+FINE, WRONG = b"\1", b"\0"
+
+
+def introduction(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
+    return json.dumps([name, str(folder), vocab_size, eos_token_ids, SECONDS, MEMORY_BYTES]).encode()
+
+
+def begin(introduction: bytes) -> Callable[[bytes], bytes]:
+    name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(introduction)
+    library = libraries.find(name)(Vocabulary.read(Path(folder), vocab_size, eos_token_ids))
+    limit = _memory_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    def answer(message: bytes) -> bytes:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            return FINE + library.compile(sampling_pb2.StructuredOutput.FromString(message))
+        except MemoryError:
+            return WRONG + f"it takes more than {memory_bytes >> 20} MiB".encode()
+        except Exception as error:
+            return WRONG + (str(error) or type(error).__name__).encode()
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    return answer
+
+
+def _memory_bytes() -> int:
+    """As RLIMIT_DATA counts it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmData:")[1].split()[0]) << 10
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answer_all(begin)

@@ -1,0 +1,29 @@
+"""Libraries by name, beside llguidance, which is always there and compiles in the worker itself."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+
+if TYPE_CHECKING:
+    from services.worker.structured.backends.library import OpenLibrary
+
+# name -> the package's module; our module and class
+MODULES = {
+    XGRAMMAR: ("xgrammar", "xgrammar_backend", "XGrammar"),
+    OUTLINES_CORE: ("outlines_core", "outlines_backend", "Outlines"),
+    LM_FORMAT_ENFORCER: ("lmformatenforcer", "lm_format_enforcer_backend", "FormatEnforcer"),
+}
+
+
+def is_installed(name: str) -> bool:
+    return find_spec(MODULES[name][0]) is not None
+
+
+def find(name: str) -> OpenLibrary:
+    _, module, of = MODULES[name]
+    found: OpenLibrary = getattr(importlib.import_module(f"{__package__}.{module}"), of)
+    return found

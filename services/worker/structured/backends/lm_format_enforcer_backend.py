@@ -1,0 +1,270 @@
+"""lm-format-enforcer (MIT): parsers of characters, in Python, walked along a tree of the vocabulary's tokens.
+
+A token that is no whole number of characters is never allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import pickle
+import re
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from interegular.fsm import anything_else
+from lmformatenforcer import CharacterLevelParser, CharacterLevelParserConfig, JsonSchemaParser, RegexParser
+from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree, TokenizerPrefixTreeNode
+
+from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
+from services.worker.structured.backends.vocabulary import Vocabulary, words_of
+from shared.columns import I32
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output import regex
+from shared.structured_output.backends import LM_FORMAT_ENFORCER
+from shared.structured_output.checks import values_of
+
+copyreg.pickle(type(anything_else), lambda _: "anything_else")  # there is one, and automata are compiled elsewhere
+ANY = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "object", "array")]}
+FREE_TEXT = "json_freetext"  # inside of a JSON string: (this, its length, least length, most length)
+MOST_WHITESPACE = 9  # between two parts of a JSON text: a new line and four levels of indentation
+CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+MOST_STEPS = 100_000  # of one mask, a character of a token each: about 0.3 s
+MOST_PATTERNS = 1000  # inside of JSON Schemas, that the library keeps
+MOST_MASKS = 1000  # of a grammar that are kept
+
+
+class Tokens:
+    """The vocabulary as a tree of characters."""
+
+    def __init__(self, vocabulary: Vocabulary, *, for_json: bool) -> None:
+        """`for_json`: without the control characters that no JSON string may hold as they are, line ends excepted, of
+        which the library knows."""
+        self.num_words = vocabulary.num_words
+        self.texts: dict[int, str] = {}
+        for token_id, spelled in enumerate(vocabulary.texts):
+            with contextlib.suppress(UnicodeDecodeError):
+                text = spelled.decode()
+                if text and not (for_json and CONTROL.search(text)):
+                    self.texts[token_id] = text
+        regular = [(token_id, text, False) for token_id, text in self.texts.items()]
+        tree = TokenizerPrefixTree(regular, False, vocabulary.size)
+        self.root: TokenizerPrefixTreeNode = tree.root
+        self.alphabet = "".join(character for character in self.root.children if not (for_json and character in "\r\n"))
+        self._free_texts = tree.json_freetext_tokens
+        self._free_masks: dict[tuple[int, int], I32] = {}
+
+    def free_text(self, length: int, least: int, most: int) -> I32:
+        """A mask of what may stand inside of a JSON string."""
+        longest = self._free_texts.max_token_len
+        bounds = min(longest, max(0, least - length)), min(longest, most - length)
+        if bounds not in self._free_masks:
+            found = self._free_texts.lookup_allowed_tokens(*bounds).allowed_tokens
+            self._free_masks[bounds] = words_of(found, self.num_words)
+        return self._free_masks[bounds]
+
+
+class FormatEnforcerMatcher:
+    """Of one sequence."""
+
+    library = LM_FORMAT_ENFORCER
+
+    def __init__(self, parser: CharacterLevelParser, tokens: Tokens, masks: dict[Hashable, I32]) -> None:
+        """`masks`: of this grammar's states, where the library can name them."""
+        self._parser = parser
+        self._before: list[CharacterLevelParser] = []
+        self._tokens = tokens
+        self._masks = masks
+        self.fault = ""
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token_id in enumerate(token_ids):
+            after = self._after(token_id)
+            if after is None:
+                return count
+            self._before.append(self._parser)
+            self._parser = after
+        return len(token_ids)
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self._parser = self._before[-count]
+            del self._before[-count:]
+
+    def forced(self) -> list[int]:
+        """Where one text can be spelled by several tokens, there is a choice."""
+        return []
+
+    @property
+    def can_end(self) -> bool:
+        return bool(self._parser.can_end())
+
+    def fill(self, mask: I32) -> None:
+        try:
+            self._fill(mask)
+        except Exception as error:  # what the library looks at only when a text gets there
+            self.fault = f"lm-format-enforcer: {error or type(error).__name__}"
+            mask[:] = 0
+
+    def _fill(self, mask: I32) -> None:
+        key = self._parser.cache_key()
+        known = None if key is None else self._masks.get(key)
+        if known is None:
+            known = self._mask()
+            if key is not None and len(self._masks) < MOST_MASKS:
+                self._masks[key] = known
+        mask[:] = known
+
+    def _after(self, token_id: int) -> CharacterLevelParser | None:
+        parser, text = self._parser, self._tokens.texts.get(token_id, "")
+        for character in text:
+            if _is_over(parser) or not _allows(parser, character):
+                return None
+            parser = parser.add_character(character)
+        return parser if text else None
+
+    def _mask(self) -> I32:
+        if _is_over(self._parser):
+            return words_of([], self._tokens.num_words)
+        shortcut = self._parser.shortcut_key()
+        if not isinstance(shortcut, tuple) or not _is_free_text(shortcut):
+            return words_of(list(self._walk(None)), self._tokens.num_words)
+        return self._tokens.free_text(*shortcut[1:]) | words_of(list(self._walk('"')), self._tokens.num_words)
+
+    def _walk(self, only: str | None) -> Iterator[int]:
+        """Tokens that the parser allows; `only`: that begin with this character."""
+        rest: list[tuple[CharacterLevelParser, TokenizerPrefixTreeNode, str | None]] = []
+        rest.append((self._parser, self._tokens.root, only))
+        num_steps = 0
+        while rest:
+            parser, node, first = rest.pop()
+            yield from node.tokens
+            if _is_over(parser):
+                continue
+            allowed = node.children.keys() & set(parser.get_allowed_characters() if first is None else first)
+            num_steps += len(allowed)
+            if num_steps > MOST_STEPS:
+                self.fault = f"a mask takes more than {MOST_STEPS} steps"
+                return
+            rest += [(parser.add_character(character), node.children[character], None) for character in allowed]
+
+
+def _allows(parser: CharacterLevelParser, character: str) -> bool:
+    """The library counts spaces inside of texts, too, but where it allows whole tokens."""
+    return character in parser.get_allowed_characters() or (character == " " and _is_free_text(parser.shortcut_key()))
+
+
+def _is_free_text(shortcut: Any) -> bool:
+    return isinstance(shortcut, tuple) and shortcut[0] == FREE_TEXT
+
+
+def _is_over(parser: CharacterLevelParser) -> bool:
+    """Behind a JSON text the library allows spaces, for searches that need a choice."""
+    return isinstance(parser, JsonSchemaParser) and not parser.object_stack
+
+
+class FormatEnforcerGrammar:
+    """The library's parsers of JSON know who has called them last: each sequence has its own."""
+
+    def __init__(self, constraint: pb.StructuredOutput, parser: RegexParser | None, tokens: Tokens) -> None:
+        self._schema = None if parser else _schema(constraint)
+        self._parser = parser
+        self._tokens = tokens
+        self._masks: dict[Hashable, I32] = {}
+        self.num_bytes = MOST_MASKS * tokens.num_words * 4 if parser else 0  # in the end
+
+    def start(self) -> FormatEnforcerMatcher:
+        parser = self._parser or json_parser(self._schema, self._tokens.alphabet)
+        return FormatEnforcerMatcher(parser, self._tokens, self._masks)
+
+
+class FormatEnforcer:
+    """What is compiled are regular expressions; the rest is parsed as it is followed."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return Tokens(self._vocabulary, for_json=False)
+
+    @cached_property
+    def _json_tokens(self) -> Tokens:
+        return Tokens(self._vocabulary, for_json=True)
+
+    def compile(self, constraint: pb.StructuredOutput) -> bytes:
+        match constraint.WhichOneof("constraint"):
+            case "regex":
+                return pickle.dumps(self._regex(regex.whole(constraint.regex)))
+            case "choice":
+                return pickle.dumps(self._regex("|".join(map(regex.of_text, constraint.choice.options))))
+            case _:
+                schema = _schema(constraint)
+                patterns = {pattern: self._regex(pattern) for pattern in values_of(schema, "pattern")}
+                json_parser(schema, self._json_tokens.alphabet).get_allowed_characters()
+                return pickle.dumps(patterns)
+
+    def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> FormatEnforcerGrammar:
+        found = pickle.loads(compiled)
+        if isinstance(found, RegexParser):
+            return FormatEnforcerGrammar(constraint, found, self._tokens)
+        kept = JsonSchemaParser._Context.regex_parser_cache
+        if len(kept) > MOST_PATTERNS:
+            kept.clear()
+        kept.update(found)
+        return FormatEnforcerGrammar(constraint, None, self._json_tokens)
+
+    def filler(self) -> OneByOne:
+        return OneByOne()
+
+    def _regex(self, pattern: str) -> RegexParser:
+        parser = RegexParser(pattern, CharacterLevelParserConfig(alphabet=self._tokens.alphabet))
+        _leave_out_dead_ends(parser.context.pattern.map, parser.context.pattern.finals)
+        return parser
+
+
+def _leave_out_dead_ends(map_: dict[int, dict[int, int]], finals: Iterable[int]) -> None:
+    """From an automaton with a look-ahead: what can never become a match."""
+    before: dict[int, list[int]] = {}
+    for state, following in map_.items():
+        for after in following.values():
+            before.setdefault(after, []).append(state)
+    alive, rest = set(finals), list(finals)
+    while rest:
+        new = [state for state in before.get(rest.pop(), ()) if state not in alive]
+        alive.update(new)
+        rest += new
+    for state, following in map_.items():
+        map_[state] = {symbol: after for symbol, after in following.items() if after in alive}
+
+
+def _schema(constraint: pb.StructuredOutput) -> Any:
+    return rewritten(schema_of(constraint), _as_the_library_reads_it)
+
+
+def _as_the_library_reads_it(schema: dict[str, Any]) -> dict[str, Any]:
+    if "oneOf" in schema:  # of objects only
+        schema["anyOf"] = schema.pop("oneOf")
+    if isinstance(kinds := schema.get("type"), list):  # of which each would lose what else is said
+        return {"anyOf": [_as_the_library_reads_it({**schema, "type": kind}) for kind in kinds]}
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = regex.whole(pattern)
+    for key in ("items", "additionalProperties"):
+        if schema.get(key) is True or schema.get(key) == {}:
+            schema[key] = ANY
+    properties = schema.get("properties")
+    if properties:
+        schema["properties"] = {name: ANY if inner in (True, {}) else inner for name, inner in properties.items()}
+    return schema
+
+
+def json_parser(schema: Any, alphabet: str) -> JsonSchemaParser:
+    config = CharacterLevelParserConfig(
+        alphabet=alphabet,
+        max_consecutive_whitespaces=MOST_WHITESPACE,
+        force_json_field_order=False,
+        max_json_array_length=sys.maxsize,
+    )
+    return JsonSchemaParser(schema, config)

@@ -1,0 +1,130 @@
+"""outlines-core (Apache-2.0): a regular expression as an automaton over the vocabulary, whole once it is compiled."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import outlines_core
+from outlines_core.json_schema import build_regex_from_schema
+
+from services.worker.structured.backends.library import OneByOne, rewritten, schema_of
+from services.worker.structured.backends.vocabulary import MASK_BITS, Vocabulary, bit
+from shared.columns import I32
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output import regex
+from shared.structured_output.backends import OUTLINES_CORE
+from shared.structured_output.json_rule import WHITESPACE
+
+MOST_ROLLED_BACK = 64  # tokens: as many as can be drafted
+NO_WHITESPACE = ""
+# Behind each text that fulfils the form, and spelled by no token of the model: where a text may end, the library allows
+# no token that leads to where it may not, so that "1" could not become "1.5". Tokens that begin a character of that
+# plane are left out.
+END = "\U0010ffff"
+BEGINS_END = END.encode()[:1]
+WORD_BYTES = 4
+
+
+class OutlinesMatcher:
+    """Of one sequence."""
+
+    library = OUTLINES_CORE
+    fault = ""  # a mask is a row of a table
+
+    def __init__(self, index: outlines_core.Index, vocabulary: Vocabulary) -> None:
+        self._index = index
+        self._guide = outlines_core.Guide(index, MOST_ROLLED_BACK)
+        self._vocabulary = vocabulary
+        self._end = end_id(vocabulary)
+        self._words = np.zeros((self._end + 1) // MASK_BITS + 1, dtype=np.int32)
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token_id in enumerate(token_ids):
+            if self._index.get_next_state(self._guide.get_state(), token_id) is None:
+                return count
+            self._guide.advance(token_id, return_tokens=False)
+        return len(token_ids)
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self._guide.rollback_state(count)
+
+    def forced(self) -> list[int]:
+        """Where one text can be spelled by several tokens, there is a choice."""
+        return []
+
+    @property
+    def can_end(self) -> bool:
+        after = self._index.get_next_state(self._guide.get_state(), self._end)
+        return after is not None and bool(self._index.is_final_state(after))
+
+    def fill(self, mask: I32) -> None:
+        words = self._words
+        words[:] = 0
+        self._guide.write_mask_into(words.ctypes.data, words.size, WORD_BYTES)
+        mask[:] = words[: len(mask)]
+        if self._end // MASK_BITS < len(mask):
+            mask[self._end // MASK_BITS] &= ~bit(self._end)
+
+
+class OutlinesGrammar:
+    """Compiled."""
+
+    def __init__(self, index: outlines_core.Index, num_bytes: int, vocabulary: Vocabulary) -> None:
+        self._index = index
+        self.num_bytes = num_bytes
+        self._vocabulary = vocabulary
+
+    def start(self) -> OutlinesMatcher:
+        return OutlinesMatcher(self._index, self._vocabulary)
+
+
+class Outlines:
+    """Regular expressions, and what can be written as one."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def compile(self, constraint: pb.StructuredOutput) -> bytes:
+        end = end_id(self._vocabulary)
+        by_text = {END.encode(): [end]}
+        for token_id, text in enumerate(self._vocabulary.texts):
+            if text and BEGINS_END not in text:
+                by_text.setdefault(text, []).append(token_id)
+        vocabulary = outlines_core.Vocabulary(end + 1, by_text)
+        index = outlines_core.Index(f"({_pattern(constraint)}){END}", vocabulary)
+        return pickle.dumps(index)
+
+    def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> OutlinesGrammar:
+        return OutlinesGrammar(pickle.loads(compiled), len(compiled), self._vocabulary)
+
+    def filler(self) -> OneByOne:
+        return OneByOne()
+
+
+def _pattern(constraint: pb.StructuredOutput) -> str:
+    match constraint.WhichOneof("constraint"):
+        case "regex":
+            return regex.whole(constraint.regex)
+        case "choice":
+            return "|".join(map(regex.of_text, constraint.choice.options))
+        case _:
+            schema = json.dumps(rewritten(schema_of(constraint), _whole_pattern), ensure_ascii=False)
+            space = constraint.whitespace_pattern or WHITESPACE + "?"
+            blank = NO_WHITESPACE if constraint.disable_any_whitespace else space
+            return str(build_regex_from_schema(schema, blank))
+
+
+def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    """The library puts it between quotation marks as it is."""
+    pattern = schema.get("pattern")
+    return schema if pattern is None else {**schema, "pattern": f"^({regex.whole(pattern)})$"}
+
+
+def end_id(vocabulary: Vocabulary) -> int:
+    """Of END."""
+    return vocabulary.size

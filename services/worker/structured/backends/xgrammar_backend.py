@@ -1,0 +1,138 @@
+"""xgrammar (Apache-2.0): pushdown automata, with masks that are made when a grammar is compiled wherever they depend on
+nothing before them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import xgrammar
+
+from services.worker.structured.backends.library import schema_text
+from services.worker.structured.backends.vocabulary import MASK_BITS, Vocabulary, bit
+from shared.columns import I32
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output import regex
+from shared.structured_output.backends import XGRAMMAR
+from shared.structured_output.checks import MAX_NESTING_OF_TAGS, parse
+from shared.structured_output.literals import quoted
+from shared.structured_output.structural_tag import as_format
+
+NUM_THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))  # that make masks
+COMPACT = (",", ":")
+# Characters between two parts of a JSON text: as many as a new line and four levels of indentation. Without a bound a
+# model that has nothing to say in JSON fills its answer with them.
+MOST_WHITESPACE = 9
+
+
+class XGrammarMatcher:
+    """Of one sequence."""
+
+    library = XGRAMMAR
+    fault = ""  # it has no bounds of its own
+
+    def __init__(self, inner: xgrammar.GrammarMatcher, tokenizer: Any) -> None:
+        self.inner = inner
+        self._tokenizer = tokenizer
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token_id in enumerate(token_ids):
+            if not self.inner.accept_token(token_id):
+                return count
+        return len(token_ids)
+
+    def rollback(self, count: int) -> None:
+        if count:
+            self.inner.rollback(count)
+
+    def forced(self) -> list[int]:
+        """All but the last token of the text that must come: it may be spelled together with what follows."""
+        text = self.inner.find_jump_forward_string()
+        tokens = self._tokenizer.tokenize_str(text)[:-1] if text else []
+        taken = self.accept(tokens)
+        self.rollback(taken)
+        return list(tokens[:taken])
+
+    @property
+    def can_end(self) -> bool:
+        return bool(self.inner.is_completed())
+
+
+class XGrammarGrammar:
+    """Compiled."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
+        self._compiled = compiled
+        self.num_bytes = int(compiled.memory_size_bytes)
+        self._vocabulary = vocabulary
+
+    def start(self) -> XGrammarMatcher:
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary.tokenizer)
+
+
+class XGrammarFiller:
+    """Owns threads of the library."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self._ends = ends
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=NUM_THREADS)
+
+    def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
+        taken = self._batch.batch_accept_token([matcher.inner for matcher in matchers], list(token_ids))
+        return [bool(is_right) for is_right in taken]
+
+    def fill(self, matchers: Sequence[Any], places: Sequence[int], masks: I32) -> None:
+        if len(matchers) == 1:
+            matchers[0].inner.fill_next_token_bitmask(masks, places[0])
+        else:
+            self._batch.batch_fill_next_token_bitmask([matcher.inner for matcher in matchers], masks, list(places))
+        for token_id in self._ends:
+            masks[places, token_id // MASK_BITS] &= ~bit(token_id)
+
+
+class XGrammar:
+    """With tokens that spell nothing left out."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._info = xgrammar.TokenizerInfo(
+            vocabulary.texts,
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=vocabulary.size,
+            stop_token_ids=list(vocabulary.ends),
+        )
+
+    def compile(self, constraint: pb.StructuredOutput) -> bytes:
+        compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        compiled: str = _compile(compiler, constraint).serialize_json()
+        return compiled.encode()
+
+    def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> XGrammarGrammar:
+        found = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info)
+        return XGrammarGrammar(found, self._vocabulary)
+
+    def filler(self) -> XGrammarFiller:
+        return XGrammarFiller(self._vocabulary.ends)
+
+
+def _compile(compiler: xgrammar.GrammarCompiler, constraint: pb.StructuredOutput) -> xgrammar.CompiledGrammar:
+    match constraint.WhichOneof("constraint"):
+        case "json_schema" | "json_object":
+            compact = constraint.disable_any_whitespace
+            return compiler.compile_json_schema(
+                schema_text(constraint),
+                any_whitespace=not compact,
+                separators=COMPACT if compact else None,
+                strict_mode=False,
+                max_whitespace_cnt=None if compact else MOST_WHITESPACE,
+            )
+        case "regex":
+            return compiler.compile_regex(regex.whole(constraint.regex))
+        case "choice":
+            return compiler.compile_grammar(f"root ::= {' | '.join(map(quoted, constraint.choice.options))}")
+        case "grammar":
+            return compiler.compile_grammar(constraint.grammar)
+        case _:
+            tags = parse(constraint.structural_tag, "structural_tag", MAX_NESTING_OF_TAGS)
+            return compiler.compile_structural_tag({"type": "structural_tag", "format": as_format(tags)})

@@ -1,0 +1,225 @@
+"""Grammar libraries by name, and what each may be asked for: what one leaves out of account, or gets wrong, is refused.
+
+Found out with `python -m services.worker.structured.bench`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output import ebnf
+from shared.structured_output.checks import MAX_NESTING, MAX_NESTING_OF_TAGS, parse, refuse
+
+LLGUIDANCE = "llguidance"
+XGRAMMAR = "xgrammar"
+OUTLINES_CORE = "outlines-core"
+LM_FORMAT_ENFORCER = "lm-format-enforcer"
+
+SAY_NOTHING = frozenset((
+    "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly", "writeOnly",
+))  # fmt: skip
+STRINGS = frozenset(("minLength", "maxLength", "pattern"))
+OBJECTS = frozenset(("properties", "required", "additionalProperties"))
+ARRAYS = frozenset(("items", "minItems", "maxItems"))
+COMMON = frozenset(("type", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "definitions"))
+NUMBERS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+# Inside of a JSON string these could match what may not stand there as it is: a quotation mark, a backslash.
+NOT_PLAIN = re.compile(r'(?<!\\)\.|\[\^|\\[sSDWxup]|["/]|\\\\')
+LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
+LOOK_BEHIND = re.compile(r"(?<!\\)\(\?<[=!]")
+NO_LOOK_AROUND = "takes no look-around in regular expressions"
+NO_LOOK_BEHIND = "takes no look-behind in regular expressions"
+NO_LARK = "takes no grammar in Lark, but in EBNF"
+PLAIN_NAME = re.compile(r'[^"\\\x00-\x1f]*')
+DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Of a library."""
+
+    forms: frozenset[str]
+    keywords: frozenset[str]  # of JSON Schema
+    formats: frozenset[str] = frozenset()
+    looks_ahead: bool = False  # in regular expressions
+    own_whitespace: bool = False
+    compact: bool = True  # a JSON text without any whitespace
+    escapes: bool = False  # names and patterns may hold what a JSON text has to escape
+    any_enum: bool = False  # values of different types
+    any_value: bool = False  # schemas that say nothing
+    any_ref: bool = False  # to other places than definitions
+
+
+_TEXTS = ("json_schema", "json_object", "regex", "choice")
+_OUTLINES_FORMATS = frozenset(("date", "time", "date-time", "email", "uri", "uuid"))
+ABILITIES = {
+    XGRAMMAR: Abilities(
+        frozenset((*_TEXTS, "grammar", "structural_tag")),
+        COMMON | STRINGS | OBJECTS | ARRAYS | NUMBERS
+        | {"format", "prefixItems", "propertyNames", "minProperties", "maxProperties"},
+        _OUTLINES_FORMATS | {"duration", "hostname", "ipv4", "ipv6"},
+        escapes=True,
+        any_enum=True,
+        any_value=True,
+        any_ref=True,
+    ),
+    OUTLINES_CORE: Abilities(
+        frozenset(_TEXTS),
+        COMMON | STRINGS | OBJECTS | ARRAYS | {"format"},
+        _OUTLINES_FORMATS,
+        own_whitespace=True,
+        any_enum=True,
+    ),
+    LM_FORMAT_ENFORCER: Abilities(
+        frozenset(_TEXTS), COMMON | STRINGS | OBJECTS | ARRAYS, looks_ahead=True, compact=False, any_value=True
+    ),
+}  # fmt: skip
+
+
+def choose(constraint: pb.StructuredOutput, names: Sequence[str]) -> tuple[str, str]:
+    """The first of these libraries that can do it, and why those before it cannot; none of them: InvalidArgument.
+    `constraint` is checked."""
+    reasons: list[str] = []
+    for name in names:
+        reason = cannot(name, constraint)
+        if not reason:
+            return name, "; ".join(reasons)
+        reasons.append(f"{name} {reason}")
+    raise _refusal("; ".join(reasons))
+
+
+def _refusal(text: str) -> InvalidArgument:
+    return refuse(f"structured_output_backend: {text}")
+
+
+def cannot(name: str, constraint: pb.StructuredOutput) -> str:
+    """What this library cannot do of it; empty if it can."""
+    if name == LLGUIDANCE:
+        return NO_LOOK_AROUND if LOOK_AROUND.search(constraint.regex) else ""
+    return next(_faults(ABILITIES[name], constraint), "")
+
+
+def _faults(able: Abilities, constraint: pb.StructuredOutput) -> Iterator[str]:
+    kind = str(constraint.WhichOneof("constraint"))
+    if kind not in able.forms:
+        yield f"takes no {kind}"
+    if constraint.whitespace_pattern and not able.own_whitespace:
+        yield "takes no whitespace_pattern"
+    if constraint.disable_any_whitespace and not able.compact:
+        yield "takes no disable_any_whitespace"
+    match kind:
+        case "json_schema":
+            yield from _Schema(able).faults(parse(constraint.json_schema, kind, MAX_NESTING))
+        case "regex" if LOOK_BEHIND.search(constraint.regex) and able.looks_ahead:
+            yield NO_LOOK_BEHIND
+        case "regex" if LOOK_AROUND.search(constraint.regex) and not able.looks_ahead:
+            yield NO_LOOK_AROUND
+        case "grammar" if not ebnf.is_ebnf(constraint.grammar):
+            yield NO_LARK
+        case "structural_tag":
+            yield from _tag_faults(able, parse(constraint.structural_tag, kind, MAX_NESTING_OF_TAGS))
+
+
+def _tag_faults(able: Abilities, node: Any) -> Iterator[str]:
+    """Of the forms inside."""
+    rest = [node]
+    while rest:
+        match rest.pop():
+            case {"type": "json_schema", "json_schema": schema}:
+                yield from _Schema(able).faults(schema)
+            case {"type": "grammar", "grammar": str(text)} if not ebnf.is_ebnf(text):
+                yield NO_LARK
+            case {"type": "regex", "pattern": str(pattern)} if LOOK_AROUND.search(pattern):
+                yield NO_LOOK_AROUND
+            case {"schema": schema, **others}:
+                yield from _Schema(able).faults(schema)
+                rest += others.values()
+            case dict(inner):
+                rest += inner.values()
+            case list(inner):
+                rest += inner
+
+
+class _Schema:
+    """Looks through a JSON Schema for what a library cannot do."""
+
+    def __init__(self, able: Abilities) -> None:
+        self._able = able
+
+    def faults(self, schema: Any) -> Iterator[str]:
+        if not isinstance(schema, dict):
+            if schema is not True or not self._able.any_value:
+                yield f"takes no schema {schema!r}"
+            return
+        said = {key: value for key, value in schema.items() if key not in SAY_NOTHING}
+        yield from (f"does not keep to {key!r}" for key in said if key not in self._able.keywords)
+        if not (self._able.any_value or said.keys() & {"type", "enum", "const", "anyOf", "oneOf", "$ref"}):
+            yield "takes no schema without a type"
+        yield from self._values(said)
+        yield from self._strings(said)
+        yield from self._references(said)
+        yield from self._inner(said)
+
+    def _values(self, said: dict[str, Any]) -> Iterator[str]:
+        values = said["enum"] if isinstance(said.get("enum"), list) else []
+        if "const" in said:
+            values = [*values, said["const"]]
+            if not self._able.any_enum and not isinstance(said["const"], str):
+                yield "takes no 'const' but of strings"
+        if any(isinstance(value, list | dict) for value in values):
+            yield "takes no arrays or objects in 'enum' and 'const'"
+        kinds = {type(value) for value in values}
+        if not self._able.any_enum and kinds not in (set(), {str}, {int}, {float}):
+            yield "takes no 'enum' of different types"
+        if not self._able.escapes and not all(PLAIN_NAME.fullmatch(value) for value in values if type(value) is str):
+            yield "takes no strings in 'enum' and 'const' that JSON escapes"
+
+    def _strings(self, said: dict[str, Any]) -> Iterator[str]:
+        if "format" in said and said["format"] not in self._able.formats:
+            yield f"does not keep to 'format': {said['format']!r}"
+        pattern = said.get("pattern")
+        if not isinstance(pattern, str):
+            return
+        if said.keys() & {"minLength", "maxLength", "format", "enum"}:
+            yield "does not keep to 'pattern' together with a length, a format or an enum"
+        if not (pattern.startswith("^") and pattern.endswith("$")):
+            yield "takes no 'pattern' that is not anchored with ^ and $"
+        if LOOK_AROUND.search(pattern):
+            yield "takes no look-around in 'pattern'"
+        if not self._able.escapes and NOT_PLAIN.search(pattern):
+            yield "takes no 'pattern' that could match what JSON escapes"
+
+    def _references(self, said: dict[str, Any]) -> Iterator[str]:
+        ref = said.get("$ref")
+        if ref is None:
+            return
+        if not (isinstance(ref, str) and ref.startswith("#/")):
+            yield f"takes no $ref: {ref!r}"
+        elif not self._able.any_ref and not DEFINED.fullmatch(ref):
+            yield f"takes no $ref: {ref!r} but to definitions"
+        if said.keys() - {"$ref", "$defs", "definitions"}:
+            yield "does not keep to what stands beside '$ref'"
+
+    def _inner(self, said: dict[str, Any]) -> Iterator[str]:
+        names = said.get("properties")
+        if isinstance(names, dict) and not self._able.escapes and not all(map(PLAIN_NAME.fullmatch, names)):
+            yield "takes no names in 'properties' that JSON escapes"
+        others = said.get("additionalProperties")
+        if isinstance(others, dict) and names and not self._able.any_ref:
+            yield "takes no 'additionalProperties' with a schema beside 'properties'"
+        for key in ("anyOf", "oneOf"):
+            if key in said and said.keys() - {key, "$defs", "definitions"}:
+                yield f"does not keep to what stands beside '{key}'"
+        for key in ("properties", "$defs", "definitions"):
+            for inner in said[key].values() if isinstance(said.get(key), dict) else ():
+                yield from self.faults(inner)
+        for key in ("anyOf", "oneOf", "prefixItems"):
+            for inner in said[key] if isinstance(said.get(key), list) else ():
+                yield from self.faults(inner)
+        for key in ("items", "additionalProperties", "propertyNames"):
+            if isinstance(said.get(key), dict):
+                yield from self.faults(said[key])

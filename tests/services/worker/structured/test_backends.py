@@ -1,0 +1,283 @@
+"""Every grammar library on the same forms: what its masks let through fulfils the form, what it cannot do is refused by
+name."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from services.worker.structured.backends import chosen, compile_child
+from services.worker.structured.backends.chosen import open_backend
+from services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
+from services.worker.structured.bench.features import FEATURES
+from services.worker.structured.port import GrammarBackend, Matcher
+from shared.columns import I32
+from shared.errors import InvalidArgument
+from shared.pb.common.v1 import sampling_pb2 as pb
+from shared.structured_output import backends
+from shared.structured_output.backends import LLGUIDANCE, LM_FORMAT_ENFORCER, OUTLINES_CORE, XGRAMMAR
+from tests.services.worker.rig import Rig
+from tests.services.worker.structured.constrained import PERSON, TINY, admit, hot, prepare, run, text
+
+LIBRARIES = (LLGUIDANCE, XGRAMMAR, OUTLINES_CORE, LM_FORMAT_ENFORCER)
+OTHERS = LIBRARIES[1:]
+NUM_WORDS = 4096 // 32
+Holds = Callable[[str], Any]
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["a", "b c"]},
+        "sizes": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,3}$"},
+        "maybe": {"type": ["boolean", "null"]},
+    },
+    "required": ["name", "kind", "sizes", "code", "maybe"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2}},
+            "required": ["children"],
+            "additionalProperties": False,
+        }
+    },
+}
+SUMS = 'root ::= term (" + " term)*\nterm ::= [1-9][0-9]? | "(" root ")"'
+CALL = {"begin": "[call]", "content": {"type": "json_schema", "json_schema": {"enum": [1, 2]}}, "end": "[end]"}
+TAGS = {"format": {"type": "triggered_tags", "triggers": ["[call]"], "tags": [CALL], "stop_after_first": True,
+                   "at_least_one": True}}  # fmt: skip
+
+
+def is_record(said: str) -> bool:
+    value = json.loads(said)
+    return (
+        value.keys() == RECORD["properties"].keys()
+        and len(value["name"]) <= 6
+        and value["kind"] in ("a", "b c")
+        and 1 <= len(value["sizes"]) <= 3
+        and re.fullmatch("[A-Z]{2}-[0-9]{1,3}", value["code"]) is not None
+        and value["maybe"] in (True, False, None)
+    )
+
+
+def is_tree(said: str) -> bool:
+    def is_node(value: Any) -> bool:
+        return value.keys() == {"children"} and len(value["children"]) <= 2 and all(map(is_node, value["children"]))
+
+    return is_node(json.loads(said))
+
+
+FORMS: dict[str, tuple[dict[str, Any], Holds]] = {
+    "a record": ({"json_schema": json.dumps(RECORD)}, is_record),
+    "a record without spaces": (
+        {"json_schema": json.dumps(RECORD), "disable_any_whitespace": True},
+        lambda said: is_record(said) and not re.search(r"\s", re.sub(r'"([^"\\]|\\.)*"', "", said)),
+    ),
+    "a tree": ({"json_schema": json.dumps(TREE)}, is_tree),
+    "a pattern": ({"regex": r"^(\d{2}|x)-[a-f]{3,5}$"}, re.compile("([0-9]{2}|x)-[a-f]{3,5}").fullmatch),
+    "a choice": ({"choice": {"options": ["x.y", 'say "hi"', "[z]"]}}, ("x.y", 'say "hi"', "[z]").__contains__),
+    "a grammar": ({"grammar": SUMS}, lambda said: re.fullmatch(r"[\d() +]+", said) and eval(said) >= 0),
+    "tags": (
+        {"structural_tag": json.dumps(TAGS)},
+        lambda said: re.search(r"\[call\](1|2)\[end\]$", said) and said.count("[call]") == 1,
+    ),
+}
+REFUSED_FORMS = {
+    (OUTLINES_CORE, "a grammar"),
+    (OUTLINES_CORE, "tags"),
+    (LM_FORMAT_ENFORCER, "a grammar"),
+    (LM_FORMAT_ENFORCER, "tags"),
+    (LM_FORMAT_ENFORCER, "a record without spaces"),
+}
+
+
+@cache
+def backend(library: str) -> GrammarBackend:
+    return open_backend(library, TINY, 4096, [0])
+
+
+def mask_of(library: str, matcher: Matcher) -> I32:
+    mask = np.zeros((1, NUM_WORDS), dtype=np.int32)
+    filler_of(library).fill([matcher], [0], mask)
+    assert matcher.fault == ""
+    return mask[0]
+
+
+@cache
+def filler_of(library: str) -> Any:
+    return backend(library).filler()
+
+
+def allowed(mask: I32) -> list[int]:
+    return [int(i) for i in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
+
+
+def walk(library: str, constraint: pb.StructuredOutput, seed: int) -> Iterator[int]:
+    """Tokens at random, an end where there may be one, and drafts taken back at each step."""
+    rng = random.Random(seed)
+    matcher = backend(library).compile(constraint).start()
+    while True:
+        mask = mask_of(library, matcher)
+        choices = allowed(mask)
+        if matcher.can_end and (not choices or rng.random() < 0.5):
+            return
+        token = rng.choice(choices)
+        assert matcher.accept([token]) == 1
+        ahead = allowed(mask_of(library, matcher))
+        if ahead:
+            assert matcher.accept([rng.choice(ahead)]) == 1
+            matcher.rollback(1)
+        matcher.rollback(1)
+        assert (mask_of(library, matcher) == mask).all()
+        assert matcher.accept([token]) == 1
+        yield token
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_library_lets_through_fulfils_the_form(library: str, form: str, tokenizer: Tokenizer) -> None:
+    values, holds = FORMS[form]
+    constraint = pb.StructuredOutput(**values)
+    if (library, form) in REFUSED_FORMS:
+        with pytest.raises(InvalidArgument, match=f"structured_output_backend: {library} takes no"):
+            backend(library).compile(constraint)
+        return
+    for seed in range(2):
+        tokens = [*zip(walk(library, constraint, seed), range(300), strict=False)]
+        if len(tokens) < 300:  # else a number or a text goes on and on
+            said = tokenizer.decode([token for token, _ in tokens], skip_special_tokens=False)
+            assert holds(said), said
+
+
+@pytest.mark.parametrize("library", OTHERS)
+def test_tokens_that_a_form_does_not_allow_are_not_taken(library: str, tokenizer: Tokenizer) -> None:
+    matcher = backend(library).compile(pb.StructuredOutput(regex="[0-9]+(,[0-9]+)?")).start()
+    digits, letter = tokenizer.encode("47").ids, tokenizer.encode("a").ids
+    assert matcher.accept([*digits, *letter]) == len(digits)
+    assert matcher.can_end
+    assert filler_of(library).accept([matcher], letter) == [False]
+    assert matcher.accept(tokenizer.encode(",").ids) == 1, "from a whole text to one that is not"
+    assert not matcher.can_end
+    assert matcher.accept(tokenizer.encode("5").ids) == 1
+    assert matcher.can_end
+
+
+@pytest.mark.parametrize("library", OTHERS)
+def test_sequences_under_a_library_in_a_worker(library: str, tokenizer: Tokenizer) -> None:
+    """Beside each other, at a high temperature, with a seed, and gone on with elsewhere in the middle of the form."""
+    rig = Rig(TINY, num_blocks=512, block_size=16, attention_backend="auto", structured_output_backend=library)
+    schema = {**PERSON, "properties": {**PERSON["properties"], "age": {"enum": [3, 5]}}}  # type: ignore[dict-item]
+    name, digits = prepare(rig, json_schema=json.dumps(schema)), prepare(rig, regex=r"\d{3}")
+    new = [admit(tokenizer, slot, name if slot else digits, sampling=hot(slot)) for slot in range(4)]
+    said = run(rig, new, steps=400)
+    assert re.fullmatch(r"\d{3}", text(tokenizer, said[0]))
+    for slot in range(1, 4):
+        assert json.loads(text(tokenizer, said[slot]))["age"] in (3, 5)
+    rig.step(released=[0, 1, 2, 3])
+    cut = len(said[2]) // 2
+    rest = run(rig, [admit(tokenizer, 2, name, output=said[2][:cut], sampling=hot(2))], steps=400)[2]
+    assert said[2][:cut] + rest == said[2]
+
+
+CANNOT: dict[str, dict[str, Any]] = {
+    "does not keep to 'minimum'": {OUTLINES_CORE: {"type": "integer", "minimum": 3}, LM_FORMAT_ENFORCER: ...},
+    "does not keep to 'uniqueItems'": {XGRAMMAR: {"type": "array", "uniqueItems": True}, OUTLINES_CORE: ...},
+    "takes no 'pattern' that could match what JSON escapes": {OUTLINES_CORE: {"type": "string", "pattern": "^.+$"}},
+    "does not keep to 'format'": {LM_FORMAT_ENFORCER: {"items": {"type": "string", "format": "uri"}}},
+    "takes no 'enum' of different types": {LM_FORMAT_ENFORCER: {"enum": [1, "a"]}},
+    "takes no schema without a type": {OUTLINES_CORE: {"type": "object", "properties": {"a": {}}}},
+    "does not keep to what stands beside '$ref'": {XGRAMMAR: {"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 2}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", CANNOT)
+def test_what_a_library_would_leave_out_of_account_is_refused_by_name(reason: str) -> None:
+    schema: Any = None
+    for library, asked in CANNOT[reason].items():
+        schema = schema if asked is ... else asked
+        with pytest.raises(InvalidArgument) as refusal:
+            backend(library).compile(pb.StructuredOutput(json_schema=json.dumps(schema)))
+        assert refusal.value.message == f"structured_output: structured_output_backend: {library} {reason}"
+
+
+def test_auto_takes_llguidance_and_for_what_that_cannot_the_first_that_can() -> None:
+    assert chosen.names("auto") == LIBRARIES
+    assert chosen.names("outlines") == (OUTLINES_CORE,)
+    either = open_backend("auto", TINY, 4096, [0])
+    usual = either.compile(pb.StructuredOutput(regex="[ab]{2}")).start()
+    looking = either.compile(pb.StructuredOutput(regex="(?!ab)[ab]{2}")).start()
+    assert (usual.library, looking.library) == (LLGUIDANCE, LM_FORMAT_ENFORCER)
+    masks, filler = np.zeros((3, NUM_WORDS), dtype=np.int32), either.filler()
+    tokens = [*map(Tokenizer.from_file(str(TINY / "tokenizer.json")).token_to_id, "ab")]
+    assert filler.accept([usual, looking], [tokens[0], tokens[0]]) == [True, True]
+    filler.fill([looking, usual], [2, 0], masks)
+    assert allowed(masks[0]) == tokens
+    assert allowed(masks[1]) == []
+    assert allowed(masks[2]) == tokens[:1]
+
+
+def test_one_that_is_not_installed_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen.libraries, "is_installed", lambda name: name == XGRAMMAR)
+    assert chosen.names("auto") == (LLGUIDANCE, XGRAMMAR)
+    with pytest.raises(InvalidArgument, match="structured_output_backend: lm-format-enforcer is not installed here"):
+        Rig(TINY, structured_output_backend=LM_FORMAT_ENFORCER)
+
+
+def test_drafts_that_a_form_forces_need_a_library_that_finds_them(tokenizer: Tokenizer) -> None:
+    drafting = '{"method": "grammar", "num_speculative_tokens": 16}'
+    with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core finds no tokens that a form"):
+        Rig(TINY, structured_output_backend="outlines-core", speculative_config=drafting)
+    matcher = backend(XGRAMMAR).compile(pb.StructuredOutput(regex="one of a long text [ab]")).start()
+    forced = matcher.forced()
+    assert len(forced) > 3
+    assert "one of a long text ".startswith(tokenizer.decode(forced))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", OTHERS)
+def test_of_what_no_library_keeps_to_nothing_is_let_in(library: str, tokenizer: Tokenizer) -> None:
+    """oneOf is taken for anyOf by all."""
+    for feature in FEATURES:
+        constraint = pb.StructuredOutput(json_schema=json.dumps(feature.schema))
+        if feature.name == "oneOf, overlapping" or backends.cannot(library, constraint):
+            continue
+        grammar = backend(library).compile(constraint)
+        for value in feature.wrong:
+            tokens, matcher = tokenizer.encode(json.dumps(value)).ids, grammar.start()
+            assert matcher.accept(tokens) < len(tokens) or not matcher.can_end, (feature.name, value)
+
+
+@pytest.mark.parametrize(
+    ("library", "bound"),
+    [
+        (OUTLINES_CORE, "8 s"),
+        pytest.param(OUTLINES_CORE, "16 MiB", marks=pytest.mark.slow),
+        pytest.param(LM_FORMAT_ENFORCER, "8 s", marks=pytest.mark.slow),
+        pytest.param(LM_FORMAT_ENFORCER, "16 MiB", marks=pytest.mark.slow),
+    ],
+)
+def test_a_bomb_ends_its_process_and_the_next_grammar_is_compiled(
+    library: str, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance lets it in, because it follows automata without making them whole."""
+    bomb = pb.StructuredOutput(regex="(a|b)*a(a|b){25}")
+    assert LLGuidanceBackend(TINY, 4096, [0]).compile(bomb)
+    monkeypatch.setattr(compile_child, "SECONDS", 0.5 if bound == "8 s" else 60.0)
+    monkeypatch.setattr(compile_child, "MEMORY_BYTES", (1 << 30) if bound == "8 s" else 16 << 20)
+    careful = open_backend(library, TINY, 4096, [0])
+    with pytest.raises(InvalidArgument, match=library):
+        careful.compile(bomb)
+    assert careful.compile(pb.StructuredOutput(regex="[ab]{3}"))
