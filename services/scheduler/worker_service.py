@@ -219,7 +219,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             prefix_grain=settings.prefix_grain,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
-            tiers=TierLimits(hello.num_host_blocks, hello.num_disk_blocks),
+            tiers=TierLimits(
+                hello.num_host_blocks,
+                hello.num_disk_blocks,
+                settings.kv_offloading_policy,
+                settings.kv_offloading_store_threshold,
+            ),
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:

@@ -42,6 +42,12 @@ class SchedulerSettings(Settings):
     prefix_grain: int = Field(
         16, ge=0, description="tokens of a block from which on it is copied for an equal prefix; 0: only whole blocks"
     )
+    kv_offloading_policy: Literal["lru", "arc"] = Field(
+        "lru", description="what host memory and disk lose first; arc: prompts that never return push out no others"
+    )
+    kv_offloading_store_threshold: int = Field(
+        0, ge=0, description="blocks are kept below the device once so many prompts had them; 0 and 1: all blocks are"
+    )
     kv_handover: Literal["auto", "always", "never"] = Field(
         "auto", description="prefixes that another worker holds are fetched from it; auto: if that beats computing them"
     )

@@ -65,6 +65,8 @@ class Admitter:
                 self._entry.remember(sequence, start)
                 return
             state.next_waiting()
+            if state.transfers is not None and not sequence.started:
+                state.transfers.sight(sequence.block_hashes)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
 

@@ -12,6 +12,7 @@ class TierLimits:
     num_host_blocks: int = 0
     num_disk_blocks: int = 0  # only below host memory
     policy: str = "lru"  # of eviction.POLICIES
+    store_threshold: int = 0  # prompts that a block must have been in before it is stored
 
 
 NO_TIERS = TierLimits()

@@ -21,6 +21,7 @@ from services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, Tran
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.eviction import POLICIES
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from services.scheduler.kv_cache.sightings import Sightings
 
 LEAST_BLOCKS = 2  # that are worth the wait
 STORING_SHARE = 2  # at most one of so many blocks is held by transfers to host memory
@@ -41,6 +42,7 @@ class Transfers:
         self._coming: dict[bytes, int] = {}  # what is on its way to the device, and by which transfer
         self._most_storing = max(1, kv.pool.num_blocks // STORING_SHARE)
         self._filled: deque[tuple[int, bytes]] = deque(maxlen=kv.pool.num_blocks)  # yet to be stored, and their hashes
+        self._sightings = Sightings(tiers.store_threshold) if tiers.store_threshold > 1 else None
         self.disk: DiskTransfers | None = None
         if tiers.num_disk_blocks:
             on_disk = BlockTier(tiers.num_disk_blocks, make(tiers.num_disk_blocks))
@@ -86,6 +88,16 @@ class Transfers:
 
     # What is ordered.
 
+    def sight(self, hashes: Blocks[bytes]) -> None:
+        """They are those of a prompt that comes in: what lies below the device is wanted again, and what was seen too
+        seldom to be stored, and is on the device, may be by now."""
+        self.tier.touch(hashes)
+        if self.disk is not None:
+            self.disk.tier.touch(hashes)
+        if self._sightings is not None:
+            found = ((self._kv.pool.find(block_hash), block_hash) for block_hash in self._sightings.see(hashes))
+            self._filled += [(block, block_hash) for block, block_hash in found if block is not None]
+
     def store_filled(self) -> None:
         """Copies to host memory what the steps that are ordered fill, in turn, as far as there is room for it; what the
         device has lost meanwhile is passed over."""
@@ -94,7 +106,7 @@ class Transfers:
         room = self._most_storing - self.tier.num_storing
         while self._filled and len(found) < room:
             block, block_hash = self._filled[0]
-            if not self.tier.knows(block_hash) and self._kv.pool.find(block_hash) == block:
+            if self._is_worth_storing(block_hash) and self._kv.pool.find(block_hash) == block:
                 place = self.tier.begin_store(block_hash)
                 if place is None:
                     break
@@ -104,6 +116,11 @@ class Transfers:
             blocks, places, hashes = map(list, zip(*found, strict=True))
             order = self._order(TransferOrder(next(self._ids), True, blocks, places, hashes))
             self._kv.hold(order.transfer_id, blocks)
+
+    def _is_worth_storing(self, block_hash: bytes) -> bool:
+        if self._sightings is not None and not self._sightings.are_enough(block_hash):
+            return False
+        return not self.tier.knows(block_hash)
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
         """Brings back what comes behind the blocks `found` on the device, at most `most` blocks. Whether it has to wait

@@ -18,12 +18,14 @@ LEFT = 3  # blocks of the first prompt that the device still has
 class Machine:
     """A core, its worker, and transfers that are done when they are asked for."""
 
-    def __init__(self, num_blocks: int = 17, num_host_blocks: int = 100, num_disk_blocks: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int = 17, num_host_blocks: int = 100, num_disk_blocks: int = 0, threshold: int = 0
+    ) -> None:
         self.limits = make_limits(
             num_blocks=num_blocks,
             block_size=SIZE,
             enable_prefix_caching=True,
-            tiers=TierLimits(num_host_blocks, num_disk_blocks),
+            tiers=TierLimits(num_host_blocks, num_disk_blocks, store_threshold=threshold),
         )
         self.core = Core(self.limits)
         self.worker = PaperWorker(self.limits)
@@ -298,3 +300,32 @@ def test_a_reset_forgets_the_disk_too(deep: Machine) -> None:
     assert forgotten is not None
     assert forgotten >= 30 + HOST
     assert deep.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) == 0
+
+
+def test_what_comes_once_is_not_stored() -> None:
+    machine = Machine(num_blocks=40, threshold=2)
+    machine.run(prompt(0))
+    assert machine.core.counts.stored_blocks == 0
+    machine.run(prompt(0))
+    assert machine.core.counts.stored_blocks == 10, "they were still on the device"
+    machine.run(prompt(1))
+    machine.run(prompt(0))
+    assert machine.core.counts.stored_blocks == 10
+
+
+def test_what_comes_again_after_the_device_has_lost_it_is_stored_too() -> None:
+    machine = Machine(threshold=2)
+    for number in (0, 1, 2, 0):
+        machine.run(prompt(number))
+    assert machine.core.counts.stored_blocks == 10
+
+
+def test_what_the_device_still_has_stays_below_as_well() -> None:
+    """The first prompt is asked for again and again, and never read from host memory."""
+    machine = Machine(num_blocks=40, num_host_blocks=20)
+    for number in (0, 1, 0, 2):
+        machine.run(prompt(number))
+    tier = machine.core.transfers.tier if machine.core.transfers is not None else None
+    assert tier is not None
+    kept = [all(map(tier.holds, make_sequence(900, prompt(n), 2, SIZE).block_hashes)) for n in range(3)]
+    assert kept == [True, False, True]

@@ -1,0 +1,126 @@
+"""Which block goes first: sequences of what happens, and what is left."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.scheduler.kv_cache.block_tier import BlockTier
+from services.scheduler.kv_cache.eviction import ARC, LRU, POLICIES
+from services.scheduler.kv_cache.sightings import Sightings
+
+
+def name(number: int) -> bytes:
+    return bytes([number])
+
+
+def ask(tier: BlockTier, number: int) -> bool:
+    """Whether it was there; it is afterwards."""
+    if tier.holds(name(number)):
+        tier.touch([name(number)])
+        return True
+    assert tier.begin_store(name(number)) is not None
+    tier.end_store(name(number))
+    return False
+
+
+def held(tier: BlockTier) -> list[int]:
+    return sorted(block_hash[0] for block_hash in tier.held())
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "left"),
+    [
+        ("lru", [1, 2, 3, 4, 5], [2, 3, 4, 5]),
+        ("lru", [1, 2, 3, 4, 1, 5], [1, 3, 4, 5]),
+        ("lru", [1, 1, 2, 2, 3, 4, 5, 6, 7, 8], [5, 6, 7, 8]),
+        ("arc", [1, 2, 3, 4, 5], [2, 3, 4, 5]),
+        ("arc", [1, 1, 2, 2, 3, 4, 5, 6, 7, 8], [1, 2, 7, 8]),  # what came once makes room for what came once
+        (
+            "arc",
+            [1, 1, 2, 2, 3, 4, 5, 3],
+            [1, 2, 3, 5],
+        ),  # 3 was lost too early: it comes back as one of those used again
+        ("arc", [1, 2, 3, 4, 1, 2, 3, 4, 5, 6], [2, 3, 4, 6]),
+    ],
+)
+def test_what_is_left_of_four_places(policy: str, asked: list[int], left: list[int]) -> None:
+    tier = BlockTier(4, POLICIES[policy](4))
+    for number in asked:
+        ask(tier, number)
+    assert held(tier) == left
+
+
+def test_a_lost_block_that_is_wanted_again_moves_arcs_target() -> None:
+    arc = ARC(4)
+    tier = BlockTier(4, arc)
+    for number in (1, 1, 2, 2, 3, 4, 5, 6):
+        ask(tier, number)
+    assert arc.target == 0
+    ask(tier, 3)  # lost from those that came once: their list was too short
+    assert arc.target == 1
+    ask(tier, 4)
+    assert arc.target == 2
+    for number in (7, 8, 9):  # of those that came again some have to go now
+        ask(tier, number)
+    before = arc.target
+    ask(tier, 1)
+    assert arc.target < before
+
+
+def test_a_failed_read_leaves_no_trace_in_either_list() -> None:
+    for policy in POLICIES:
+        tier = BlockTier(2, POLICIES[policy](2))
+        ask(tier, 1)
+        ask(tier, 1)
+        tier.begin_read([name(1)])
+        tier.end_read([name(1)], failed=True)
+        for number in (2, 3, 4):
+            ask(tier, number)
+        assert held(tier) == [3, 4]
+
+
+def test_arc_keeps_what_returns_through_a_flood_of_what_does_not() -> None:
+    hits = {}
+    for policy in ("lru", "arc"):
+        rng, tier = random.Random(1), BlockTier(32, POLICIES[policy](32))
+        hits[policy] = 0
+        for round_ in range(4000):
+            flood = 64 + round_ % 190
+            hits[policy] += ask(tier, rng.randrange(24)) if rng.random() < 0.4 else ask(tier, flood) and False
+    assert hits["arc"] > 1.2 * hits["lru"]
+
+
+@pytest.mark.parametrize("policy", [LRU, ARC])
+def test_a_policy_holds_what_the_tier_holds(policy: type[LRU | ARC]) -> None:
+    rng, tier = random.Random(5), BlockTier(8, policy(8))
+    reading: list[bytes] = []
+    for _ in range(4000):
+        number = rng.randrange(40)
+        if tier.holds(name(number)) and rng.random() < 0.3:
+            tier.begin_read([name(number)])
+            reading.append(name(number))
+        elif reading and rng.random() < 0.6:
+            tier.end_read([reading.pop(0)], failed=rng.random() < 0.2)
+        elif not tier.knows(name(number)) and tier.begin_store(name(number)) is not None:
+            tier.end_store(name(number), failed=rng.random() < 0.1)
+        elif tier.holds(name(number)):
+            tier.touch([name(number)])
+        assert tier.num_free + tier.num_storing + tier.num_held == 8
+        assert all(map(tier.holds, reading))
+    for block_hash in reading:
+        tier.end_read([block_hash])
+    assert tier.forget_all() > 0
+    assert ask(tier, 1) is False
+
+
+def test_sightings_are_counted_and_the_oldest_forgotten() -> None:
+    seen = Sightings(2, most=3)
+    assert seen.see([name(1), name(2)]) == []
+    assert seen.see([name(1)]) == [name(1)]
+    assert seen.see([name(1)]) == [], "only once"
+    assert seen.are_enough(name(1))
+    assert not seen.are_enough(name(2))
+    seen.see([name(3), name(4)])
+    assert seen.see([name(2)]) == [], "it was forgotten"
