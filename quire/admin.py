@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from quire import weights_stream
 from quire.requests import translated_errors
 from shared.errors import InvalidArgument, Unavailable
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -61,6 +63,13 @@ class AdminClient:
         with translated_errors():
             answer = self._stub.UpdateWeights(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
             return str(answer.weight_version)
+
+    def stream_weights(self, named_tensors: Iterable[tuple[str, Any]], weight_version: str, mode: str) -> str:
+        begin = pb.UpdateWeightsRequest(weight_version=weight_version, mode=_mode(mode))
+        messages = weights_stream.messages(begin, named_tensors)
+        with translated_errors():
+            answer = self._stub.StreamWeights(messages, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
+            return str(answer.updated.weight_version)
 
     def sleep(self, level: int, mode: str) -> int:
         request = pb.SleepRequest(level=level, mode=_mode(mode))

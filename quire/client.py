@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 import grpc
 
@@ -211,6 +211,14 @@ class Client:
         (RequestOutput.weight_version). All workers or none: InvalidArgument with what does not fit."""
         with closing(self._admin()) as admin:
             return admin.update_weights(model_path, weight_version, mode)
+
+    def update_weights_from_tensor(
+        self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
+    ) -> str:
+        """The same with a checkpoint's tensors, such as a trainer's state_dict().items(), which go to the workers as a
+        stream."""
+        with closing(self._admin()) as admin:
+            return admin.stream_weights(named_tensors, weight_version, mode)
 
     def sleep(self, level: int = 1, mode: str = "keep") -> int:
         """Has all workers give the memory of their devices to others: the KV, and the weights, which move to host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import IO, Any, Unpack
 
@@ -142,6 +142,12 @@ class LLM(_Embedded):
     def update_weights_from_disk(self, model_path: str, weight_version: str = "", mode: str = "wait") -> str:
         """Other weights take the place of those that are there (Client.update_weights_from_disk)."""
         return self.client.update_weights_from_disk(model_path, weight_version, mode)
+
+    def update_weights_from_tensor(
+        self, named_tensors: Iterable[tuple[str, Any]], weight_version: str = "", mode: str = "wait"
+    ) -> str:
+        """The same as a stream (Client.update_weights_from_tensor)."""
+        return self.client.update_weights_from_tensor(named_tensors, weight_version, mode)
 
     def close(self) -> None:
         """Drains and ends the cluster's processes if they are ours. Also happens when the interpreter exits."""

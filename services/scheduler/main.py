@@ -74,6 +74,7 @@ class Scheduler:
         )
         self.directory = self._directory(DirectoryMetrics(registry))
         changing = asyncio.Lock()
+        administration = Administration(self.cluster, self.status, changing, self.frontends.publish)
         self.workers = worker_service.WorkerService(
             settings,
             self.cluster,
@@ -82,13 +83,13 @@ class Scheduler:
             on_change=self.frontends.publish,
             directory=self.directory,
             keeping_up=KeepingUp(self.cluster, changing),
+            streams=administration.updates.streams,
         )
         self.server = Server(
             settings.host, settings.grpc_port, SERVICES, share_port=settings.share_ports, tls=settings.tls
         )
         self.status.address = door.address = settings.reachable(self.server.port)
         self.status.directory = self.directory
-        administration = Administration(self.cluster, self.status, changing, self.frontends.publish)
         self.admin = AdminPort(settings, AdminService(administration, shutdown), self.server.port)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.workers, self.server.grpc)
         service = scheduler_service.SchedulerService(self.frontends, administration, door)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import grpc
 import grpc.aio
 
@@ -10,6 +12,7 @@ from services.scheduler.frontend_service import FrontendService
 from shared.columns import ColumnError
 from shared.errors import FailedPrecondition, QuireError, transport
 from shared.logs import logger
+from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.rpc.parts import InParts
@@ -61,7 +64,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], asked: pb.UpdateWeights
     ) -> None:
         """Staged first; swapped in if the caller says so, dropped if it leaves."""
-        async with self._administration.updates.staged(asked.update, asked.request) as update:
+        pieces = None if asked.request.path else _pieces(context)
+        async with self._administration.updates.staged(asked.update, asked.request, pieces) as update:
             await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=update.num_workers)))
             go_on = await context.read()
             if isinstance(go_on, pb.AdministerRequest) and go_on.HasField("swap_weights"):
@@ -91,3 +95,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             case kind:
                 raise self._door.wrong_opening(kind) or FailedPrecondition(f"{kind} is not a question")
         return answer
+
+
+async def _pieces(
+    context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse],
+) -> AsyncIterator[WeightsPiece]:
+    """Up to the end of the weights, or of the call."""
+    while isinstance(message := await context.read(), pb.AdministerRequest) and message.HasField("weights_piece"):
+        yield message.weights_piece
+        if message.weights_piece.HasField("end"):
+            return

@@ -19,6 +19,7 @@ from services.scheduler.core.transfers.limits import TierLimits
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.groups import Groups
 from services.scheduler.operations.keeping_up import KeepingUp
+from services.scheduler.operations.weight_streams import WeightStreams
 from services.scheduler.policies import find_policy
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.prefix_directory.directory import PrefixDirectory
@@ -61,8 +62,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         on_change: Callable[[], None],
         directory: PrefixDirectory | None,
         keeping_up: KeepingUp,
+        streams: WeightStreams,
     ) -> None:
         self._keeping_up = keeping_up
+        self._streams = streams
         self._settings = settings
         self._policy = find_policy(settings.scheduling_policy)
         self._cluster = cluster
@@ -95,6 +98,23 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         except Exception:
             log.exception("session of a worker failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the scheduler's log")
+
+    async def FetchWeights(
+        self, _requests: object, context: grpc.aio.ServicerContext[pb.FetchWeightsRequest, pb.FetchWeightsResponse]
+    ) -> None:
+        try:
+            caller = await self._door.admit(context, pb.FetchWeightsResponse, SERVICE_NAME)
+            asked = await context.read()
+            if not isinstance(asked, pb.FetchWeightsRequest):
+                return  # the caller left
+            if not asked.HasField("fetch"):
+                text = "the first message of a fetch must be fetch"
+                raise self._door.wrong_opening(asked.WhichOneof("message")) or FailedPrecondition(text)
+            self._door.check_name(caller, f"worker {asked.fetch.worker_id}")
+            async for piece in self._streams.pieces(asked.fetch.worker_id, asked.fetch.stream_id):
+                await context.write(pb.FetchWeightsResponse(piece=piece))
+        except QuireError as error:
+            await context.abort(transport(error).grpc_code, error.message)
 
     async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Serves the session in a task of its own, so that a later one of the same worker can end it."""

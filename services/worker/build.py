@@ -177,7 +177,9 @@ def _orders(
     folders = WeightFolders(settings.weights_folders)
 
     def read_again(model: CausalLM) -> None:
-        if weights.id.update:
+        if weights.id.spooled:
+            load_checkpoint(model, Path(weights.id.spooled))
+        elif weights.id.update:
             load_checkpoint(model, folders.find(weights.id.path))
         else:
             loader.load(model, Path(settings.model))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from services.worker.models.weight_folders import WeightFolders
 from services.worker.models.weights import Weights, WeightsId
 from services.worker.sleep.sleeper import Sleeper
@@ -42,11 +44,11 @@ class Orders:
         """On any thread, if weights can be staged beside steps."""
         self.sleeper.check_weights()
         wanted = order.weights
-        folder = self._folders.find(wanted.path)
+        folder = Path(order.spooled) if order.spooled else self._folders.find(wanted.path)
         if not self.weights.stages_beside_steps:
             self.sleeper.lend_kv()
         try:
-            self.weights.stage(folder, WeightsId(wanted.update, wanted.version, wanted.path))
+            self.weights.stage(folder, WeightsId(wanted.update, wanted.version, wanted.path, order.spooled))
         except Exception:
             self.drop_weights()
             raise

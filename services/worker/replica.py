@@ -164,7 +164,7 @@ class Replica:
         self._disk, self._first_weights = disk, self._weights_name()
         self.pages = pages
         if pages is not None:
-            pages.versioned_by(self._weights_name)
+            pages.versioned_by(self._pages_name)
         self._held = HeldBlocks(limits.num_blocks, limits.block_size, windows=bool(limits.layout.windows))
         self._roots: dict[int, bytes] = {}  # by slot
         self._refused: dict[int, QuireError] = {}  # by slot
@@ -345,10 +345,18 @@ class Replica:
         else:  # these weights are in no folder: nobody finds their blocks again
             disk.renew(secrets.token_bytes(32))
 
+    def _pages_name(self) -> str:
+        """What sleeps can be had by nobody."""
+        is_awake = self._orders is None or self._orders.sleeper.is_awake
+        return self._weights_name() if is_awake else "asleep"
+
+    @property
+    def spooled_weights(self) -> str:
+        """The folder of those that came as a stream. Any thread may ask."""
+        return self._weights.id.spooled if self._weights else ""
+
     def _weights_name(self) -> str:
-        """No two updates have the same; what sleeps has one of its own."""
-        if self._orders is not None and not self._orders.sleeper.is_awake:
-            return "asleep"
+        """No two updates have the same."""
         return f"{self._weights.id.update} {self._weights.id.version}" if self._weights else ""
 
     @property

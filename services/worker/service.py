@@ -25,6 +25,7 @@ from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.reader import AdapterReader
+from services.worker.models.weight_spool import WeightSpool
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.seat import ALONE
 from services.worker.ranks.start import start_ranks
@@ -149,7 +150,8 @@ class Worker:
         self._exchange_pages(engine, replica)
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
-        session = Session(settings, engine, hello, self, self._shutdown)
+        spool = WeightSpool(2 * peft_folder.most_bytes(Path(settings.model)), lambda: replica.spooled_weights)
+        session = Session(settings, engine, hello, self, self._shutdown, spool=spool)
         attached = vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
         liveness = Liveness()
         liveness.watch(engine.progress, COMMAND_PATIENCE_S)

@@ -152,6 +152,22 @@ def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_
     assert (after.weight_version, after.outputs) == (before.weight_version, before.outputs)
 
 
+def test_a_trainers_tensors_come_as_a_stream(client: Client, folders: Path) -> None:
+    tensors = load_file(next((folders / "step-1").glob("*.safetensors")))
+    assert client.update_weights_from_tensor(tensors.items(), "streamed", "abort") == "streamed"
+    wanted = fresh(folders / "step-1")
+    for _ in range(2):
+        (after,) = client.generate(PROMPT, GREEDY)
+        assert (after.weight_version, after.outputs[0].token_ids) == ("streamed", wanted)
+    client.sleep(2)
+    client.wake_up()
+    assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == wanted
+    del tensors[NORM]
+    with pytest.raises(InvalidArgument, match=NORM):
+        client.update_weights_from_tensor(tensors.items(), "wrong")
+    assert set(versions(client).values()) == {"streamed"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_worker_that_is_killed_ends_on_the_version_of_the_others(client: Client, cluster: Cluster) -> None:
@@ -176,3 +192,10 @@ def test_ranks_change_together(folders: Path) -> None:
         client.update_weights_from_disk("step-1", "step-1", "keep")
         (after,) = client.generate(PROMPT, GREEDY)
         assert (after.outputs[0].token_ids, after.weight_version) == (fresh(folders / "step-1"), "step-1")
+        tensors = load_file(next((folders / "step-2").glob("*.safetensors")))
+        client.update_weights_from_tensor(tensors.items(), "step-2")
+        (after,) = client.generate(PROMPT, GREEDY)
+        assert (after.outputs[0].token_ids, after.weight_version) == (fresh(folders / "step-2"), "step-2")
+        client.sleep(2)
+        client.wake_up()
+        assert client.generate(PROMPT, GREEDY)[0].outputs == after.outputs

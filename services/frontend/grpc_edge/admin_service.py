@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 from services.frontend.admission import Admission
 from services.frontend.calls import Call, Calls
@@ -12,10 +12,12 @@ from services.frontend.grpc_edge.errors import Context, answering
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.scheduler_client.client import SchedulerClient
+from shared.errors import InvalidArgument
 from shared.lifecycle import Shutdown
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.admin.v1 import admin_pb2_grpc
+from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.version import VERSION
 
 NUM_OLDEST = 10  # calls that are told
@@ -124,6 +126,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         async with answering("UpdateWeights", context, self._metrics, self._calls):
             return await self.schedulers.update_weights(request)
 
+    async def StreamWeights(
+        self, requests: AsyncIterator[pb.StreamWeightsRequest], context: Context
+    ) -> pb.StreamWeightsResponse:
+        async with answering("StreamWeights", context, self._metrics, self._calls):
+            first = await anext(requests, None)
+            if first is None or not first.HasField("begin"):
+                raise InvalidArgument("begin: the first message says what the weights are called", field="begin")
+            updated = await self.schedulers.update_weights(first.begin, _pieces(requests))
+            return pb.StreamWeightsResponse(updated=updated)
+
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:
         async with answering("Sleep", context, self._metrics, self._calls):
             return await self.schedulers.sleep(request)
@@ -143,6 +155,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListAdapters(self, request: pb.ListAdaptersRequest, context: Context) -> pb.ListAdaptersResponse:
         async with answering("ListAdapters", context, self._metrics, self._calls):
             return await self.schedulers.list_adapters(request)
+
+
+async def _pieces(requests: AsyncIterator[pb.StreamWeightsRequest]) -> AsyncIterator[WeightsPiece]:
+    async for request in requests:
+        if not request.HasField("piece"):
+            raise InvalidArgument("piece: every message but the first has one", field="piece")
+        yield request.piece
 
 
 def _once_each(entries: Iterable[pb.ServiceStatus]) -> list[pb.ServiceStatus]:

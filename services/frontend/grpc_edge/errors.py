@@ -28,6 +28,7 @@ ADMIN = frozenset(
         "PauseGeneration",
         "ResumeGeneration",
         "UpdateWeights",
+        "StreamWeights",
         "Sleep",
         "WakeUp",
         "LoadAdapter",

@@ -21,6 +21,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.rpc.parts import InParts
 from shared.rpc.trust import Dialler
@@ -82,14 +83,25 @@ class SchedulerAdmins:
         await self._ask_all(scheduler_pb2.AdministerRequest(resume_generation=request))
         return pb.ResumeGenerationResponse()
 
-    async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
-        """Of all of them or of none, as far as they live: only when all have staged the new weights does any swap."""
+    async def update_weights(
+        self, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None = None
+    ) -> pb.UpdateWeightsResponse:
+        """Of all of them or of none, as far as they live: only when all have staged the new weights does any swap.
+        `pieces`: of weights that come as a stream; nothing of them is kept here."""
+        if bool(request.path) == (pieces is not None):
+            wrong = "weights that come as a stream have none" if request.path else "the folder's is not said"
+            raise InvalidArgument(f"path: {wrong}", field="path")
         number = time.time_ns() // 1_000_000
         question = scheduler_pb2.UpdateWeights(update=number, request=request)
         async with AsyncExitStack() as stack, asyncio.timeout(UPDATE_TIMEOUT_S):
             opened = [stack.enter_async_context(self._call(address)) for address in self._schedulers.addresses]
             calls = await _all(opened)
-            staged = await _all([call.ask(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
+            await _all([call.tell(scheduler_pb2.AdministerRequest(update_weights=question)) for call in calls])
+            if pieces is not None:
+                async for piece in pieces:
+                    part = scheduler_pb2.AdministerRequest(weights_piece=piece)
+                    await _all([call.tell(part) for call in calls])
+            staged = await _all([call.answer() for call in calls])
             if not any(answer.weights_staged.num_workers for answer in staged):
                 raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
             swap = scheduler_pb2.AdministerRequest(swap_weights=scheduler_pb2.SwapStagedWeights())
@@ -196,8 +208,21 @@ class AdminCall:
 
     async def ask(self, question: scheduler_pb2.AdministerRequest) -> scheduler_pb2.AdministerResponse:
         """Raises QuireError."""
+        await self.tell(question)
+        return await self.answer()
+
+    async def tell(self, message: scheduler_pb2.AdministerRequest) -> None:
+        """Raises QuireError, with the scheduler's own words if it has ended the call."""
         with _refusals(self.address):
-            await self._call.write(question)
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                await self._call.read()  # raises what the call has ended with
+                raise
+
+    async def answer(self) -> scheduler_pb2.AdministerResponse:
+        """Raises QuireError."""
+        with _refusals(self.address):
             answer: Any = await InParts(self._call).read()
         if answer is grpc.aio.EOF:
             raise Unavailable(f"scheduler at {self.address} gave no answer")

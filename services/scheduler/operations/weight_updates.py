@@ -15,12 +15,14 @@ from contextlib import asynccontextmanager
 from services.scheduler.cluster import Cluster, Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
+from services.scheduler.operations.weight_streams import WeightStreams
 from services.scheduler.replicas.orders import SWAP_TIMEOUT_S, named
 from services.scheduler.replicas.replica import Replica
 from shared.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
 from shared.logs import logger
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import model_pb2
+from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.worker.v1 import worker_pb2
 from shared.supervision import Tasks
 
@@ -37,15 +39,19 @@ class WeightUpdates:
         """`changing`: is held by whoever changes what is on devices."""
         self._cluster, self._changing = cluster, changing
         self._tasks = Tasks()
+        self.streams = WeightStreams()
 
     def next_number(self) -> int:
         """Of an update: greater than any before it, those of other schedulers included."""
         return max(time.time_ns() // 1_000_000, self._cluster.wanted.weights.update + 1)
 
     @asynccontextmanager
-    async def staged(self, number: int, request: pb.UpdateWeightsRequest) -> AsyncIterator[StagedUpdate]:
-        """Every worker has staged them; on leaving, what has not been swapped in is dropped. Raises QuireError."""
-        identity, mode = _checked(number, request), request.mode or pb.PAUSE_MODE_WAIT
+    async def staged(
+        self, number: int, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None = None
+    ) -> AsyncIterator[StagedUpdate]:
+        """Every worker has staged them; on leaving, what has not been swapped in is dropped. `pieces`: of weights that
+        come as a stream. Raises QuireError."""
+        identity, mode = _checked(number, request, streamed=pieces is not None), request.mode or pb.PAUSE_MODE_WAIT
         if self._changing.locked():
             raise Unavailable(UNDER_WAY, retry_after_ms=1000)
         async with self._changing:
@@ -53,7 +59,7 @@ class WeightUpdates:
                 raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
-                await update.stage()
+                await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
                 yield update
             finally:
                 update.leave()
@@ -68,12 +74,12 @@ class StagedUpdate:
         self._is_held = False
         self._num_aborted = 0
 
-    async def stage(self) -> None:
+    async def stage(self, stream_id: bytes = b"") -> None:
         replicas = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
         if not all(replica.hello.stages_beside_steps for replica in replicas):
             await self._hold()
         self._staged = replicas  # also those that may not get there
-        order = worker_pb2.StageWeights(weights=self._identity)
+        order = worker_pb2.StageWeights(weights=self._identity, stream_id=stream_id)
         orders = [replica.orders.give(worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
         outcomes = await asyncio.gather(*orders, return_exceptions=True)
         for replica, outcome in zip(replicas, outcomes, strict=True):
@@ -81,6 +87,22 @@ class StagedUpdate:
                 raise named(replica.id, outcome)
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    async def stage_stream(self, streams: WeightStreams, pieces: AsyncIterator[WeightsPiece]) -> None:
+        """What comes goes to all workers, as fast as the slowest takes it. Nothing is kept here."""
+        workers = [replica.id for replica in self._cluster.replicas.values() if not replica.leaving]
+        with streams.open(workers) as stream:
+            pumping = self._tasks.start("weights that pass through", stream.pump(pieces))
+            staging = self._tasks.start("the staging of weights", self.stage(stream.id))
+            try:
+                await asyncio.wait({pumping, staging}, return_when=asyncio.FIRST_EXCEPTION)
+                for task in (staging, pumping):  # a worker's refusal says more than the stream's end
+                    if task.done():
+                        task.result()
+            finally:
+                pumping.cancel()
+                staging.cancel()
+                await asyncio.gather(pumping, staging, return_exceptions=True)
 
     @property
     def num_workers(self) -> int:
@@ -155,9 +177,11 @@ class StagedUpdate:
             self._cluster.hold(Hold.WEIGHTS, False)
 
 
-def _checked(number: int, request: pb.UpdateWeightsRequest) -> model_pb2.WeightsIdentity:
+def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:
     path, version = request.path, request.weight_version or str(number)
-    if not path or "\0" in path or len(path) > LONGEST_PATH:
+    if streamed:
+        path = ""
+    elif not path or "\0" in path or len(path) > LONGEST_PATH:
         raise InvalidArgument(f"path: {path!r:.80} is not the path of a folder", field="path")
     if not version.isprintable() or len(version) > LONGEST_VERSION:
         text = f"weight_version: at most {LONGEST_VERSION} printable characters, not {version!r:.80}"

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 from services.worker.kv.held_blocks import HeldReport
 from shared import columns, lifecycle
-from shared.errors import Unavailable
+from shared.errors import QuireError, Unavailable, to_proto
 from shared.lifecycle import Shutdown
 from shared.logs import logger
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.rpc.duplex import Duplex, Stream
 from shared.rpc.parts import InParts
+from shared.supervision import Tasks
 
 log = logger("worker.attachment")
 
 FIRST_INTERVAL_S = 1.0  # until the scheduler names the heartbeat interval
 
 SchedulerSession = Duplex[pb.AttachResponse, pb.AttachRequest]
+FetchWeights = Callable[[pb.StageWeights], Awaitable[Path]]
 Welcomed = Callable[[pb.SchedulerWelcome], Awaitable[None]]
 
 
@@ -62,7 +65,12 @@ class Redirected(Exception):
 class Attachment:
     """Receives the engine's results for as long as it lasts."""
 
-    def __init__(self, stream: Stream, engine: Executor, shutdown: Shutdown, drain_timeout_s: float) -> None:
+    def __init__(
+        self, stream: Stream, engine: Executor, shutdown: Shutdown, drain_timeout_s: float, fetch_weights: FetchWeights
+    ) -> None:
+        """`fetch_weights`: gets what comes as a stream, and returns the folder that has it then. Raises QuireError."""
+        self._fetch_weights = fetch_weights
+        self._tasks = Tasks()
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
         self._session: SchedulerSession = Duplex(InParts(stream), heartbeat, FIRST_INTERVAL_S)
         self._engine = engine
@@ -92,7 +100,10 @@ class Attachment:
         hello.asleep.extend(held.asleep)
         hello.sleep_level = held.sleep_level
         self._session.send(pb.AttachRequest(hello=hello))
-        await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
+        try:
+            await lifecycle.first(self._wait_for_break(), self._work(welcomed), self._session.pump())
+        finally:
+            await self._tasks.close()
 
     def deliver(self, result: pb.StepResult) -> None:
         """Engine: a step has ended."""
@@ -153,7 +164,7 @@ class Attachment:
                 case "unload_adapter":
                     self._engine.unload_adapter(message.unload_adapter)
                 case "device_order":
-                    self._engine.device_order(self, message.device_order)
+                    self._take_order(message.device_order)
                 case "cache_reset":
                     self._engine.forget_cache()
                 case "redirect":
@@ -177,6 +188,25 @@ class Attachment:
                 self._engine.disk_transfer(self, message.disk_transfer)
             case "fetch_blocks":
                 self._engine.fetch_blocks(self, message.fetch_blocks)
+
+    def _take_order(self, order: pb.DeviceOrder) -> None:
+        if not order.HasField("stage_weights"):
+            self._engine.device_order(self, order)
+            return
+        order.stage_weights.spooled = ""
+        if order.stage_weights.stream_id:
+            self._tasks.start("the fetch of weights", self._fetch_and_stage(order))
+        else:
+            self._engine.device_order(self, order)
+
+    async def _fetch_and_stage(self, order: pb.DeviceOrder) -> None:
+        try:
+            folder = await self._fetch_weights(order.stage_weights)
+        except QuireError as error:
+            self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
+        else:
+            order.stage_weights.spooled = str(folder)
+            self._engine.device_order(self, order)
 
     def _take(self, plan: pb.StepPlan) -> None:
         if plan.epoch != self.epoch:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from pathlib import Path
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from services.worker.attach import weight_fetch
 from services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
 from services.worker.attach.route import Route
+from services.worker.models.weight_spool import WeightSpool
 from shared import lifecycle
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.lifecycle import Shutdown
@@ -47,8 +51,11 @@ class Session:
         hello: pb.WorkerHello,
         observer: SessionObserver,
         shutdown: Shutdown,
+        *,
+        spool: WeightSpool | None = None,
     ) -> None:
-        """`hello`: what is the same in every attachment."""
+        """`hello`: what is the same in every attachment; `spool`: where weights go that come as a stream."""
+        self._spool = spool
         self._dialler = Dialler(f"worker {hello.worker_id}", settings.tls, settings.cluster_secret())
         self._route = Route(settings.schedulers)
         self._drain_timeout_s = settings.drain_timeout_s
@@ -84,7 +91,8 @@ class Session:
             return error.message
         async with channel:
             call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()
-            attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s)
+            fetch = functools.partial(self._fetch_weights, channel)
+            attachment = Attachment(call, self._engine, self._shutdown, self._drain_timeout_s, fetch)
             broken = False
             try:
                 await lifecycle.first(call.wait_for_connection(), self._shutdown.wait())
@@ -113,6 +121,18 @@ class Session:
             await self._dialler.meet(call, pb.AttachRequest, SERVICE_NAME, address, known=self._route.is_configured)
         except TimeoutError:
             raise Unavailable(f"{address} did not prove itself in time") from None
+
+    async def _fetch_weights(self, channel: grpc.aio.Channel, order: pb.StageWeights) -> Path:
+        """On a call of its own."""
+        if self._spool is None:
+            raise FailedPrecondition("this worker takes no weights")
+        call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
+        try:
+            address, known = self._route.address, self._route.is_configured
+            await self._dialler.meet(call, pb.FetchWeightsRequest, SERVICE_NAME, address, known=known)
+            return await weight_fetch.fetch(call, self._hello.worker_id, order, self._spool)
+        finally:
+            call.cancel()
 
     def _next_hello(self) -> pb.WorkerHello:
         hello = pb.WorkerHello()

@@ -37,6 +37,7 @@ class WeightsId:
     update: int = 0  # grows; 0: those of the start
     version: str = AT_START
     path: str = ""  # as the update named it
+    spooled: str = ""  # the folder that they were put in, of those that came as a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Weights:
         ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
         self._staged = None
         self.check_possible()
-        if isinstance(source, Path):
+        if isinstance(source, Path) and not staged_id.spooled:
             self._check_config(source)
         try:
             fresh = self._remake()

@@ -15,6 +15,7 @@ from services.scheduler.submissions import Payload
 from shared import block_hash, columns, lifecycle
 from shared.errors import InvalidArgument, to_proto
 from shared.pb.common.v1 import finish_pb2, model_pb2
+from shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from shared.pb.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2, worker_pb2_grpc
 from shared.rpc.duplex import Duplex
@@ -59,6 +60,7 @@ class WorkerPeer:
     sleep_level: int = 0
     refuses: set[str] = field(default_factory=set)  # kinds of device orders
     hold_orders: dict[str, asyncio.Event] = field(default_factory=dict)  # answers to a kind of them wait for it
+    fetched: list[WeightsPiece] = field(default_factory=list)
     operated: list[str] = field(default_factory=list)  # device orders, by kind
     dialler: Dialler = field(default_factory=Dialler)
 
@@ -130,6 +132,8 @@ class WorkerPeer:
         done = worker_pb2.DeviceOrderDone(order_id=order.order_id)
         if kind in self.refuses:
             done.error.CopyFrom(to_proto(InvalidArgument(f"cannot {kind}")))
+        elif kind == "stage_weights" and order.stage_weights.stream_id and not await self.fetch(order.stage_weights):
+            done.error.CopyFrom(to_proto(InvalidArgument("the stream broke off")))
         elif kind == "stage_weights":
             self.staged = order.stage_weights.weights
         elif kind == "swap_weights":
@@ -143,6 +147,17 @@ class WorkerPeer:
         elif kind == "wake_up":
             self.asleep = [tag for tag in self.asleep if tag not in (order.wake_up.tags or self.asleep)]
         self.link.send(worker_pb2.AttachRequest(device_order_done=done))
+
+    async def fetch(self, order: worker_pb2.StageWeights, worker_id: str = "") -> bool:
+        """Whether all of a stream of weights has come."""
+        async with self.dialler.connect(self.address) as channel:
+            call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
+            await self.dialler.meet(call, worker_pb2.FetchWeightsRequest, WORKERS, self.address, known=True)
+            fetch = worker_pb2.FetchWeights(worker_id=worker_id or self.id, stream_id=order.stream_id)
+            await call.write(worker_pb2.FetchWeightsRequest(fetch=fetch))
+            while isinstance(message := await call.read(), worker_pb2.FetchWeightsResponse):
+                self.fetched.append(message.piece)
+            return bool(self.fetched) and self.fetched[-1].HasField("end")
 
     def _result(self, result: StepResult) -> worker_pb2.StepResult:
         wire = worker_pb2.StepResult(

@@ -1,0 +1,60 @@
+"""A checkpoint's tensors as the messages of a stream."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shared.errors import InvalidArgument
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
+
+PIECE_BYTES = 512 * 1024
+HEADS_IN_A_PIECE = 512
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
+    "bool": "BOOL",
+}  # fmt: skip
+
+
+def messages(
+    begin: pb.UpdateWeightsRequest, named_tensors: Iterable[tuple[str, Any]]
+) -> Iterator[pb.StreamWeightsRequest]:
+    """Raises InvalidArgument for what is no tensor of torch's."""
+    tensors = list(named_tensors)
+    heads = [_head(name, tensor) for name, tensor in tensors]
+    return _stream(begin, tensors, heads)
+
+
+def _stream(
+    begin: pb.UpdateWeightsRequest, tensors: list[tuple[str, Any]], heads: list[TensorHead]
+) -> Iterator[pb.StreamWeightsRequest]:
+    yield pb.StreamWeightsRequest(begin=begin)
+    for start in range(0, len(heads), HEADS_IN_A_PIECE):
+        part = TensorHeads(tensors=heads[start : start + HEADS_IN_A_PIECE])
+        yield pb.StreamWeightsRequest(piece=WeightsPiece(heads=part))
+    digest = hashlib.sha256()
+    for _, tensor in tensors:
+        content = _bytes(tensor)
+        digest.update(content)
+        for start in range(0, len(content), PIECE_BYTES):
+            part_of_it = bytes(content[start : start + PIECE_BYTES])
+            yield pb.StreamWeightsRequest(piece=WeightsPiece(content=part_of_it))
+    yield pb.StreamWeightsRequest(piece=WeightsPiece(end=digest.digest()))
+
+
+def _head(name: str, tensor: Any) -> TensorHead:
+    dtype = DTYPES.get(str(getattr(tensor, "dtype", "")).removeprefix("torch."))
+    if dtype is None or not hasattr(tensor, "detach"):
+        raise InvalidArgument(f"named_tensors: {name} is no tensor of a known dtype", field="named_tensors")
+    return TensorHead(name=name, dtype=dtype, shape=list(tensor.shape))
+
+
+def _bytes(tensor: Any) -> memoryview:
+    """Row by row, wherever it lies."""
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+    return memoryview(flat.numpy())

@@ -1,0 +1,30 @@
+"""Weights that a scheduler passes on as a stream, into a folder on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from services.worker.models.weight_spool import WeightSpool
+from shared.errors import Unavailable
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> Path:
+    """`call`: a FetchWeights, behind its handshake. Raises QuireError."""
+    with spool.begin() as spooling:
+        try:
+            await call.write(
+                pb.FetchWeightsRequest(fetch=pb.FetchWeights(worker_id=worker_id, stream_id=order.stream_id))
+            )
+            while isinstance(message := await call.read(), pb.FetchWeightsResponse):
+                if await asyncio.to_thread(spooling.take, message.piece):
+                    return spooling.keep()
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"the stream of weights broke off: {error.details()}") from None
+        except asyncio.InvalidStateError:  # a write after the end
+            raise Unavailable("the stream of weights broke off") from None
+        raise Unavailable("the stream of weights ended before its end")

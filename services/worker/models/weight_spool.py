@@ -1,0 +1,138 @@
+"""A checkpoint that comes as a stream, in a file: ranks read it like any other, and so does a worker that wakes up."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shared.errors import InvalidArgument
+from shared.pb.common.v1.weights_stream_pb2 import TensorHead, WeightsPiece
+
+FILE = "model.safetensors"
+ELEMENT_BYTES = {
+    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+MOST_TENSORS = 1 << 20
+LONGEST_NAME = 512
+MOST_DIMENSIONS = 8
+GIB = 1 << 30
+
+
+class WeightSpool:
+    """A folder of its own in the system's folder for temporary ones (TMPDIR). Two streams at most stay in it: the one
+    that came last, and the one that is computed with."""
+
+    def __init__(self, most_bytes: int, in_use: Callable[[], str]) -> None:
+        """`most_bytes`: of a stream; `in_use`: the folder of the one that is computed with."""
+        self._most_bytes, self._in_use = most_bytes, in_use
+        self._root: Path | None = None
+
+    @contextmanager
+    def begin(self) -> Iterator[Spooling]:
+        """One at a time. What is not kept is gone on leaving."""
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="quire-weights-"))
+            atexit.register(shutil.rmtree, self._root, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        spooling = Spooling(folder, self._most_bytes)
+        try:
+            yield spooling
+        finally:
+            spooling.close()
+            if not spooling.is_kept:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                self._forget_but(folder)
+
+    def _forget_but(self, folder: Path) -> None:
+        assert self._root is not None
+        for other in self._root.iterdir():
+            if str(other) not in (str(folder), self._in_use()):
+                shutil.rmtree(other, ignore_errors=True)
+
+
+class Spooling:
+    """One stream. Any thread may use it, one at a time."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
+        self._heads: dict[str, dict[str, Any]] = {}
+        self._num_due = self._num_written = 0
+        self._digest = hashlib.sha256()
+        self._file: BinaryIO | None = None
+        self.is_kept = False
+
+    def take(self, piece: WeightsPiece) -> bool:
+        """Whether that was all of it. Raises InvalidArgument for what is wrong, and what is too much."""
+        match piece.WhichOneof("piece"):
+            case "heads":
+                for head in piece.heads.tensors:
+                    self._add(head)
+            case "content":
+                self._write(piece.content)
+            case "end":
+                self._finish(piece.end)
+                return True
+            case _:
+                raise InvalidArgument("piece: heads, content or the end", field="piece")
+        return False
+
+    def keep(self) -> Path:
+        """The folder; it stays."""
+        self.is_kept = True
+        return self._folder
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _add(self, head: TensorHead) -> None:
+        name = head.name
+        if self._file is not None or len(self._heads) >= MOST_TENSORS:
+            raise InvalidArgument(f"tensors: heads of at most {MOST_TENSORS} come before all content", field="tensors")
+        if not name or len(name) > LONGEST_NAME or name in self._heads:
+            what = "comes twice" if name in self._heads else f"is no name of 1 to {LONGEST_NAME} characters"
+            raise InvalidArgument(f"tensors: {name!r:.80} {what}", field="tensors")
+        if head.dtype not in ELEMENT_BYTES or len(head.shape) > MOST_DIMENSIONS:
+            known = ", ".join(ELEMENT_BYTES)
+            text = f"tensors: {name:.80}: {head.dtype!r:.20} of {len(head.shape)} dimensions, not one of {known}"
+            raise InvalidArgument(text, field="tensors")
+        begin, size = self._num_due, math.prod(head.shape) * ELEMENT_BYTES[head.dtype]
+        if begin + size > self._most_bytes:
+            text = f"tensors: {(begin + size) / GIB:.1f} GiB and more, which is no checkpoint of this model"
+            raise InvalidArgument(text, field="tensors")
+        self._num_due += size
+        self._heads[name] = {"dtype": head.dtype, "shape": list(head.shape), "data_offsets": [begin, begin + size]}
+
+    def _write(self, content: bytes) -> None:
+        if self._num_written + len(content) > self._num_due:
+            raise InvalidArgument(f"content: more than the {self._num_due} bytes of all tensors", field="content")
+        self._begun().write(content)
+        self._digest.update(content)
+        self._num_written += len(content)
+
+    def _begun(self) -> BinaryIO:
+        """Behind the heads."""
+        if self._file is None:
+            header = json.dumps(self._heads).encode()
+            header += b" " * (-len(header) % 8)
+            self._file = (self._folder / FILE).open("wb")
+            self._file.write(len(header).to_bytes(8, "little") + header)
+        return self._file
+
+    def _finish(self, digest: bytes) -> None:
+        if self._num_written != self._num_due:
+            text = f"content: {self._num_written} bytes for tensors of {self._num_due}"
+            raise InvalidArgument(text, field="content")
+        if digest != self._digest.digest():
+            raise InvalidArgument("end: the content that came is not the content that was sent", field="end")
+        self._begun().close()

@@ -1,0 +1,109 @@
+"""Weights that come as a stream are a checkpoint when all of it has come, and nothing before."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quire import weights_stream
+from services.worker.models.weight_spool import FILE, WeightSpool
+from shared.errors import InvalidArgument
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
+
+MIB = 1 << 20
+
+
+def pieces(tensors: dict[str, torch.Tensor]) -> list[WeightsPiece]:
+    found = [*weights_stream.messages(admin_pb2.UpdateWeightsRequest(), tensors.items())]
+    return [message.piece for message in found[1:]]
+
+
+def head(**fields: Any) -> WeightsPiece:
+    values = {"name": "a", "dtype": "F32", "shape": [2]} | fields
+    return WeightsPiece(heads=TensorHeads(tensors=[TensorHead(**values)]))
+
+
+@pytest.fixture
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightSpool:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return WeightSpool(8 * MIB, lambda: "")
+
+
+def test_every_kind_of_tensor_comes_as_it_was(spool: WeightSpool) -> None:
+    tensors = {
+        "large": torch.randn(700, 1000),
+        "turned": torch.randn(5, 7).t(),
+        "half": torch.randn(9).to(torch.bfloat16),
+        "codes": torch.arange(-5, 5, dtype=torch.int8),
+        "eight": torch.randn(6).to(torch.float8_e4m3fn),
+        "one": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+    }
+    with spool.begin() as spooling:
+        ends = [spooling.take(piece) for piece in pieces(tensors)]
+        folder = spooling.keep()
+    assert ends == [False] * (len(ends) - 1) + [True]
+    found = load_file(folder / FILE)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        sent, came = (one.contiguous().reshape(-1).view(torch.uint8) for one in (tensor, found[name]))
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(sent, came), name
+
+
+def test_those_that_nobody_computes_with_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    in_use: list[str] = [""]
+    spool = WeightSpool(MIB, lambda: in_use[0])
+    kept = []
+    for number in range(4):
+        with spool.begin() as spooling:
+            for piece in pieces({"a": torch.full((3,), float(number))}):
+                spooling.take(piece)
+            kept.append(spooling.keep())
+        in_use[0] = in_use[0] or str(kept[0])
+        there = [folder for folder in kept if folder.exists()]
+        assert there == ([kept[0]] if number == 0 else [kept[0], kept[number]])
+    with pytest.raises(InvalidArgument), spool.begin() as spooling:
+        spooling.take(WeightsPiece())
+    assert [folder for folder in kept if folder.exists()] == [kept[0], kept[3]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ([head(name="")], "tensors: '' is no name"),
+        ([head(name="x" * 513)], "is no name of 1 to 512"),
+        ([head(), head()], "tensors: 'a' comes twice"),
+        ([head(dtype="F4")], "'F4' of 1 dimensions"),
+        ([head(shape=[1] * 9)], "of 9 dimensions"),
+        ([head(shape=[1 << 40, 1 << 40])], "which is no checkpoint of this model"),
+        ([head(shape=[3 * MIB])], "which is no checkpoint of this model"),
+        ([head(), WeightsPiece(content=bytes(9))], "more than the 8 bytes"),
+        ([head(), WeightsPiece(content=bytes(4)), head(name="b")], "come before all content"),
+        ([head(), WeightsPiece(content=bytes(4)), WeightsPiece(end=b"x")], "4 bytes for tensors of 8"),
+        ([head(), WeightsPiece(content=bytes(8)), WeightsPiece(end=hashlib.sha256().digest())], "is not the content"),
+        ([WeightsPiece()], "heads, content or the end"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_leaves_nothing(
+    spool: WeightSpool, tmp_path: Path, wrong: list[WeightsPiece], text: str
+) -> None:
+    *before, last = wrong
+    with spool.begin() as spooling:
+        for piece in before:
+            spooling.take(piece)
+        with pytest.raises(InvalidArgument, match=text):
+            spooling.take(last)
+    assert [*tmp_path.rglob(FILE)] == []
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="named_tensors: a is no tensor"):
+        weights_stream.messages(admin_pb2.UpdateWeightsRequest(), [("a", 3)])
