@@ -11,7 +11,7 @@ from kernels import cpu
 from kernels.bench.cpu_step import LENGTH, MOST, Decoder, Inputs
 from kernels.bench.timing import Row, medians
 from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows
+from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
 
 NUM_ADAPTERS, BATCH = 8, 8
 PLACES = {"attention": (0, 1), "all layers": (0, 1, 2, 3)}  # of a layer's four products
@@ -44,9 +44,9 @@ class AdaptedPackage:
     """kernels.cpu, with adapters in some linear layers."""
 
     def __init__(self) -> None:
-        self.rows = AdaptedRows.none(MOST + 1)
+        self.rows = AdaptedRows.none(MOST + 1, NUM_ADAPTERS)
         self.rows.tokens[:BATCH] = torch.arange(BATCH)
-        self.rows.numbers[:BATCH] = torch.arange(BATCH) % NUM_ADAPTERS
+        self.rows.numbers[:BATCH] = torch.arange(BATCH) * NUM_ADAPTERS // BATCH
         self._low_ranks: dict[int, Any] = {}  # by where the layer's weight lies
 
     def __getattr__(self, name: str) -> Any:
@@ -56,8 +56,8 @@ class AdaptedPackage:
         for weight in weights:
             sizes = weight.in_features, weight.out_features
             pairs = [(torch.randn(rank, sizes[0]), torch.randn(sizes[1], rank)) for _ in range(NUM_ADAPTERS)]
-            pairs = [(down.bfloat16(), up.bfloat16()) for down, up in pairs]
-            self._low_ranks[weight.pointer] = cpu.prepare_low_rank(pairs, *sizes, torch.bfloat16)
+            updates = [LowRankUpdate([(down.bfloat16(), up.bfloat16())]) for down, up in pairs]
+            self._low_ranks[weight.pointer] = cpu.prepare_low_rank(updates, sizes[0], sizes[1:], torch.bfloat16)
 
     def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         result = cpu.linear(x, weight)

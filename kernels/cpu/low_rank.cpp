@@ -1,4 +1,5 @@
-// What adapters add to a linear layer: y += (x @ down.T) @ up.T, each row with the adapter that it has.
+// What adapters add to a linear layer: y += (x @ down.T) @ up.T, each row with the adapter that it has; before that y
+// is scaled where the adapter has gains.
 //
 // Order of every sum: a product with `down` has CHAINS sums over k, one for every CHAINS-th step, which are added in
 // pairs; it is then rounded to x's dtype; a product with `up` adds over ranks from 0 up. So a row has the same bits
@@ -23,6 +24,7 @@ struct LowRank {
   const void* down;      // pack_weight of [ranks, in_features]; null: it leaves the layer alone
   const void* up;        // pack_weight of [out_features, ranks]
   const int64_t* spans;  // [blocks of out_features, 2] first and last + 1 of the steps of `up` that are not all zero
+  const float* gains;    // [2, out_features] y is multiplied by the first and has the second added before; or null
   int64_t ranks;
 };
 
@@ -149,7 +151,7 @@ class Adder {
   template <int M, int NV>
   void columns(const LowRank& adapter, Value* const (&narrow)[M], T* const (&y)[M], int64_t block) const {
     const int64_t begin = adapter.spans[2 * block], end = adapter.spans[2 * block + 1];
-    if (begin >= end) return;
+    if (begin >= end && !adapter.gains) return;
     const int64_t steps = steps_of(adapter.ranks);
     const Weight* up = static_cast<const Weight*>(adapter.up) + block * steps * W;
     vf sums[M][NV] = {};
@@ -168,7 +170,12 @@ class Adder {
       for (int n = 0; n < NV; n++) {
         const int64_t column = (block + n) * W;
         const int lanes = static_cast<int>(std::min<int64_t>(W, call_.out_features - column));
-        store_part(y[m] + column, load_part(y[m] + column, lanes) + sums[m][n], lanes);
+        vf old = load_part(y[m] + column, lanes);
+        if (adapter.gains) {
+          const float* gains = adapter.gains + column;
+          old = old * load_part(gains, lanes) + load_part(gains + call_.out_features, lanes);
+        }
+        store_part(y[m] + column, old + sums[m][n], lanes);
       }
     }
   }

@@ -10,46 +10,56 @@ import torch
 from kernels import reference
 from kernels.cpu.functions import PackedWeight, dense, prepare_linear
 from kernels.cpu.native import DTYPES, LIBRARY, calls
-from kernels.reference.low_rank import AdaptedRows, LowRankPair, LowRankWeights
+from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankUpdate, LowRankWeights
 
 Tensor = torch.Tensor
-NUM_WORDS = 4  # of LowRank in low_rank.cpp
+NUM_WORDS = 5  # of LowRank in low_rank.cpp
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLowRanks:
-    """`table` [num_adapters, NUM_WORDS]: addresses of down, up and spans, and the ranks; zeros where there is none."""
+    """`table` [num_adapters, NUM_WORDS]: addresses of down, up, spans and gains, and the ranks; 0: there is none."""
 
     dtype: torch.dtype
     code: int
     in_features: int
-    out_features: int
+    sizes: tuple[int, ...]
     table: Tensor
     owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory behind the addresses
 
+    @property
+    def out_features(self) -> int:
+        return sum(self.sizes)
+
 
 def prepare_low_rank(
-    pairs: Sequence[LowRankPair | None], in_features: int, out_features: int, dtype: torch.dtype
+    adapters: Sequence[LowRankUpdate | None],
+    in_features: int,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    most_rank: int = MOST_RANK,
+    device: torch.device | None = None,
 ) -> PackedLowRanks | LowRankWeights:
     code = DTYPES.get(dtype)
     if code is None:
-        return reference.prepare_low_rank(pairs, in_features, out_features, dtype)
-    table = torch.zeros(len(pairs), NUM_WORDS, dtype=torch.int64)
-    weights = PackedLowRanks(dtype, code, in_features, out_features, table)
-    for number, pair in enumerate(pairs):
-        put_low_rank(weights, number, pair)
+        return reference.prepare_low_rank(adapters, in_features, sizes, dtype)
+    table = torch.zeros(len(adapters), NUM_WORDS, dtype=torch.int64)
+    weights = PackedLowRanks(dtype, code, in_features, tuple(sizes), table)
+    for number, update in enumerate(adapters):
+        put_low_rank(weights, number, update)
     return weights
 
 
-def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, pair: LowRankPair | None) -> None:
+def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: LowRankUpdate | None) -> None:
     if type(weights) is not PackedLowRanks:
-        reference.put_low_rank(weights, number, pair)
+        reference.put_low_rank(weights, number, update)
         return
     weights.table[number] = 0
     weights.owners.pop(number, None)
-    if pair is None:
+    if update is None or not any(pair is not None for pair in update.pairs):
         return
-    down, up = pair
+    down, up = fused(update, weights.sizes)
     assert (down.size(1), up.size(0)) == (weights.in_features, weights.out_features)
     assert down.dtype is up.dtype is weights.dtype
     packed = prepare_linear(down, None), prepare_linear(up, None)
@@ -57,8 +67,26 @@ def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, pair: Lo
     spans = torch.zeros(weights.out_features, 2, dtype=torch.int64)  # more than there are blocks
     sizes = weights.code, weights.out_features, down.size(0)
     LIBRARY.quire_low_rank_spans(*sizes, up.contiguous().data_ptr(), spans.data_ptr())
-    weights.owners[number] = (*packed, spans)
-    weights.table[number] = torch.tensor([packed[0].pointer, packed[1].pointer, spans.data_ptr(), down.size(0)])
+    gains = update.gains
+    assert gains is None or (gains.is_contiguous() and gains.shape == (2, weights.out_features))
+    weights.owners[number] = (*packed, spans, gains)
+    places = packed[0].pointer, packed[1].pointer, spans.data_ptr(), 0 if gains is None else gains.data_ptr()
+    weights.table[number] = torch.tensor([*places, down.size(0)])
+
+
+def fused(update: LowRankUpdate, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Of a layer's projections: `down` [ranks of all, one after the other, in_features], and `up` [out_features of all,
+    the same ranks], blocks along the diagonal."""
+    downs = [pair[0] for pair in update.pairs if pair is not None]
+    up = torch.zeros(sum(sizes), sum(len(down) for down in downs), dtype=downs[0].dtype)
+    row = column = 0
+    for pair, size in zip(update.pairs, sizes, strict=True):
+        if pair is not None:
+            rank = len(pair[0])
+            up[row : row + size, column : column + rank] = pair[1]
+            column += rank
+        row += size
+    return torch.cat(downs), up
 
 
 def add_low_rank(x: Tensor, result: Tensor, weights: PackedLowRanks | LowRankWeights, rows: AdaptedRows) -> None:

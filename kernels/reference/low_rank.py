@@ -7,57 +7,92 @@ from dataclasses import dataclass
 
 import torch
 
-LowRankPair = tuple[torch.Tensor, torch.Tensor]
+MOST_RANK = 256
+
+
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """Of one adapter and one layer."""
+
+    # For each of the layer's projections: `down` [rank, in_features] and `up` [the projection's out_features, rank];
+    # None where the adapter leaves it alone.
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor] | None]
+    # float32 [2, out_features of all]: what the layer's own outputs are multiplied by, and what is added to them then
+    # (DoRA, Liu et al. 2024); None: nothing.
+    gains: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class AdaptedRows:
     """Which rows go through which adapter. int32; memory that stays where it is, so that recordings read it anew."""
 
-    count: torch.Tensor  # [1] how many have one
-    tokens: torch.Tensor  # [most rows] which, those of one adapter beside each other
-    numbers: torch.Tensor  # [most rows] their adapters
+    starts: torch.Tensor  # [num_adapters + 1] where each adapter's begin in `tokens`, and where the last one's end
+    tokens: torch.Tensor  # [most rows] rows, those of one adapter beside each other, adapters in their order
+    numbers: torch.Tensor  # [most rows] their adapters; kept up where the CPU computes
+
+    @property
+    def count(self) -> torch.Tensor:
+        """[1] how many have an adapter."""
+        return self.starts[-1:]
+
+    @property
+    def num_adapters(self) -> int:
+        return int(self.starts.size(0)) - 1
 
     @classmethod
-    def none(cls, most: int) -> AdaptedRows:
-        return cls(*(torch.zeros(size, dtype=torch.int32) for size in (1, most, most)))
+    def none(cls, most: int, num_adapters: int) -> AdaptedRows:
+        return cls(*(torch.zeros(size, dtype=torch.int32) for size in (num_adapters + 1, most, most)))
 
 
 @dataclass(frozen=True)
 class LowRankWeights:
     """By adapter's number. Opaque to callers: each package packs in its own way."""
 
-    pairs: list[LowRankPair | None]
+    adapters: list[LowRankUpdate | None]
     in_features: int
-    out_features: int
+    sizes: tuple[int, ...]  # out_features of each projection
 
 
 def prepare_low_rank(
-    pairs: Sequence[LowRankPair | None], in_features: int, out_features: int, dtype: torch.dtype
+    adapters: Sequence[LowRankUpdate | None],
+    in_features: int,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    most_rank: int = MOST_RANK,
+    device: torch.device | None = None,
 ) -> LowRankWeights:
-    """`pairs`: of one layer, by adapter's number: `down` [ranks, in_features] and `up` [out_features, ranks]; None: the
-    adapter leaves the layer alone. All of `dtype`, which is that of x."""
-    weights = LowRankWeights([None] * len(pairs), in_features, out_features)
-    for number, pair in enumerate(pairs):
-        put_low_rank(weights, number, pair)
+    """`adapters`: by number; None: it leaves the layer alone. All of `dtype`, which is that of x, on `device` (None:
+    the CPU). `sizes`: out_features of the projections, which stand side by side in the layer; `most_rank`: of one."""
+    weights = LowRankWeights([None] * len(adapters), in_features, tuple(sizes))
+    for number, update in enumerate(adapters):
+        put_low_rank(weights, number, update)
     return weights
 
 
-def put_low_rank(weights: LowRankWeights, number: int, pair: LowRankPair | None) -> None:
-    """Another pair for the adapter of that number, one of those that `weights` were prepared for. Recordings see it
-    from their next replay on; between two steps only."""
-    assert pair is None or (pair[0].size(1), pair[1].size(0)) == (weights.in_features, weights.out_features)
-    weights.pairs[number] = pair
+def put_low_rank(weights: LowRankWeights, number: int, update: LowRankUpdate | None) -> None:
+    """Others for the adapter of that number, one of those that `weights` were prepared for. Recordings see them from
+    their next replay on; between two steps only."""
+    for pair, size in zip(update.pairs if update else (), weights.sizes, strict=update is not None):
+        assert pair is None or (pair[0].size(1), pair[1].size(0)) == (weights.in_features, size)
+    weights.adapters[number] = update
 
 
 def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankWeights, rows: AdaptedRows) -> None:
-    """Adds (x @ down.T) @ up.T to `result` [num_tokens, out_features], of x [num_tokens, in_features], each row its
-    own adapter's. The narrow product is rounded to x's dtype, sums are in float32 or better."""
-    count = int(rows.count)
-    numbers = rows.numbers[:count]
-    for number in numbers.unique().tolist():
-        pair = weights.pairs[number]
-        if pair is not None:
-            tokens = rows.tokens[:count][numbers == number]
-            down, up = pair
-            result.index_add_(0, tokens, (x.index_select(0, tokens) @ down.t()) @ up.t())
+    """Adds (x @ down.T) @ up.T of each projection to its part of `result` [num_tokens, out_features of all], of x
+    [num_tokens, in_features], each row its own adapter's. The narrow product is rounded to x's dtype, sums are in
+    float32 or better. Its gains come first."""
+    starts = rows.starts.tolist()
+    parts = result.split(weights.sizes, dim=1)
+    for update, start, end in zip(weights.adapters, starts, starts[1:], strict=False):
+        if update is None or start == end:
+            continue
+        tokens = rows.tokens[start:end]
+        of_adapter = x.index_select(0, tokens)
+        if update.gains is not None:
+            scaled = result.index_select(0, tokens).float() * update.gains[0] + update.gains[1]
+            result.index_copy_(0, tokens.long(), scaled.to(result.dtype))
+        for pair, part in zip(update.pairs, parts, strict=True):
+            if pair is not None:
+                down, up = pair
+                part.index_add_(0, tokens, (of_adapter @ down.t()) @ up.t())

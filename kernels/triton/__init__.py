@@ -9,6 +9,7 @@ from kernels.triton.attention_inputs import qk_norm_rope_store
 from kernels.triton.expert_layers import experts, prepare_experts
 from kernels.triton.latent_blocks import latent_attention
 from kernels.triton.latent_inputs import latent_store
+from kernels.triton.low_rank import add_low_rank, prepare_low_rank, put_low_rank
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
 from kernels.triton.ragged_attention import ragged_attention
@@ -33,6 +34,7 @@ def unavailable() -> str | None:
 
 
 __all__ = [
+    "add_low_rank",
     "add_rms_norm",
     "experts",
     "gated_delta_rule",
@@ -42,7 +44,9 @@ __all__ = [
     "mask_logits",
     "paged_attention",
     "prepare_experts",
+    "prepare_low_rank",
     "prepare_quantized_linear",
+    "put_low_rank",
     "qk_norm_rope_store",
     "quantized_linear",
     "ragged_attention",

@@ -78,6 +78,7 @@ class ModelShape:
     softcap: float = 0.0  # of attention's scores
     is_whole: bool = True  # no other rank has a part of it
     packed: PackedShape | None = None  # of all products but the output head
+    num_adapters: int = 0  # of low rank, that there is room for
 
 
 @dataclass(frozen=True)

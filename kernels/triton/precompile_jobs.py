@@ -16,6 +16,7 @@ from kernels.triton.chunk_attention import chunk_attention
 from kernels.triton.combine import WIDTHS, combine
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.precompile import ModelShape
+from kernels.triton.precompile_adapters import adapter_jobs
 from kernels.triton.precompile_experts import expert_jobs
 from kernels.triton.precompile_latent import latent_jobs
 from kernels.triton.precompile_packed import packed_jobs
@@ -171,6 +172,8 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         return
     if shape.packed is not None:
         yield from packed_jobs(shape, shape.packed, capability_has_pdl)
+    if shape.num_adapters:
+        yield from adapter_jobs(shape, capability_has_pdl)
     yield lambda: choose(many, True, filtered=True)
     if shape.latent is not None:
         yield from latent_jobs(shape, shape.latent)

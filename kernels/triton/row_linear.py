@@ -17,15 +17,11 @@ from kernels.triton.eight_bit_linear import GROUP, EightBitWeight
 from kernels.triton.packed_linear import PackedWeight
 from kernels.triton.packed_row_linear import packed_row_linear
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from kernels.triton.row_narrow import Narrow, Norm, chunk_of, narrow_of_row, row_narrow
+
+__all__ = ["Norm", "RowTile", "row_linear", "row_linear_takes", "row_narrow_as_cut", "shape_for"]
 
 LONG_CHUNK = 2048  # elements of a weight's row that a program holds at a time, of rows that are long
-
-
-@triton.jit
-def _chunk_of(x_ptr, norm_ptr, at, NORM: tl.constexpr):
-    """x and x * norm weight, float32."""
-    x = tl.load(x_ptr + at).to(tl.float32)
-    return x, x * tl.load(norm_ptr + at).to(tl.float32) if NORM else x
 
 
 @triton.jit
@@ -46,7 +42,7 @@ def _products(
 ):
     """Squares of x and products with it, of a chunk. A weight's scales stand for GROUP of its rows and columns (0: it
     has none, or one for each row): a program's rows share them, or each half of them if they are gated."""
-    x, scaled = _chunk_of(x_ptr, norm_ptr, start + at, NORM)
+    x, scaled = chunk_of(x_ptr, norm_ptr, start + at, NORM)
     scaled = scaled[None, :]
     if GROUP:
         of_group = scales_ptr + (start + at) // GROUP * (2 * OUT if GATED else OUT)
@@ -58,7 +54,7 @@ def _products(
     return x * x, weights.to(tl.float32) * scaled
 
 
-@triton.jit(do_not_specialize=["eps"])
+@triton.jit(do_not_specialize=["eps", "num_adapters", "num_projections", "num_narrows"])
 def _row_linear(
     x_ptr,
     weight_ptr,
@@ -66,7 +62,13 @@ def _row_linear(
     bias_ptr,
     norm_ptr,
     out_ptr,
+    starts_ptr,
+    table_ptr,
+    narrow_ptr,
     eps,
+    num_adapters,
+    num_projections,
+    num_narrows,
     IN: tl.constexpr,
     OUT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -77,10 +79,21 @@ def _row_linear(
     ADD: tl.constexpr,
     PDL: tl.constexpr,
     GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
+    """WIDTH: 0 in steps without adapters. In others the first `num_narrows` programs are for that of the row."""
+    program = tl.program_id(0)
+    if WIDTH > 0:
+        if program < num_narrows:
+            narrow_of_row(
+                x_ptr, norm_ptr, starts_ptr, table_ptr, narrow_ptr, eps, num_adapters, num_projections,
+                IN, ROWS, CHUNK, NORM, PDL, WIDTH,
+            )  # fmt: skip
+            return
+        program -= num_narrows
     HALVES: tl.constexpr = 2 if GATED else 1
     row = tl.arange(0, ROWS * HALVES)
-    output = tl.program_id(0) * ROWS + row % ROWS
+    output = program * ROWS + row % ROWS
     weight_row = output + row // ROWS * OUT
     at = tl.arange(0, CHUNK)
     source = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + at[None, :]
@@ -120,19 +133,11 @@ def _row_linear(
     if GATED:
         gate, up = tl.split(tl.trans(tl.reshape(y, (2, ROWS))))
         y = gate * tl.sigmoid(gate) * up
-    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    output = program * ROWS + tl.arange(0, ROWS)
     to = out_ptr + output
     if ADD:
         y += tl.load(to, mask=output < OUT, other=0.0).to(tl.float32)
     tl.store(to, y.to(out_ptr.dtype.element_ty), mask=output < OUT)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """An rms_norm of the row before the product."""
-
-    weight: torch.Tensor
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,7 @@ def row_linear(
     norm: Norm | None = None,
     gated: bool = False,
     residual: torch.Tensor | None = None,
+    narrow: Narrow | None = None,
     pdl: bool = False,
     shape: RowTile | None = None,
 ) -> torch.Tensor:
@@ -164,6 +170,8 @@ def row_linear(
         out = residual
         if out is None:
             out = x.new_empty((1, weight.codes.size(0) // (2 if gated else 1)))
+        if narrow is not None:
+            row_narrow_as_cut(x, narrow, norm, pdl=pdl)
         normed = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         packed_row_linear(x, weight, normed, out, gated=gated, adds=residual is not None, pdl=pdl)
         return out
@@ -180,14 +188,22 @@ def row_linear(
     if out is None:
         out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
     launch = {"launch_pdl": True} if pdl else {}
-    _row_linear[(triton.cdiv(out_features, shape.rows),)](
+    num_narrows = triton.cdiv(narrow.weights.most_ranks, shape.rows) if narrow else 0
+    num_adapters = narrow.weights.table.size(0) if narrow else 0
+    _row_linear[(num_narrows + triton.cdiv(out_features, shape.rows),)](
         x,
         codes,
         scales,
         weight.bias,
         None if norm is None else norm.weight,
         out,
+        narrow.starts if narrow else None,
+        narrow.weights.table if narrow else None,
+        narrow.products if narrow else None,
         0.0 if norm is None else norm.eps,
+        num_adapters,
+        len(narrow.weights.sizes) if narrow else 0,
+        num_narrows,
         IN=in_features,
         OUT=out_features,
         ROWS=shape.rows,
@@ -198,10 +214,17 @@ def row_linear(
         ADD=residual is not None,
         PDL=pdl,
         GROUP=GROUP if grouped else 0,
+        WIDTH=triton.next_power_of_2(num_adapters) if narrow else 0,
         num_warps=shape.warps,
         **launch,
     )
     return out
+
+
+def row_narrow_as_cut(x: torch.Tensor, narrow: Narrow, norm: Norm | None, *, pdl: bool) -> None:
+    """In a launch of its own, cut up as a product of 16 bits."""
+    tile = shape_for(x.size(1), gated=False)
+    row_narrow(x, narrow, norm, rows=tile.rows, chunk=tile.chunk, warps=tile.warps, pdl=pdl)
 
 
 def row_linear_takes(in_features: int) -> bool:

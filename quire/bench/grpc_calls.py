@@ -52,7 +52,7 @@ class GrpcCaller:
         params = SamplingParams(temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True)
         if item.json_schema:
             params = replace(params, structured_output=StructuredOutput(json=item.json_schema))
-        request = generate_request(item.prompt, params, Options(final_only=self._final_only))
+        request = generate_request(item.prompt, params, Options(final_only=self._final_only, model=item.adapter))
         return bytes(request.SerializeToString())
 
     async def call(self, body: bytes) -> tuple[Timing, Received]:

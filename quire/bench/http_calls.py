@@ -40,7 +40,7 @@ class HttpCaller:
 
     def body(self, item: Item) -> bytes:
         body = {
-            "model": self._model,
+            "model": item.adapter or self._model,
             "prompt": item.prompt,
             "max_tokens": item.num_output,
             "temperature": self._temperature,

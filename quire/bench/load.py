@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from quire.bench import arrivals, clients, service_cpu, step_times, workloads
+from quire.bench import adapters, arrivals, clients, service_cpu, step_times, workloads
 from quire.bench.arrivals import Arrivals
 from quire.bench.clients import Caller, Clients, Progress
 from quire.bench.grpc_calls import GrpcCaller
@@ -88,7 +88,7 @@ def served(arguments: argparse.Namespace, effort: Effort) -> Iterator[tuple[Targ
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets(arguments, Path(scratch)):
             for work in workloads.named(arguments.work):
-                yield target, effort.trimmed(work, target.vocab_size)
+                yield target, adapters.in_turn(effort.trimmed(work, target.vocab_size), target.adapters)
 
 
 def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable[[], Caller]:

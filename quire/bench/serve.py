@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 
-from quire.bench import load, target
+from quire.bench import adapters, load, target
 from quire.bench.clients import Caller
 from quire.bench.report import Row
 from quire.bench.target import Target
@@ -18,6 +18,7 @@ PROTOCOLS = ("grpc", "http")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     target.configure(parser)
+    adapters.configure(parser)
     load.configure(parser, work="mixed", reset=False)
     add_protocol(parser)
     parser.add_argument(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.bench import http_calls, shapes
+from quire.bench import adapters, http_calls, shapes
 from quire.cli import up
 from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
@@ -31,6 +31,7 @@ class Target:
     frontends: int = 1
     pids: dict[str, int] = field(default_factory=dict)  # services on this machine, by id
     metrics: dict[str, str] = field(default_factory=dict)  # HOST:PORT of their pages, by id
+    adapters: tuple[str, ...] = ()  # that requests get in turn
 
     def reset_prefix_cache(self) -> None:
         if self.grpc_address:
@@ -53,6 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
     """Every model asked for, served one after the other. Each lives until the next one is asked for."""
+    num_adapters = getattr(arguments, "lora_adapters", 0)  # modes that send requests with adapters have the flag
+    if num_adapters and (arguments.address or arguments.base_url):
+        text = f"lora_adapters: {num_adapters}: adapters are made for clusters that are started here"
+        raise InvalidArgument(text, field="lora_adapters")
     if arguments.address:
         yield running_cluster(arguments.address, arguments.http)
         return
@@ -61,7 +66,8 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
         if arguments.base_url:
             yield Target(shape.name, shape.vocab_size, http_address=arguments.base_url)
             continue
-        with started_cluster(arguments, shape) as target:
+        made = adapters.make(shape, scratch, num_adapters, arguments.lora_rank) if num_adapters else {}
+        with started_cluster(arguments, shape, made) as target:
             yield target
 
 
@@ -79,18 +85,24 @@ def other(text: str, served: Target) -> Target:
     return Target(name, served.vocab_size, http_address=url)
 
 
-def cluster_options(arguments: argparse.Namespace, shape: shapes.Shape) -> ClusterOptions:
-    """As `quire up` would start it, but quiet."""
+def cluster_options(
+    arguments: argparse.Namespace, shape: shapes.Shape, lora: Mapping[str, str] | None = None
+) -> ClusterOptions:
+    """As `quire up` would start it, but quiet. `lora`: adapters' folders by name, beside those of the command."""
     options = up.options_from(arguments)
     settings = {service: {"log_level": QUIET, **options.settings.get(service, {})} for service in SERVICES}
     if shape.random_weights:
         settings["worker"].setdefault("load_format", "dummy")
+    if lora:
+        settings["worker"]["lora"] = {**settings["worker"].get("lora", {}), **lora}
     return dataclasses.replace(options, model=str(shape.folder or ""), settings=settings)
 
 
 @contextmanager
-def started_cluster(arguments: argparse.Namespace, shape: shapes.Shape) -> Iterator[Target]:
-    with Cluster(cluster_options(arguments, shape)) as cluster:
+def started_cluster(
+    arguments: argparse.Namespace, shape: shapes.Shape, lora: Mapping[str, str] | None = None
+) -> Iterator[Target]:
+    with Cluster(cluster_options(arguments, shape, lora)) as cluster:
         pages = {process.spec.id: _page(process.addresses) for process in cluster.processes}
         yield Target(
             shape.name,
@@ -100,6 +112,7 @@ def started_cluster(arguments: argparse.Namespace, shape: shapes.Shape) -> Itera
             arguments.frontends,
             {process.spec.id: process.pid for process in cluster.processes if process.pid},
             {service: address for service, address in pages.items() if address},
+            tuple(lora or ()),
         )
 
 

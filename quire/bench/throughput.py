@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
-from quire.bench import load, target
+from quire.bench import adapters, load, target
 from quire.bench.programs import Program
 from quire.bench.report import Row
 from quire.bench.target import Target
 from quire.bench.timing import Outcome
 
+BASE = "without adapters"  # the same cluster, in turn
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     target.configure(parser)
+    adapters.configure(parser)
     load.configure(parser, work="mixed", reset=True)
     parser.add_argument(
         "--beside",
@@ -29,7 +33,9 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     with rival(arguments.beside) as others:
         for served, work in load.served(arguments, effort):
             caller = load.grpc_caller(served, work, final_only=True)
-            sides = [load.clients_side(served, caller), *others]
+            own = load.clients_side(served, caller)
+            base = replace(own, target=replace(served, name=BASE), asks=adapters.without)
+            sides = [own, *([base] if served.adapters else []), *others]
             measured = load.measure(sides, work, arrival="burst", effort=effort, read=Outcome.rates)
             names = [side.target.name for side in sides]
             yield from load.beside(names, {"shape": served.name, "work": work.name}, measured)

@@ -25,6 +25,7 @@ class Item:
     prompt: tuple[int, ...]
     num_output: int
     json_schema: str = ""  # that the answer must have; empty: any
+    adapter: str = ""  # that it goes through; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class GraphMaker:
             recorder=recorder,
             staging=PinnedCopy(self._place.device),
         )
-        graphs.record(most)
+        self._record_kinds(graphs, most)
         runner.use_graphs(graphs)
         log.info("decode graphs recorded", count=graphs.count, seconds=round(time.perf_counter() - started, 2))
         if self._chunks:
@@ -97,10 +97,17 @@ class GraphMaker:
         if most_tokens is None:
             graphs.leave_out_compute_bound()
             self._most_chunk_tokens = graphs.most_tokens
-        graphs.record(most)
+        self._record_kinds(graphs, most)
         runner.use_chunk_graphs(graphs)
         seconds = round(time.perf_counter() - started, 2)
         log.info("chunk graphs recorded", count=graphs.count, most_tokens=graphs.most_tokens, seconds=seconds)
+
+    def _record_kinds(self, graphs: DecodeGraphs | ChunkGraphs, most: int) -> None:
+        """Steps without adapters, and steps with them, if there can be such."""
+        graphs.record(most)
+        if self._place.adapters is not None:
+            with self._place.adapters.step.as_if(True):
+                graphs.record(most)
 
     def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
         size = most_tokens, self._model.config.hidden_size
@@ -120,4 +127,5 @@ class GraphMaker:
             edges=TritonEdges(),
             longest_seq=limits.max_model_len,
             rows_per_prefix_tile=self._rows_per_prefix_tile,
+            adapters=self._place.adapters.step if self._place.adapters else None,
         )

@@ -102,7 +102,7 @@ class ChunkGraphs:
         self._shapes = shapes
         self._tokens = sorted({shape.num_tokens for shape in shapes})
         self._rows = sorted({shape.num_rows for shape in shapes})
-        self._steps: dict[ChunkShape, RecordedStep] = {}
+        self._steps: dict[tuple[ChunkShape, bool], RecordedStep] = {}  # and whether some row has an adapter
         self._num_columns = NUM_COLUMNS + memory.num_groups - 1  # behind the named: slot mappings of the other groups
         most_words = self._num_columns * max(map(_stride, shapes))
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
@@ -113,7 +113,8 @@ class ChunkGraphs:
         self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs."""
+        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs. With adapters or
+        without, as the model's step is now."""
         for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
             self._step(shape)
 
@@ -175,9 +176,10 @@ class ChunkGraphs:
         return ChunkShape(tokens, rows) if tokens and rows else None
 
     def _step(self, shape: ChunkShape) -> RecordedStep:
-        if shape not in self._steps:
-            self._steps[shape] = self._record(shape)
-        return self._steps[shape]
+        key = shape, self._model.is_adapted
+        if key not in self._steps:
+            self._steps[key] = self._record(shape)
+        return self._steps[key]
 
     def _is_compute_bound(self, num_tokens: int) -> bool:
         shape = max(shape for shape in self._shapes if shape.num_tokens == num_tokens)

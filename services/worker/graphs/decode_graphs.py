@@ -63,7 +63,8 @@ class DecodeGraphs:
         self._watch = watch
         self._sizes = sizes
         self._shared_sizes = shared_sizes(sizes[-1]) if model.rows_per_prefix_tile else []
-        self._graphs: dict[tuple[int, bool], RecordedStep] = {}  # by number of rows, and whether prefixes are shared
+        # By number of rows, whether prefixes are shared, and whether some row has an adapter.
+        self._graphs: dict[tuple[int, bool, bool], RecordedStep] = {}
         device = memory.last_tokens.device
         self._filled: tuple[RecordedStep, int] | None = None  # and the number of the step that the columns hold
         self._num_columns = NUM_COLUMNS + memory.num_groups - 1  # behind the named: slot mappings of the other groups
@@ -71,7 +72,8 @@ class DecodeGraphs:
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest of each kind (0: all), largest first: the memory of the rest fits into theirs."""
+        """The `most` largest of each kind (0: all), largest first: the memory of the rest fits into theirs. With
+        adapters or without, as the model's step is now."""
         for sizes, shared in ((self._sizes, False), (self._shared_sizes, True)):
             for size in sizes[: -most - 1 : -1] if most else reversed(sizes):
                 self._graph(size, shared=shared)
@@ -122,7 +124,7 @@ class DecodeGraphs:
         return _fitting(self._sizes, num_rows)
 
     def _graph(self, size: int, *, shared: bool) -> RecordedStep:
-        key = size, shared
+        key = size, shared, self._model.is_adapted
         if key not in self._graphs:
             self._graphs[key] = self._record(size, shared)
         return self._graphs[key]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.worker.graphs.cuda_graph import Recording
 from services.worker.graphs.step_edges import StepEdges
+from services.worker.lora.step_rows import StepRows
 from services.worker.sampling.choice import BoundChoice, PlainChoice
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks
@@ -35,6 +36,12 @@ class RecordedModel:
     longest_seq: int
     rows_per_prefix_tile: int  # 0: nothing is shared
     hidden: KeptHidden | None = None  # None: steps can end in sampling alone
+    adapters: StepRows | None = None  # None: no step has any
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether the step that comes has adapters: those without have recordings of their own."""
+        return self.adapters is not None and self.adapters.is_active
 
 
 @dataclass(slots=True)

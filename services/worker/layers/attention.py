@@ -166,7 +166,7 @@ class Attention:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
         config = self._config
         attended = kernels.attention(
-            kernels.linear(residual, self.qkv.packed, norm=norm),
+            kernels.linear(residual, self.qkv, norm=norm),
             self._norm_weights,
             config.rms_norm_eps,
             batch,
@@ -175,7 +175,7 @@ class Attention:
             scale=self._scale,
             window=self._window,
         )
-        kernels.linear_into(residual, attended, self.output.packed)
+        kernels.linear_into(residual, attended, self.output)
 
 
 def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from services.worker.layers.linear import Linear, Projection
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from services.worker.layers.placement import Destination, Placement
     from services.worker.layers.sharding import Shard
+    from services.worker.lora.linear_adapters import LinearAdapters
 
 
 class Embedding:
@@ -55,7 +57,7 @@ class OutputHead(Linear):
     """Logits by a projection of its own."""
 
     def __init__(self, vocab_size: int, hidden_size: int, place: Placement, name: str = "lm_head") -> None:
-        rows = place.shard.rows(vocab_size)
+        rows, place = place.shard.rows(vocab_size), replace(place, adapters=None)  # rows here are no step's tokens
         super().__init__([Projection(name, vocab_size, taken=(rows,))], hidden_size, False, place, quantized=False)
         self._vocab_size, self._missing = vocab_size, place.shard.room(vocab_size) - len(rows)
 
@@ -75,6 +77,7 @@ class TiedOutputHead:
         self._embedding = embedding
         self._ops, self._shard = place.ops, place.shard
         self.packed: Any = None  # as the ops want it, once loaded
+        self.adapters: LinearAdapters | None = None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from ()

@@ -171,5 +171,5 @@ class SparseMLP:
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
-        logits = kernels.linear(residual, self.router.packed, norm=norm)
+        logits = kernels.linear(residual, self.router, norm=norm)
         kernels.experts(residual, norm, logits, routing=self._routing, packed=self.experts.packed, load=self.load)

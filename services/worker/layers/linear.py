@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.layers.placement import Destination, Placement
+    from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,10 @@ class Linear:
         self._loaded = parts_of(parts, in_features, bias, place, columns=columns, quantized=quantized)
         self._multiply = place.ops.quantized_linear if self._loaded.is_quantized else place.ops.linear
         self.packed: Any = None  # as the ops want it, once loaded
-        sizes = [(part.name, part.num_rows) for part in parts]
-        self._adapters = place.adapters.of_linear(sizes, in_features) if place.adapters else None
+        # What adapters add to it; None: nothing, ever.
+        self.adapters: LinearAdapters | None = None
+        if place.adapters is not None:
+            self.adapters = place.adapters.of_linear(_adapted_shape(parts, in_features, columns))
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._loaded.destinations()
@@ -149,26 +152,33 @@ class Linear:
     def reorder(self, rows: Tensor) -> None:
         """Before finish(): the outputs come in another order, `rows` of the checkpoint's."""
         self._loaded.take_rows(rows)
-        if self._adapters is not None:
-            self._adapters.take_rows(rows)
+        if self.adapters is not None:
+            self.adapters.take_rows(rows)
 
     def scale(self, factor: float) -> None:
         """Before finish(): all outputs are so many times as large."""
         self._loaded.scale(factor)
-        if self._adapters is not None:
-            self._adapters.scale(factor)
+        if self.adapters is not None:
+            self.adapters.scale(factor)
 
     def finish(self) -> None:
         if self._is_partial and self._shard.rank:
             self._loaded.drop_bias()  # it is added once
         self.packed = self._loaded.pack()
         del self._loaded
-        if self._adapters is not None:
-            self._adapters.finish()
+        if self.adapters is not None:
+            self.adapters.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
         result: Tensor = self._multiply(x, self.packed)
-        if self._adapters is not None:
-            self._adapters.add(x, result)
+        if self.adapters is not None:
+            self.adapters.add(x, result)
         return self._shard.collectives.add_up(result) if self._adds_up else result
+
+
+def _adapted_shape(parts: Sequence[Projection], in_features: int, columns: range) -> LayerShape:
+    from services.worker.lora.linear_adapters import AdaptedProjection, LayerShape
+
+    adapted = [AdaptedProjection(part.name, part.out_features, part.rows) for part in parts]
+    return LayerShape(adapted, in_features, columns)

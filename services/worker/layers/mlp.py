@@ -85,5 +85,5 @@ class MLP:
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
-        gated = kernels.linear(residual, self.gate_up.packed, norm=norm, gated=True)
-        kernels.linear_into(residual, gated, self.down.packed)
+        gated = kernels.linear(residual, self.gate_up, norm=norm, gated=True)
+        kernels.linear_into(residual, gated, self.down)

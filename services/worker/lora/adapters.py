@@ -1,8 +1,7 @@
 """The adapters that a worker serves: kept on the device, chosen by sequences, there from the start or loaded later.
 
-On the CPU all adapters of a step are one call for each layer, which a tape records as well. Elsewhere a step in which
-some sequence has an adapter is launched kernel by kernel, as a model without graphs is; others cost what they cost
-without adapters.
+All adapters of a step are one call for each layer, which tapes and graphs record as well. On a GPU there are recordings
+of steps without adapters besides, so that those cost what they cost without the option.
 """
 
 from __future__ import annotations
@@ -16,22 +15,17 @@ import numpy as np
 import torch
 
 from kernels import Ops
-from kernels.reference.low_rank import AdaptedRows
-from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
+from services.worker.device.staging import Staging
+from services.worker.lora.linear_adapters import LayerShape, LinearAdapters, Room
 from services.worker.lora.peft_folder import PeftFolder, refusal
-from services.worker.lora.step_rows import StepRows
+from services.worker.lora.step_rows import NO_ADAPTER, StepRows
 from shared.adapter_contents import AdapterId
-from shared.columns import I32
 from shared.errors import InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
     from services.worker.limits import Limits
     from services.worker.step.admission import Admission
     from services.worker.step.step_inputs import StepInputs
-
-NO_ADAPTER = -1
-
-AdapterGroups = list[tuple[int, I32 | None]]  # numbers, each with its tokens (None: all of the step's)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +48,32 @@ class Adapters:
         device: torch.device,
         limits: Limits,
         *,
-        room: int = 0,
+        staging: Staging,
+        room: Room,
     ) -> None:
-        """`folders`: those that are there from the start, by ascending names; `room`: how many there may be while the
-        worker runs; 0: no others come."""
+        """`folders`: those that are there from the start, by ascending names; `room`: for others, which come while the
+        worker runs; of no adapters: none do."""
         self._ops, self._dtype, self._device = ops, dtype, device
-        self._capacity = max(room, len(folders))
-        self.max_adapters = self._capacity if room else 0
+        capacity, ranks = max(room.num_adapters, len(folders)), [folder.rank for folder in folders]
+        self.max_adapters = capacity if room.num_adapters else 0
+        self._room = Room(capacity, room.most_rank if room.num_adapters else max(ranks))
         self._first = list(folders)  # until the model is built
         self._held: dict[AdapterId, Held] = {}  # of one name the newest last
         self._layers: list[LinearAdapters] = []
         self._taken: set[str] = set()  # projections that layers have asked for
         self._of_slot = np.full(limits.max_num_seqs, NO_ADAPTER, dtype=np.int32)
-        self._num_live = 0
+        self._written = 0  # number of the step whose rows are in place
         for number, folder in enumerate(folders):
             self._hold(folder, folder.digest(), number)
         most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self.step = StepRows(AdaptedRows.none(most) if device.type == "cpu" else None)
+        self.step = StepRows(most, capacity, device, staging)
 
-    def of_linear(self, parts: Sequence[tuple[str, int]], in_features: int) -> LinearAdapters | None:
-        """What they add to a layer of these projections and their out_features; None: nothing, ever. Raises
-        InvalidArgument for shapes that do not fit."""
-        shape = LayerShape(parts, in_features)
-        self._taken.update(name for name, _ in parts)
+    def of_linear(self, shape: LayerShape) -> LinearAdapters | None:
+        """What they add to such a layer; None: nothing, ever. Raises InvalidArgument for shapes that do not fit."""
+        self._taken.update(part.name for part in shape.parts)
         if not self.max_adapters and not any(any(shape.pairs_of(folder.modules)) for folder in self._first):
             return None
-        layer = LinearAdapters(shape, self._capacity, self.step, self._ops, dtype=self._dtype, device=self._device)
+        layer = LinearAdapters(shape, self._room, self.step, self._ops, dtype=self._dtype, device=self._device)
         for number, folder in enumerate(self._first):
             shape.check(folder)
             layer.put(number, folder.modules)
@@ -107,12 +101,11 @@ class Adapters:
         for layer in self._layers:
             layer.shape.check(folder)
         numbers = {held.number for held in self._held.values()}
-        number = next((number for number in range(self._capacity) if number not in numbers), None)
+        number = next((number for number in range(self._room.num_adapters) if number not in numbers), None)
         if number is None:
-            text = f"lora: {folder.name}: there are {self._capacity} adapters, which is max_loras"
+            text = f"lora: {folder.name}: there are {self._room.num_adapters} adapters, which is max_loras"
             raise ResourceExhausted(text, field="lora")
-        for layer in self._layers:
-            layer.put(number, folder.modules)
+        self._put(number, folder)
         self._hold(folder, digest, number)
 
     def remove(self, adapter: AdapterId) -> None:
@@ -120,8 +113,8 @@ class Adapters:
         held = self._held.pop(adapter, None)
         if held is None:
             return
+        self._written = 0
         ended = self._of_slot == held.number
-        self._num_live -= int(np.count_nonzero(ended))
         self._of_slot[ended] = NO_ADAPTER
         for layer in self._layers:
             layer.drop(held.number)
@@ -136,41 +129,33 @@ class Adapters:
                 f"adapter: {admission.adapter!r} does not exist on this worker; there are {known}", field="adapter"
             )
         self._of_slot[slot] = held.number
-        self._num_live += 1
+        self._written = 0
 
     def release(self, slot: int) -> None:
-        self._num_live -= int(self._of_slot[slot] != NO_ADAPTER)
         self._of_slot[slot] = NO_ADAPTER
+        self._written = 0
 
     def write_rows(self, inputs: StepInputs) -> None:
-        """Of the next step, on the CPU."""
-        rows = self.step.rows
-        assert rows is not None
-        count = 0
-        if self._num_live:
-            of_tokens = self._of_slot[inputs.slots]
-            if inputs.num_tokens != inputs.num_rows:
-                of_tokens = np.repeat(of_tokens, np.diff(inputs.query_start))
-            order = np.argsort(of_tokens, kind="stable")[np.count_nonzero(of_tokens == NO_ADAPTER) :]
-            count = len(order)
-            rows.tokens.numpy()[:count] = order
-            rows.numbers.numpy()[:count] = of_tokens[order]
-        rows.count.fill_(count)
+        """Of the next step. One that follows from the last has the same."""
+        if inputs.follows and inputs.follows == self._written:
+            self._written = inputs.number
+            return
+        self._written = inputs.number
+        of_tokens = self._of_slot[inputs.slots]
+        if inputs.num_tokens != inputs.num_rows:
+            of_tokens = np.repeat(of_tokens, np.diff(inputs.query_start))
+        self.step.write(of_tokens)
 
-    def groups(self, inputs: StepInputs) -> AdapterGroups:
-        """Of a step; empty if no sequence in it has an adapter."""
-        if not self._num_live:
-            return []
-        numbers = self._of_slot[inputs.slots]
-        chosen = np.unique(numbers)
-        if len(chosen) == 1:
-            return [] if chosen[0] == NO_ADAPTER else [(int(chosen[0]), None)]
-        of_tokens = np.repeat(numbers, np.diff(inputs.query_start))
-        return [
-            (int(number), np.flatnonzero(of_tokens == number).astype(np.int32))
-            for number in chosen.tolist()
-            if number != NO_ADAPTER
-        ]
+    def _put(self, number: int, folder: PeftFolder) -> None:
+        """Into all layers, or into none."""
+        try:
+            for layer in self._layers:
+                layer.put(number, folder.modules)
+        except torch.OutOfMemoryError:
+            for layer in self._layers:
+                layer.drop(number)
+            text = f"lora: {folder.name}: the device has no memory for it; a lower gpu_memory_utilization leaves some"
+            raise ResourceExhausted(text, field="lora") from None
 
     def _hold(self, folder: PeftFolder, digest: bytes, number: int) -> None:
         adapter = AdapterId(folder.name, digest)

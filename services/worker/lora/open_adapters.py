@@ -8,9 +8,11 @@ import torch
 
 from kernels import Ops
 from services.worker.device.device import Device
+from services.worker.device.staging import staging_for
 from services.worker.limits import Limits
 from services.worker.lora import peft_folder
 from services.worker.lora.adapters import Adapters
+from services.worker.lora.linear_adapters import Room
 from shared import model_identity
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
@@ -39,5 +41,5 @@ def open_adapters(
         peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes)
         for name, folder in sorted(settings.lora.items())
     ]
-    room = settings.max_loras if settings.lora_folders else 0
-    return Adapters(folders, ops, dtype, device.torch_device, wanted, room=room)
+    room = Room(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
+    return Adapters(folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room)

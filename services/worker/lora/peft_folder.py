@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from shared.errors import InvalidArgument
@@ -58,6 +59,11 @@ class PeftFolder:
     name: str
     folder: Path
     modules: Mapping[str, LowRank]  # by the projection's name in the checkpoint of its model
+
+    @property
+    def rank(self) -> int:
+        """The largest of a module."""
+        return max(pair.down.size(0) for pair in self.modules.values())
 
     def digest(self) -> bytes:
         """SHA-256 of what it computes: every module's name, rank and numbers."""
@@ -126,8 +132,7 @@ def _scale(name: str, config: Mapping[str, Any], max_rank: int) -> tuple[int, fl
 
 def _modules(name: str, path: Path, rank: int, scale: float) -> dict[str, LowRank]:
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        tensors = load(path.read_bytes())  # mapped, a file that is cut short meanwhile would end the process
     except (OSError, SafetensorError) as error:
         raise refusal(name, f"cannot read {path}: {error}") from None
     modules = {}

@@ -27,7 +27,7 @@ from services.worker.heads.port import HeadLaunch
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.pages_ahead import PagesAhead
-from services.worker.lora.adapters import AdapterGroups, Adapters
+from services.worker.lora.adapters import Adapters
 from services.worker.runner.output import Launch
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.step.beam_moves import BeamMoves
@@ -153,30 +153,12 @@ class ModelRunner:
         heads = self.heads
         heads.begin()
         others = heads.of(inputs)
-        if self._adapters is not None and self._device.is_synchronous:
+        if self._adapters is not None:
             self._adapters.write_rows(inputs)
-        elif self._adapters is not None and (groups := self._adapters.groups(inputs)):
-            return self._launch_adapted(self._adapters, groups, inputs, new_blocks, others)
         graphs = self._graphs_for(inputs, new_blocks, others)
         if graphs is not None:
             return self._launch_graph(graphs, inputs, new_blocks, others)
         return self._launch_kernels(inputs, new_blocks, others, self._model)
-
-    def _launch_adapted(
-        self,
-        adapters: Adapters,
-        groups: AdapterGroups,
-        inputs: StepInputs,
-        new_blocks: NewBlocks,
-        others: StepHeads | None,
-    ) -> Launch:
-        """Kernel by kernel, every layer for all tokens: nothing recorded knows adapters."""
-        if self._graphs is not None:
-            self._graphs.forget_rows()
-        device = self._device.torch_device
-        on_device = [(number, None if tokens is None else upload(tokens, device)) for number, tokens in groups]
-        with adapters.step.during(on_device):
-            return self._launch_kernels(inputs, new_blocks, others, self._whole_model)
 
     def _graphs_for(self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None) -> StepGraphs | None:
         """Recordings that have room for the step and can end in its heads; None if there are none."""
@@ -303,7 +285,7 @@ class ModelRunner:
             return None
         if inputs.num_tokens == inputs.num_rows:
             return None
-        if self._adapters is not None and self._adapters.step.groups:
+        if self._adapters is not None and self._adapters.step.is_active:
             return None
         of_last_layer = tables[self.caches[-1].group]
         return AttentionMetadata(

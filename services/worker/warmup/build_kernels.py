@@ -101,6 +101,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         softcap=config.attention_softcap,
         is_whole=shard.is_whole,
         packed=packed_shape(config.quantization, sizes),
+        num_adapters=max(len(settings.lora), settings.max_loras if settings.lora_folders else 0),
     )
 
 

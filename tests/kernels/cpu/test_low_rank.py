@@ -5,7 +5,7 @@ import torch
 
 from kernels import cpu, reference
 from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows
+from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
 from tests.kernels.cpu.closeness import assert_close, needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)
@@ -13,10 +13,13 @@ pytestmark = pytest.mark.skipif(**needs_library)
 NO_ADAPTER = -1
 
 
-def pair(ranks: tuple[int, ...], sizes: tuple[int, ...], in_features: int, dtype: torch.dtype):
-    """Of projections side by side: `up` is blocks along the diagonal."""
-    up = torch.block_diag(*(torch.randn(size, rank) for rank, size in zip(ranks, sizes, strict=True)))
-    return (torch.randn(sum(ranks), in_features) / in_features**0.5).to(dtype), up.to(dtype)
+def update(ranks, sizes, in_features, dtype, *, gains=False):
+    """Of projections side by side."""
+    pairs = [
+        ((torch.randn(rank, in_features) / in_features**0.5).to(dtype), torch.randn(size, rank).to(dtype))
+        for rank, size in zip(ranks, sizes, strict=True)
+    ]
+    return LowRankUpdate(pairs, torch.rand(2, sum(sizes)) + 0.5 if gains else None)
 
 
 def put(rows: AdaptedRows, numbers: list[int]) -> None:
@@ -24,13 +27,14 @@ def put(rows: AdaptedRows, numbers: list[int]) -> None:
     of_rows = torch.tensor(numbers, dtype=torch.int32)
     order = torch.argsort(of_rows, stable=True)
     order = order[of_rows[order] != NO_ADAPTER].int()
-    rows.count.fill_(len(order))
+    ends = [int((of_rows <= number).sum() - (of_rows == NO_ADAPTER).sum()) for number in range(rows.num_adapters)]
+    rows.starts[1:] = torch.tensor(ends)
     rows.tokens[: len(order)] = order
     rows.numbers[: len(order)] = of_rows[order]
 
 
-def adapted(numbers: list[int]) -> AdaptedRows:
-    rows = AdaptedRows.none(len(numbers))
+def adapted(numbers: list[int], num_adapters: int = 3) -> AdaptedRows:
+    rows = AdaptedRows.none(len(numbers), num_adapters)
     put(rows, numbers)
     return rows
 
@@ -44,31 +48,36 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("gains", [False, True])
 @pytest.mark.parametrize(("ranks", "sizes", "in_features"), SHAPES)
-def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_features):
+def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_features, gains):
     """Beside one of another rank, one that leaves the layer alone, and rows without an adapter."""
     wide = tuple(rank + 9 for rank in ranks)
-    pairs = [pair(ranks, sizes, in_features, dtype), None, pair(wide, sizes, in_features, dtype)]
-    weights = cpu.prepare_low_rank(pairs, in_features, sum(sizes), dtype)
+    updates = [update(ranks, sizes, in_features, dtype), None, update(wide, sizes, in_features, dtype, gains=gains)]
+    weights = cpu.prepare_low_rank(updates, in_features, sizes, dtype)
     numbers = [0, -1, 2, 1, 0, 2, 2, 2, 2, 2, -1, 0, 0]
     x, base = torch.randn(len(numbers), in_features).to(dtype), torch.randn(len(numbers), sum(sizes)).to(dtype)
     result = base.clone()
     cpu.add_low_rank(x, result, weights, adapted(numbers))
     for row, number in enumerate(numbers):
-        given = None if number == NO_ADAPTER else pairs[number]
+        given = None if number == NO_ADAPTER else updates[number]
         if given is None:
             assert torch.equal(result[row], base[row])
             continue
-        down, up = given
-        narrow = (x[row].float() @ down.float().T).to(dtype).double()
-        largest = float((narrow.abs() @ up.double().abs().T).max())
+        old, sums = base[row].double(), []
+        if given.gains is not None:
+            old = old * given.gains[0] + given.gains[1]
+        for down, up in given.pairs:
+            narrow = (x[row].float() @ down.float().T).to(dtype).double()
+            sums.append((narrow @ up.double().T, float((narrow.abs() @ up.double().abs().T).max())))
+        added, largest = torch.cat([added for added, _ in sums]), max(largest for _, largest in sums)
         unit = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-20  # a narrow product may be rounded the other way
-        assert_close(result[row], base[row].double() + narrow @ up.double().T, absolute=unit * (1 + largest))
+        assert_close(result[row], old + added, absolute=unit * (1 + largest))
 
 
 def test_a_row_has_the_same_bits_in_any_batch(dtype):
-    pairs = [pair((16, 16), (96, 50), 130, dtype) for _ in range(3)]
-    weights = cpu.prepare_low_rank(pairs, 130, 146, dtype)
+    updates = [update((16, 16), (96, 50), 130, dtype) for _ in range(3)]
+    weights = cpu.prepare_low_rank(updates, 130, (96, 50), dtype)
     x, base = torch.randn(40, 130).to(dtype), torch.randn(40, 146).to(dtype)
     numbers = [int(number) for number in torch.arange(40) * 7 // 9 % 4 - 1]
     whole = base.clone()
@@ -80,14 +89,14 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype):
 
 
 def test_threads_do_not_change_bits(dtype):
-    weights = cpu.prepare_low_rank([pair((64,), (2048,), 1024, dtype)] * 2, 1024, 2048, dtype)
+    weights = cpu.prepare_low_rank([update((64,), (2048,), 1024, dtype)] * 2, 1024, (2048,), dtype)
     x, base, before = torch.randn(50, 1024).to(dtype), torch.randn(50, 2048).to(dtype), cpu.num_threads()
     results = []
     try:
         for threads in (1, 2, 5):
             cpu.set_num_threads(threads)
             results.append(base.clone())
-            cpu.add_low_rank(x, results[-1], weights, adapted([row % 2 for row in range(50)]))
+            cpu.add_low_rank(x, results[-1], weights, adapted([row % 2 for row in range(50)], 2))
     finally:
         cpu.set_num_threads(before)
     assert torch.equal(results[0], results[1])
@@ -95,12 +104,12 @@ def test_threads_do_not_change_bits(dtype):
 
 
 def test_a_tape_reads_rows_and_adapters_anew(dtype):
-    pairs = [pair((4,), (24,), 32, dtype) for _ in range(2)]
+    updates = [update((4,), (24,), 32, dtype) for _ in range(2)]
     weights, weight = (
-        cpu.prepare_low_rank(pairs, 32, 24, dtype),
+        cpu.prepare_low_rank(updates, 32, (24,), dtype),
         cpu.prepare_linear(torch.randn(24, 32).to(dtype), None),
     )
-    x, rows, tape = torch.randn(9, 32).to(dtype), AdaptedRows.none(9), Tape(num_tokens=9)
+    x, rows, tape = torch.randn(9, 32).to(dtype), AdaptedRows.none(9, 2), Tape(num_tokens=9)
     with tape.recording():
         y = cpu.linear(x, weight)
         cpu.add_low_rank(x, y, weights, rows)
@@ -113,9 +122,9 @@ def test_a_tape_reads_rows_and_adapters_anew(dtype):
 
 
 def test_a_tape_sees_an_adapter_that_comes_later_and_one_that_has_gone(dtype):
-    weights = cpu.prepare_low_rank([None, None], 32, 24, dtype)
-    weight, later = cpu.prepare_linear(torch.randn(24, 32).to(dtype), None), pair((4,), (24,), 32, dtype)
-    x, rows, tape = torch.randn(3, 32).to(dtype), AdaptedRows.none(3), Tape(num_tokens=3)
+    weights = cpu.prepare_low_rank([None, None], 32, (24,), dtype)
+    weight, later = cpu.prepare_linear(torch.randn(24, 32).to(dtype), None), update((4,), (24,), 32, dtype)
+    x, rows, tape = torch.randn(3, 32).to(dtype), AdaptedRows.none(3, 2), Tape(num_tokens=3)
     with tape.recording():
         y = cpu.linear(x, weight)
         cpu.add_low_rank(x, y, weights, rows)
@@ -125,18 +134,18 @@ def test_a_tape_sees_an_adapter_that_comes_later_and_one_that_has_gone(dtype):
         cpu.put_low_rank(weights, 1, there)
         tape.replay(num_tokens=3)
         want = plain.clone()
-        cpu.add_low_rank(x, want, cpu.prepare_low_rank([None, there], 32, 24, dtype), rows)
+        cpu.add_low_rank(x, want, cpu.prepare_low_rank([None, there], 32, (24,), dtype), rows)
         assert torch.equal(y, want)
         assert torch.equal(y, plain) == (there is None)
 
 
 def test_other_dtypes_go_to_the_reference():
-    down, up = pair((4,), (8,), 16, torch.float16)
-    weights = cpu.prepare_low_rank([(down, up)], 16, 8, torch.float16)
+    given = update((4,), (8,), 16, torch.float16)
+    weights = cpu.prepare_low_rank([given], 16, (8,), torch.float16)
     x, result, want = torch.randn(2, 16).half(), torch.zeros(2, 8).half(), torch.zeros(2, 8).half()
-    cpu.add_low_rank(x, result, weights, adapted([0, -1]))
-    weights = reference.prepare_low_rank([(down, up)], 16, 8, torch.float16)
-    reference.add_low_rank(x, want, weights, adapted([0, -1]))
+    cpu.add_low_rank(x, result, weights, adapted([0, -1], 1))
+    weights = reference.prepare_low_rank([given], 16, (8,), torch.float16)
+    reference.add_low_rank(x, want, weights, adapted([0, -1], 1))
     assert torch.equal(result, want)
     assert result[0].any()
     assert not result[1].any()

@@ -45,6 +45,19 @@ def test_throughput_starts_a_cluster_and_measures_it(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
+def test_throughput_gives_requests_adapters_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--work", "cpu_batch", "--num-blocks", "2000", "--warmup", "0", "--lora-adapters", "2", "--lora-rank", "8")
+    adapted, base, ratio = bench(capsys, "throughput", *words, *SMALL)
+    assert [row["server"] for row in (adapted, base, ratio)] == [
+        "quire",
+        "without adapters",
+        "quire / without adapters",
+    ]
+    assert adapted["errors"] == base["errors"] == 0
+    assert ratio["out_tok_s"] == pytest.approx(adapted["out_tok_s"] / base["out_tok_s"], rel=0.001)
+
+
+@pytest.mark.slow
 def test_embed_measures_inputs_a_second_beside_transformers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

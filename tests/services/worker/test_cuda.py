@@ -163,7 +163,7 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
     rig.step(later, {i: 3 * i for i in range(1, 12)})
     for _ in range(4):
         rig.step()
-    assert any(shared for _, shared in rig.replica._runner._graphs._graphs)
+    assert any(shared for _, shared, _ in rig.replica._runner._graphs._graphs)
     assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
 
 

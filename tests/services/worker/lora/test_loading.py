@@ -211,6 +211,19 @@ def test_neither_is_one_that_is_too_large(saved: Path) -> None:
         AdapterFolders([str(saved / "ok")], 256).read("x", "a")
 
 
+def test_a_file_that_is_cut_short_later_does_no_harm(saved: Path) -> None:
+    """It was copied; mapped, reading on would end the worker with SIGBUS."""
+    weights = saved / "ok" / "a" / peft_folder.WEIGHTS
+    folder, digest = (
+        AdapterFolders([str(saved / "ok")], 256).read("x", "a"),
+        peft_folder.read("x", weights.parent).digest(),
+    )
+    os.truncate(weights, 100)
+    assert folder.digest() == digest
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        peft_folder.read("x", weights.parent)
+
+
 def test_an_adapter_may_be_as_large_as_its_model(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoint("qwen3-tied").folder
     size = sum(file.stat().st_size for file in folder.iterdir())

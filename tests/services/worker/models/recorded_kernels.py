@@ -1,5 +1,5 @@
-"""`python -m tests.services.worker.models.recorded_kernels SHAPE`: kernels that graphs of a shape's steps call, and
-which of them nobody has compiled beforehand.
+"""`python -m tests.services.worker.models.recorded_kernels SHAPE [adapters]`: kernels that graphs of a shape's steps
+call, and which of them nobody has compiled beforehand.
 
 Everything lies on torch's meta device: addresses have their alignment, memory there is none. Triton is asked what it
 would compile, and told not to.
@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import block_shape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
+from services.worker.lora.adapters import Adapters
+from services.worker.lora.linear_adapters import Room
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.single_row import SingleRowProgram
@@ -105,7 +108,10 @@ def record_all(settings: WorkerSettings) -> None:
     config, wanted = described(settings)
     fitting = limits.fit(wanted, NUM_BLOCKS, explicit=False)
     triton_package.unavailable = lambda: None
-    place = Placement(kernels.load("cuda"), torch.bfloat16, META)
+    ops, dtype = kernels.load("cuda"), torch.bfloat16
+    staging, room = NoCopies(), Room(settings.max_loras, settings.max_lora_rank)
+    adapters = Adapters([], ops, dtype, META, wanted, staging=staging, room=room) if settings.lora_folders else None
+    place = Placement(ops, dtype, META, adapters=adapters)
     backend, spec = TritonAttention(), replace(attention_spec(config, fitting.block_size, place), device="cuda")
     assert backend.reject_reason(spec) is None
     model = find_model(read_config(Path(settings.model)))(config, backend, place, fitting.max_model_len)
@@ -124,17 +130,21 @@ def record_all(settings: WorkerSettings) -> None:
     memory = SlotMemory(tables, torch.zeros(num_slots + 1, dtype=torch.int32, device=META))
     tile = backend.rows_per_prefix_tile(spec)
     choice = PlainChoice(place.ops, max(num_slots, *ROWS), META)
-    recorded = RecordedModel(logits, choice, TritonEdges(), fitting.max_model_len, tile)
+    step = adapters.step if adapters else None
+    recorded = RecordedModel(logits, choice, TritonEdges(), fitting.max_model_len, tile, adapters=step)
     watch = RowWatch(SlotTable(fitting).block_table, fitting.block_size, tile)
     tools: Any = {"recorder": Once(), "staging": NoCopies()}
-    DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).record()
-    ChunkGraphs(recorded, memory, chunk_shapes(fitting, 1), **tools).record()
+    for adapted in (False, True)[: 1 + bool(step)]:
+        with step.as_if(adapted) if step else nullcontext():
+            DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).record()
+            ChunkGraphs(recorded, memory, chunk_shapes(fitting, 1), **tools).record()
 
 
-def main(name: str) -> None:
+def main(name: str, *options: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = shapes.prepare(name, Path(scratch)).folder
-        settings = WorkerSettings(model=str(folder), device="cuda", load_format="dummy")
+        folders = (scratch,) if "adapters" in options else ()
+        settings = WorkerSettings(model=str(folder), device="cuda", load_format="dummy", lora_folders=folders)
         seen = Seen()
         for job in jobs(model_shape(settings, *described(settings))):
             job()
@@ -145,4 +155,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

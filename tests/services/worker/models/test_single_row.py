@@ -9,11 +9,15 @@ import pytest
 import torch
 
 import kernels
+import kernels.triton
 from kernels.triton.expert_layers import prepare_experts
 from kernels.triton.row_experts import RowExpertsTile
+from kernels.triton.row_linear import RowTile
 from services.worker.layers.sharding import Shard
 from services.worker.models import single_row
 from tests.services.worker import checkpoints
+from tests.services.worker.lora import peft_folders
+from tests.services.worker.models.test_logits import error
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import ranked
 from tests.services.worker.rig import Rig
@@ -41,6 +45,39 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         rig.step()
         logits = chain.logits(batches[-1], runner.caches)  # stores the same keys and values once more
         torch.testing.assert_close(logits.cpu(), rig.logits[0][-1].unsqueeze(0), rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all linear layers, and of some parts of fused ones; then none again."""
+    monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
+    if not torch.cuda.is_available():  # programs run one after the other
+        monkeypatch.setattr("kernels.triton.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4))
+    monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
+    for name in ("prepare_low_rank", "put_low_rank", "add_low_rank"):
+        monkeypatch.setattr(f"kernels.reference.{name}", getattr(kernels.triton, name))
+    made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES | {"num_hidden_layers": 1})
+    whole = peft_folders.save(made, tmp_path / "whole", seed=1)
+    some = peft_folders.save(
+        made, tmp_path / "some", seed=2, rank=7, wanted=lambda name: name.endswith(("v_proj", "up_proj"))
+    )
+    lora = {"whole": str(whole.folder), "some": str(some.folder)}
+    rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False, lora=lora)
+    model, rows = rig.replica._runner._model, rig.replica.adapters.step
+    chain, forward, head = (
+        single_row.SingleRowProgram(model, pdl=torch.cuda.is_available()),
+        model.forward,
+        model.logits,
+    )
+    for slot, (name, merged) in enumerate({"whole": whole, "some": some, "": made}.items()):
+        rig.step([New(slot, PROMPT, adapter=name)], {slot: len(PROMPT)}, released=[slot - 1] if slot else [])
+        with monkeypatch.context() as patched, rows.as_if(bool(name)):
+            patched.setattr(model, "forward", chain.logits)
+            patched.setattr(model, "logits", lambda logits: logits)
+            rig.step()
+        assert error(rig, merged, slot) < 1e-4
+    assert (model.forward, model.logits) == (forward, head)
+    assert error(rig, whole, 2) > 0.01, "the adapter changes nothing that could be seen"
 
 
 def test_models_that_it_cannot_run_are_refused() -> None:

@@ -1,0 +1,344 @@
+"""What adapters of low rank add to a linear layer, those of all rows of a step in two launches. Nothing asks the host.
+
+Rows come sorted by adapter. A tile is some rows of one adapter; how many tiles there are is known to the device alone,
+so that the grid is as large as it can become and programs without work end at once: a CUDA graph holds any mixture of
+adapters. Where the weights lie is read from a table in device memory, so that adapters come and go without a new
+recording. The first launch multiplies with `down`, cut along the input features, so that a few rows keep the whole GPU
+busy; the second adds these parts up and multiplies with `up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankUpdate
+from kernels.triton.attention_tile import MIN_DOT, dot_precision
+from kernels.triton.grouped_linear import most_tiles
+
+DOWN, UP, RANKS, GAINS = range(4)  # words of an adapter in the table
+NUM_WORDS: tl.constexpr = tl.constexpr(4)
+COLUMNS = 128  # of the result, a program
+FEW_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the products are cut up."""
+
+    rows: int  # of a tile
+    ranks: int  # at a time
+    depth: int  # input features at a time
+    splits: int  # of the input features
+    warps: int
+
+
+# By how many rows a step has at most. Chosen by reasoning: with few rows bytes in flight are all that counts, so that
+# the input features are cut until there are as many programs as multiprocessors; with many, tiles share what they read.
+CUTS = {
+    64: Cut(16, 32, 128, 16, 4),
+    FEW_ROWS: Cut(16, 32, 128, 8, 4),
+    2048: Cut(64, 64, 64, 4, 8),
+    1 << 30: Cut(64, 64, 64, 1, 8),
+}
+WIDE_DEPTH = 32  # of float32
+
+
+def cut_for(num_rows: int) -> Cut:
+    return next(cut for most, cut in CUTS.items() if num_rows <= most)
+
+
+@dataclass(frozen=True)
+class LowRankTable:
+    """An adapter's ranks are those of its largest projection, rounded up to what matrix instructions take; `down` has
+    as many rows for each projection, one after the other, `up` as many columns."""
+
+    table: torch.Tensor  # int64 [num_adapters, NUM_WORDS]: addresses of down and up, ranks, address of gains; 0: none
+    column_tiles: torch.Tensor  # int32 [3, tiles of the result]: projection, first column, end of the projection
+    dtype: torch.dtype
+    in_features: int
+    sizes: tuple[int, ...]
+    most_ranks: int  # of all projections
+    owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory behind the addresses
+
+
+def padded(rank: int) -> int:
+    return triton.cdiv(rank, MIN_DOT) * MIN_DOT
+
+
+def prepare_low_rank(
+    adapters: Sequence[LowRankUpdate | None],
+    in_features: int,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    most_rank: int = MOST_RANK,
+    device: torch.device | None = None,
+) -> LowRankTable:
+    tiles, row = [], 0
+    for projection, size in enumerate(sizes):
+        tiles += [(projection, first, row + size) for first in range(row, row + size, COLUMNS)]
+        row += size
+    weights = LowRankTable(
+        torch.zeros(len(adapters), NUM_WORDS.value, dtype=torch.int64, device=device),
+        torch.tensor(tiles, dtype=torch.int32).t().contiguous().to(device or "cpu"),
+        dtype,
+        in_features,
+        tuple(sizes),
+        len(sizes) * padded(most_rank),
+    )
+    for number, update in enumerate(adapters):
+        put_low_rank(weights, number, update)
+    return weights
+
+
+def put_low_rank(weights: LowRankTable, number: int, update: LowRankUpdate | None) -> None:
+    words = [0] * NUM_WORDS.value
+    weights.owners.pop(number, None)
+    if update is not None and any(pair is not None for pair in update.pairs):
+        down, up = _packed(update, weights)
+        gains = update.gains if update.gains is None else update.gains.contiguous()
+        weights.owners[number] = (down, up, gains)
+        words = [down.data_ptr(), up.data_ptr(), up.size(1), 0 if gains is None else gains.data_ptr()]
+    weights.table[number].copy_(torch.tensor(words, dtype=torch.int64))
+
+
+def _packed(update: LowRankUpdate, weights: LowRankTable) -> tuple[torch.Tensor, torch.Tensor]:
+    ranks = padded(max(pair[0].size(0) for pair in update.pairs if pair is not None))
+    assert ranks * len(weights.sizes) <= weights.most_ranks
+    device, sizes = weights.table.device, weights.sizes
+    down = torch.zeros(len(sizes), ranks, weights.in_features, dtype=weights.dtype, device=device)
+    up = torch.zeros(sum(sizes), ranks, dtype=weights.dtype, device=device)
+    for of_down, of_up, pair in zip(down, up.split(sizes), update.pairs, strict=True):
+        if pair is not None:
+            assert (pair[0].size(1), pair[1].size(0)) == (weights.in_features, of_up.size(0))
+            of_down[: pair[0].size(0)] = pair[0]
+            of_up[:, : pair[1].size(1)] = pair[1]
+    return down.flatten(0, 1), up
+
+
+@triton.jit
+def _tile(starts_ptr, tile, num_adapters, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The adapter of a tile, -1 where there is no such tile; its first row among the sorted ones, and their end."""
+    at = tl.arange(0, WIDTH)
+    inside = at < num_adapters
+    start = tl.load(starts_ptr + at, mask=inside, other=0)
+    end = tl.load(starts_ptr + at + 1, mask=inside, other=0)
+    count = (end - start + ROWS - 1) // ROWS
+    last = tl.cumsum(count, 0)
+    within = tile - (last - count)
+    is_mine = (within >= 0) & (tile < last)
+    number = tl.sum(tl.where(is_mine, at + 1, 0), 0) - 1
+    first = tl.sum(tl.where(is_mine, start + within * ROWS, 0), 0)
+    return number, first, tl.sum(tl.where(is_mine, end, 0), 0)
+
+
+@triton.jit
+def ranks_of(table_ptr, number):
+    """Of each projection."""
+    return tl.multiple_of(tl.load(table_ptr + number * NUM_WORDS + 2).to(tl.int32), 16)
+
+
+@triton.jit
+def adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH: tl.constexpr):
+    """Of a step's only row, and its ranks; 0 and 0 where it has none."""
+    at = tl.arange(0, WIDTH)
+    inside = at < num_adapters
+    start = tl.load(starts_ptr + at, mask=inside, other=0)
+    end = tl.load(starts_ptr + at + 1, mask=inside, other=0)
+    found = tl.sum(tl.where(end > start, at + 1, 0), 0)
+    number = tl.maximum(found - 1, 0)
+    return number, tl.multiple_of(tl.where(found > 0, ranks_of(table_ptr, number), 0), 16)
+
+
+@triton.jit
+def weight_at(table_ptr, number, WORD: tl.constexpr, like_ptr):
+    """The address in a word of an adapter, whose elements are those of `like_ptr`."""
+    address = tl.load(table_ptr + number * NUM_WORDS + WORD)
+    return tl.multiple_of(address.to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
+
+
+@triton.jit(do_not_specialize=["num_adapters", "num_projections", "num_rows"])
+def _shrink(
+    x_ptr,
+    starts_ptr,
+    tokens_ptr,
+    table_ptr,
+    narrow_ptr,
+    x_stride,
+    in_features,
+    most_ranks,
+    num_adapters,
+    num_projections,
+    num_rows,
+    features_per_split,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    split = tl.program_id(0)
+    number, first, end = _tile(starts_ptr, tl.program_id(1), num_adapters, ROWS, WIDTH)
+    if number < 0:
+        return
+    ranks = ranks_of(table_ptr, number) * num_projections
+    if ranks == 0:
+        return
+    down_ptr = weight_at(table_ptr, number, 0, x_ptr)
+    row = tl.arange(0, ROWS)
+    has_row = first + row < end
+    token = tl.load(tokens_ptr + first + row, mask=has_row, other=0).to(tl.int64)
+    at = tl.arange(0, DEPTH)
+    begin = split * features_per_split
+    stop = tl.minimum(begin + features_per_split, in_features)
+    x_at = x_ptr + token[:, None] * x_stride + at[None, :]
+    to = narrow_ptr + (split.to(tl.int64) * num_rows + first + row)[:, None] * most_ranks
+    for low in range(0, ranks, RANKS):
+        rank = low + tl.arange(0, RANKS)
+        has_rank = rank < ranks
+        down_at = down_ptr + rank[None, :].to(tl.int64) * in_features + at[:, None]
+        sums = tl.zeros([ROWS, RANKS], tl.float32)
+        for start in range(begin, stop, DEPTH):
+            if EVEN:
+                x = tl.load(x_at + start, mask=has_row[:, None], other=0.0)
+                down = tl.load(down_at + start, mask=has_rank[None, :], other=0.0)
+            else:
+                inside = start + at < stop
+                x = tl.load(x_at + start, mask=has_row[:, None] & inside[None, :], other=0.0)
+                down = tl.load(down_at + start, mask=has_rank[None, :] & inside[:, None], other=0.0)
+            sums = tl.dot(x, down, sums, input_precision=PRECISION)
+        tl.store(to + rank[None, :], sums, mask=has_row[:, None] & has_rank[None, :])
+
+
+@triton.jit(do_not_specialize=["num_adapters", "num_rows", "num_column_tiles"])
+def _expand(
+    narrow_ptr,
+    starts_ptr,
+    tokens_ptr,
+    table_ptr,
+    column_tiles_ptr,
+    result_ptr,
+    result_stride,
+    most_ranks,
+    num_adapters,
+    num_rows,
+    num_column_tiles,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    number, first, end = _tile(starts_ptr, tl.program_id(1), num_adapters, ROWS, WIDTH)
+    if number < 0:
+        return
+    ranks = ranks_of(table_ptr, number)
+    if ranks == 0:
+        return
+    up_ptr = weight_at(table_ptr, number, 1, result_ptr)
+    part = tl.program_id(0)
+    projection = tl.load(column_tiles_ptr + part)
+    first_column = tl.load(column_tiles_ptr + num_column_tiles + part)
+    last_column = tl.load(column_tiles_ptr + 2 * num_column_tiles + part)
+    if ALIGNED:
+        first_column, last_column = tl.multiple_of(first_column, 16), tl.multiple_of(last_column, 16)
+    column = first_column + tl.arange(0, COLUMNS)
+    has_column = column < last_column
+    row = tl.arange(0, ROWS)
+    has_row = first + row < end
+    token = tl.load(tokens_ptr + first + row, mask=has_row, other=0).to(tl.int64)
+    inside = has_row[:, None] & has_column[None, :]
+    to = result_ptr + token[:, None] * result_stride + column[None, :]
+    narrow_at = narrow_ptr + (first + row).to(tl.int64)[:, None] * most_ranks + projection * ranks
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for low in tl.range(0, ranks, RANKS, num_stages=1):
+        rank = low + tl.arange(0, RANKS)
+        has_rank = rank < ranks
+        narrow = tl.zeros([ROWS, RANKS], tl.float32)
+        for split in tl.static_range(SPLITS):
+            of_split = narrow_at + split * num_rows.to(tl.int64) * most_ranks
+            narrow += tl.load(of_split + rank[None, :], mask=has_row[:, None] & has_rank[None, :], other=0.0)
+        up_at = up_ptr + column[None, :].to(tl.int64) * ranks + rank[:, None]
+        up = tl.load(up_at, mask=has_column[None, :] & has_rank[:, None], other=0.0)
+        sums = tl.dot(narrow.to(result_ptr.dtype.element_ty), up, sums, input_precision=PRECISION)
+    old = tl.load(to, mask=inside, other=0.0).to(tl.float32)
+    gains = tl.load(table_ptr + number * NUM_WORDS + 3)
+    if gains != 0:
+        size = tl.load(column_tiles_ptr + 3 * num_column_tiles - 1)
+        gains_at = gains.to(tl.pointer_type(tl.float32)) + column
+        old *= tl.load(gains_at, mask=has_column, other=0.0)[None, :]
+        old += tl.load(gains_at + size, mask=has_column, other=0.0)[None, :]
+    tl.store(to, (old + sums).to(result_ptr.dtype.element_ty), mask=inside)
+
+
+def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows) -> None:
+    add_low_rank_cut(x, result, weights, rows, cut=cut_for(x.size(0)))
+
+
+def add_low_rank_cut(
+    x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, cut: Cut
+) -> None:
+    """`rows` may be of more than x has, if those in use are not."""
+    num_rows, in_features = x.shape
+    if not num_rows:
+        return
+    assert x.stride(1) == result.stride(1) == 1
+    assert (in_features, result.size(1)) == (weights.in_features, sum(weights.sizes))
+    num_adapters, wide = rows.num_adapters, x.element_size() == 4
+    depth = WIDE_DEPTH if wide else cut.depth
+    per_split = triton.cdiv(triton.cdiv(in_features, depth), cut.splits) * depth
+    splits = triton.cdiv(in_features, per_split)
+    narrow = torch.empty((splits, num_rows, weights.most_ranks), dtype=torch.float32, device=x.device)
+    tiles, precision = most_tiles(num_rows, num_adapters, cut.rows), dot_precision(x.element_size())
+    width = triton.next_power_of_2(num_adapters)
+    _shrink[(splits, tiles)](
+        x,
+        rows.starts,
+        rows.tokens,
+        weights.table,
+        narrow,
+        x.stride(0),
+        in_features,
+        weights.most_ranks,
+        num_adapters,
+        len(weights.sizes),
+        num_rows,
+        per_split,
+        ROWS=cut.rows,
+        RANKS=cut.ranks,
+        DEPTH=depth,
+        WIDTH=width,
+        EVEN=in_features % depth == 0,
+        PRECISION=precision,
+        num_warps=cut.warps,
+    )
+    num_column_tiles = weights.column_tiles.size(1)
+    _expand[(num_column_tiles, tiles)](
+        narrow,
+        rows.starts,
+        rows.tokens,
+        weights.table,
+        weights.column_tiles,
+        result,
+        result.stride(0),
+        weights.most_ranks,
+        num_adapters,
+        num_rows,
+        num_column_tiles,
+        ROWS=cut.rows,
+        RANKS=cut.ranks,
+        COLUMNS=COLUMNS,
+        SPLITS=splits,
+        WIDTH=width,
+        ALIGNED=all(size % 16 == 0 for size in weights.sizes),
+        PRECISION=precision,
+        num_warps=cut.warps,
+    )

@@ -1,0 +1,194 @@
+"""Adapters of many rows in two launches. On a GPU, or in the interpreter, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import reference, triton
+from kernels.reference.linear import LinearWeight
+from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
+from kernels.triton import low_rank
+from kernels.triton.low_rank import Cut, add_low_rank_cut, cut_for
+from kernels.triton.row_linear import Norm, RowTile, row_linear, row_narrow_as_cut
+from kernels.triton.row_low_rank import row_low_rank
+from kernels.triton.row_narrow import Narrow
+from tests.kernels.triton.closeness import assert_close
+from tests.kernels.triton.conftest import ON_GPU
+
+NONE = -1
+SMALL = Cut(16, 16, 32, 3, 4)
+
+
+def adapted(numbers, num_adapters, device, most=0):
+    """`numbers`: of every row; `most`: that there is room for."""
+    of_rows = torch.tensor(numbers)
+    order = torch.argsort(of_rows, stable=True)
+    order = order[of_rows[order] != NONE].int()
+    rows = AdaptedRows.none(most or len(numbers), num_adapters)
+    rows.starts[1:] = torch.tensor([int((of_rows == number).sum()) for number in range(num_adapters)]).cumsum(0)
+    rows.tokens[: len(order)], rows.numbers[: len(order)] = order, of_rows[order].int()
+    return AdaptedRows(*(part.to(device) for part in (rows.starts, rows.tokens, rows.numbers)))
+
+
+def update(device, dtype, in_features, sizes, ranks, *, gains=False):
+    """`ranks`: of each projection, 0 where it is left alone."""
+    pairs = [
+        (
+            (torch.randn(rank, in_features) / in_features**0.5).to(device, dtype),
+            torch.randn(size, rank).to(device, dtype),
+        )
+        if rank
+        else None
+        for rank, size in zip(ranks, sizes, strict=True)
+    ]
+    return LowRankUpdate(pairs, torch.rand(2, sum(sizes)).to(device) + 0.5 if gains else None)
+
+
+def check(device, dtype, updates, in_features, sizes, numbers, cut=None):
+    x = torch.randn(len(numbers), in_features).to(device, dtype)
+    base = torch.randn(len(numbers), sum(sizes)).to(device, dtype)
+    rows, result = adapted(numbers, len(updates), device), base.clone()
+    most_rank = max(pair[0].size(0) for each in updates if each for pair in each.pairs if pair)
+    packed = triton.prepare_low_rank(updates, in_features, sizes, dtype, most_rank=most_rank, device=device)
+    add_low_rank_cut(x, result, packed, rows, cut=cut or cut_for(len(numbers)))
+    wide = [
+        each and replace(each, pairs=[pair and tuple(part.double() for part in pair) for pair in each.pairs])
+        for each in updates
+    ]
+    want = base.double()
+    reference.add_low_rank(x.double(), want, reference.prepare_low_rank(wide, in_features, sizes, torch.float64), rows)
+    assert_close(result, want, slack=3)
+    for row, number in enumerate(numbers):
+        if number == NONE or updates[number] is None:
+            assert torch.equal(result[row], base[row])
+
+
+@pytest.mark.parametrize(
+    ("in_features", "sizes", "ranks"),
+    [
+        (64, (48,), (8,)),
+        (96, (128, 64, 64), (16, 16, 16)),
+        (33, (140, 7), (5, 0)),
+        (130, (40,), (64,)),
+        (64, (24, 24), (256, 8)),
+    ],
+)
+def test_each_row_gets_what_its_own_adapter_adds(dtype, device, in_features, sizes, ranks):
+    """Beside one of another rank, one that leaves the layer alone, and rows without an adapter."""
+    other = tuple(rank and rank + 3 for rank in ranks) if max(ranks) < 250 else ranks
+    updates = [
+        update(device, dtype, in_features, sizes, ranks),
+        None,
+        update(device, dtype, in_features, sizes, other, gains=True),
+    ]
+    numbers = [0, NONE, 2, 1, 0, 2, 2, 2, NONE, 0, 0, *[2] * 17]
+    check(device, dtype, updates, in_features, sizes, numbers, SMALL)
+
+
+@pytest.mark.parametrize("num_rows", [1, 9, 40])
+def test_rows_of_many_adapters(device, num_rows):
+    """More adapters than rows of a tile, most of which have a row or none."""
+    updates = [update(device, torch.float16, 64, (32,), (8,)) for _ in range(20)]
+    numbers = [(7 * row) % 21 - 1 for row in range(num_rows)]
+    check(device, torch.float16, updates, 64, (32,), numbers, SMALL)
+
+
+@pytest.mark.parametrize("num_rows", [3, 600])
+def test_cuts_that_are_in_use(device, num_rows):
+    updates = [update(device, torch.float16, 256, (160, 32), (16, 16)) for _ in range(2)]
+    check(device, torch.float16, updates, 256, (160, 32), [row % 3 - 1 for row in range(num_rows)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [8, 16, 64, 256])
+@pytest.mark.parametrize("num_rows", [1, 8, 256, 512, 3000])
+def test_sizes_that_are_in_use(device, num_rows, rank):
+    sizes = (4096, 1024, 1024)
+    updates = [update(device, torch.bfloat16, 4096, sizes, (rank,) * 3) for _ in range(8)]
+    check(device, torch.bfloat16, updates, 4096, sizes, [row % 9 - 1 for row in range(num_rows)])
+
+
+def test_nobody_is_read_where_nobody_has_an_adapter(device):
+    """Also not beyond the rows that there are: memory has room for more."""
+    updates = [update(device, torch.float32, 32, (16,), (4,))]
+    packed = triton.prepare_low_rank(updates, 32, (16,), torch.float32, most_rank=4, device=device)
+    result = torch.ones(5, 16, device=device)
+    nothing = torch.full((5, 32), float("nan"), device=device)
+    triton.add_low_rank(nothing, result, packed, adapted([NONE] * 5, 1, device, most=100))
+    assert torch.equal(result, torch.ones_like(result))
+
+
+def test_adapters_come_and_go_in_the_same_memory(device):
+    """What a recording holds are the table and the rows."""
+    updates = [update(device, torch.float32, 32, (16,), (rank,)) for rank in (4, 20)]
+    packed = triton.prepare_low_rank([None, None], 32, (16,), torch.float32, most_rank=20, device=device)
+    table, x, rows = packed.table.data_ptr(), torch.randn(3, 32).to(device), adapted([1, NONE, 1], 2, device)
+    base = torch.zeros(3, 16, device=device)
+    for there in (updates[0], updates[1], None):
+        triton.put_low_rank(packed, 1, there)
+        result, want = base.clone(), base.clone()
+        triton.add_low_rank(x, result, packed, rows)
+        reference.add_low_rank(x, want, reference.prepare_low_rank([None, there], 32, (16,), torch.float32), rows)
+        torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5)
+        assert bool(result.any()) == (there is not None)
+    assert packed.table.data_ptr() == table
+    assert not packed.owners
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_beside_a_product_of_4_bits_it_is_a_launch_of_its_own(device, normed):
+    """Which gives what it gives beside one of 16."""
+    dtype, updates = torch.float16, [None, update(device, torch.float16, 256, (64,), (20,))]
+    packed = triton.prepare_low_rank(updates, 256, (64,), dtype, most_rank=20, device=device)
+    x, starts = torch.randn(1, 256).to(device, dtype), adapted([1], 2, device).starts
+    norm = Norm(torch.randn(256).to(device, dtype), 1e-5) if normed else None
+    beside, alone = (Narrow(packed, starts, torch.zeros(packed.most_ranks, device=device, dtype=dtype)) for _ in "ab")
+    row_linear(x, LinearWeight(torch.randn(64, 256).to(device, dtype), None), norm=norm, narrow=beside)
+    row_narrow_as_cut(x, alone, norm, pdl=False)
+    assert torch.equal(beside.products, alone.products)
+    assert beside.products[:20].all()
+    assert not beside.products[20:].any()
+
+
+def test_steps_are_cut_by_how_many_rows_they_have():
+    assert [cut_for(rows).rows for rows in (1, 64, low_rank.FEW_ROWS, low_rank.FEW_ROWS + 1, 9000)] == [
+        16,
+        16,
+        16,
+        64,
+        64,
+    ]
+
+
+@pytest.mark.parametrize("after", ["nothing", "gate", "residual"])
+@pytest.mark.parametrize("number", [NONE, 0, 1, 2])
+def test_a_single_row_in_the_chain(dtype, device, after, number):
+    """One of ranks that a program takes at once, one of more with gains, one that leaves the layer alone, none."""
+    in_features, sizes = 256, {"nothing": (64, 40), "gate": (96, 96), "residual": (256,)}[after]
+    out, gated = sum(sizes), after == "gate"
+    updates = [
+        update(device, dtype, in_features, sizes, (8,) * len(sizes)),
+        update(device, dtype, in_features, sizes, (70,) * len(sizes), gains=True),
+        None,
+    ]
+    x, weight = torch.randn(1, in_features).to(device, dtype), torch.randn(out, in_features).to(device, dtype) / 16
+    norm = Norm(torch.randn(in_features).to(device, dtype), 1e-5)
+    residual = torch.randn(1, out).to(device, dtype) if after == "residual" else None
+    rows = adapted([number], len(updates), device)
+    packed = triton.prepare_low_rank(updates, in_features, sizes, dtype, most_rank=70, device=device)
+    narrow = Narrow(packed, rows.starts, torch.full((packed.most_ranks,), float("nan"), device=device, dtype=dtype))
+    before = None if residual is None else residual.double()
+    shape = None if ON_GPU else RowTile(rows=64, chunk=256, ahead=1, warps=4)  # programs run one after the other
+    y = row_linear(x, LinearWeight(weight, None), norm=norm, narrow=narrow, pdl=ON_GPU, shape=shape)
+    got = row_low_rank(y, narrow, gated=gated, residual=residual, pdl=ON_GPU)
+    normed = reference.rms_norm(x.double(), norm.weight.double(), norm.eps)
+    want = normed @ weight.double().t()
+    wide = [each and replace(each, pairs=[tuple(p.double() for p in pair) for pair in each.pairs]) for each in updates]
+    reference.add_low_rank(normed, want, reference.prepare_low_rank(wide, in_features, sizes, torch.float64), rows)
+    if gated:
+        want = torch.nn.functional.silu(want[:, :96]) * want[:, 96:]
+    assert_close(got, want if before is None else want + before, slack=4)
+    assert residual is None or got is residual

@@ -1,0 +1,149 @@
+"""Recorded steps with adapters sample what steps launched kernel by kernel do. On the CPU: repeated, not recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker.graphs.chunk_graphs import ChunkGraphs, ChunkShape
+from services.worker.graphs.cuda_graph import Recording, Repeater, Work
+from services.worker.graphs.decode_graphs import DecodeGraphs
+from services.worker.graphs.recorded_steps import RecordedModel
+from services.worker.graphs.row_facts import RowWatch
+from services.worker.graphs.step_edges import PlainEdges
+from services.worker.lora import peft_folder
+from services.worker.lora.peft_folder import PeftFolder
+from services.worker.lora.step_rows import StepRows
+from services.worker.sampling.choice import PlainChoice
+from shared.adapter_contents import AdapterId
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
+from tests.services.worker.lora import peft_folders
+from tests.services.worker.models.test_logits import Make, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+SHAPES = [ChunkShape(8, 5), ChunkShape(8, 9), ChunkShape(24, 9)]
+NAMES = ("", "a", "b")
+
+
+class AsRecorded(Repeater):
+    """What a recording holds was decided when it was made: whether layers look for adapters."""
+
+    def __init__(self, rows: StepRows) -> None:
+        self._rows = rows
+
+    def record(self, first: Work, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+        was_active = self._rows.is_active
+
+        def frozen() -> Tensor:
+            with self._rows.as_if(was_active):
+                return first()
+
+        return super().record(frozen, *others)
+
+
+def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, ChunkGraphs]:
+    """As on a GPU: memory of its own, recordings of steps with adapters and without."""
+    rig = Rig(made.folder, record_logits=False, num_blocks=400, **settings)
+    replica = rig.replica
+    runner, limits, table = replica._runner, replica.limits, replica._table
+    runner._device, runner._staging = PretendAsynchronous("cpu", "pretending"), Copying()
+    runner.prepare(runner.caches, table.block_table)
+    rows = replica.adapters.step
+    rows.is_active = rows._is_always = False
+    model = RecordedModel(
+        logits=lambda batch: runner._whole_model.logits(runner._whole_model.forward(batch, runner.caches)),
+        choice=PlainChoice(runner.sampler._choice.ops, 9, torch.device("cpu")),
+        edges=PlainEdges(),
+        longest_seq=limits.max_model_len,
+        rows_per_prefix_tile=0,
+        adapters=rows,
+    )
+    watch = RowWatch(table.block_table, limits.block_size, 0)
+    tools: Any = {"recorder": AsRecorded(rows), "staging": Copying()}
+    decodes = DecodeGraphs(model, runner.slot_memory, [1, 4, limits.max_num_seqs], watch=watch, **tools)
+    chunks = ChunkGraphs(model, runner.slot_memory, SHAPES, **tools)
+    runner.use_graphs(decodes)
+    runner.use_chunk_graphs(chunks)
+    return rig, decodes, chunks
+
+
+@torch.inference_mode()
+def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -> None:
+    """Admissions with adapters and without, chunks among decodes, releases, slots used again."""
+    made = checkpoint("qwen3-tied")
+    folders = {name: str(peft_folders.save(made, tmp_path / name, seed=len(name)).folder) for name in NAMES if name}
+    rig, decodes, chunks = recorded_rig(made, lora=folders)
+    rigs = [rig, Rig(made.folder, num_blocks=400, lora=folders)]
+    choose = random.Random(3)
+    free, pending = set(range(8)), {}
+    for step in range(150):
+        may_end = 0.3 if step % 30 > 24 else 0.05  # now and then nearly all have gone
+        released = [slot for slot in rigs[1].scheduler.rows if choose.random() < may_end and slot not in pending]
+        for each in rigs:
+            for slot in released:
+                each.scheduler.give_back(slot)
+        free |= set(released)
+        new = []
+        if free and choose.random() < 0.4:
+            slot, name = free.pop(), choose.choice(NAMES)
+            tokens = [choose.randrange(VOCAB_SIZE) for _ in range(choose.randrange(1, 30))]
+            new.append(New(slot, tokens, sampling=choose.choice(SAMPLINGS), adapter=name))
+            pending[slot] = len(tokens)
+        counts = {slot: min(left, choose.randrange(1, 19)) for slot, left in pending.items()}
+        pending = {slot: left - counts[slot] for slot, left in pending.items() if left > counts[slot]}
+        run_both(rigs, new, counts, released)
+    assert {adapted for *_, adapted in decodes._graphs} == {False, True}
+    assert {adapted for _, adapted in chunks._steps} == {False, True}
+
+
+@torch.inference_mode()
+def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) -> None:
+    """What was recorded before holds for those that come later, at numbers that others have had."""
+    made = checkpoint("qwen3-tied")
+    saved = [peft_folders.save(made, tmp_path / name, seed=seed).folder for seed, name in enumerate("abc")]
+    settings = {"lora_folders": [str(tmp_path)], "max_loras": 2}
+    rigs = [recorded_rig(made, **settings)[0], Rig(made.folder, num_blocks=400, **settings)]
+
+    def load(folder: Path) -> AdapterId:
+        read = PeftFolder("x", folder, peft_folder.read("x", folder).modules)
+        for rig in rigs:
+            rig.replica.adapters.add(read, read.digest())
+        return AdapterId("x", read.digest())
+
+    texts = []
+    for folder in saved:
+        adapter = load(folder)
+        run_both(rigs, [New(0, prompt(9, 1), adapter="x"), New(1, prompt(9, 1))], {0: 9, 1: 9})
+        for _ in range(6):
+            run_both(rigs)
+        texts.append(tuple(rigs[0].tokens(0)))
+        for rig in rigs:
+            rig.step(released=[0, 1])
+            rig.replica.adapters.remove(adapter)
+        run_both(rigs, [New(2, prompt(5, 4))], {2: 5})
+        for _ in range(3):
+            run_both(rigs)
+        for rig in rigs:
+            rig.step(released=[2])
+    assert len(set(texts)) == len(saved)
+
+
+@torch.inference_mode()
+def test_rows_that_stay_are_not_sent_again(checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = checkpoint("qwen3-tied")
+    rig, *_ = recorded_rig(made, lora={"a": str(peft_folders.save(made, tmp_path / "a", seed=1).folder)})
+    sent: list[int] = []
+    write = StepRows.write
+    monkeypatch.setattr(StepRows, "write", lambda *arguments: (sent.append(1), write(*arguments)))
+    rig.step([New(0, prompt(9), adapter="a")], {0: 9})
+    for _ in range(9):
+        rig.step()
+    assert len(sent) <= 2

@@ -1,0 +1,106 @@
+"""Adapters inside CUDA graphs. Run on a GPU machine: pytest -m gpu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.worker.lora import peft_folder
+from services.worker.lora.peft_folder import PeftFolder
+from shared.adapter_contents import AdapterId
+from tests.services.worker import checkpoints
+from tests.services.worker.lora import peft_folders
+from tests.services.worker.models.test_logits import Make, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+from tests.services.worker.test_cuda import MAX_ERROR, SAMPLINGS, SINGLE_ROW_SIZES, WAYS, cuda_rig
+
+pytestmark = pytest.mark.gpu
+
+RANKS = {"a": 8, "b": 64, "c": 5}
+
+
+@torch.inference_mode()
+def test_texts_in_graphs_are_those_of_steps_launched_kernel_by_kernel(checkpoint: Make, tmp_path: Path) -> None:
+    """Chunks and decodes of three adapters and of none; plain choices are recorded, too."""
+    made = checkpoint("llama")
+    lora = {
+        name: str(peft_folders.save(made, tmp_path / name, seed=rank, rank=rank).folder) for name, rank in RANKS.items()
+    }
+    settings = {"record_logits": False, "max_num_seqs": 16, "num_blocks": 600, "lora": lora}
+    rigs = [cuda_rig(made, **settings, **WAYS[way]) for way in ("chunks in graphs", "eager")]
+    for slot in range(12):
+        sampling, count, name = SAMPLINGS[slot % 2], 7 * slot + 3, ("", "a", "b", "c")[slot % 4]
+        for rig in rigs:
+            rig.step([New(slot, prompt(count, slot), sampling=sampling, adapter=name)], {slot: min(count, 20)})
+            if count > 20:
+                rig.step(counts={slot: count - 20})
+            rig.step()
+    for rig in rigs:
+        for _ in range(20):
+            rig.step()
+        rig.step(released=[slot for slot in range(12) if slot % 4])
+        for _ in range(5):
+            rig.step()
+    assert [rigs[0].tokens(slot) for slot in (0, 4, 8)] == [rigs[1].tokens(slot) for slot in (0, 4, 8)]
+    runner = rigs[0].replica._runner
+    assert {adapted for *_, adapted in runner._graphs._graphs} == {False, True}
+    assert {adapted for _, adapted in runner._chunk_graphs._steps} == {False, True}
+
+
+def load(rig: Rig, folder: Path) -> AdapterId:
+    read = PeftFolder("x", folder, peft_folder.read("x", folder).modules)
+    with torch.inference_mode():
+        rig.replica.adapters.add(read, read.digest())
+    return AdapterId("x", read.digest())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path, way: str) -> None:
+    made = checkpoint("qwen3-tied")
+    rig = cuda_rig(made, lora_folders=[str(tmp_path)], max_loras=2, max_lora_rank=32, **WAYS[way])
+    for seed, rank in enumerate((4, 20, 32)):
+        merged = peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=rank)
+        adapter = load(rig, merged.folder)
+        rig.logits.clear()
+        rig.step([New(0, prompt(9, 1), adapter="x"), New(1, prompt(9, 1))], {0: 9, 1: 9})
+        for _ in range(4):
+            rig.step()
+        assert error(rig, merged, 0) < MAX_ERROR
+        assert error(rig, made, 1) < MAX_ERROR
+        rig.step(released=[0, 1])
+        with torch.inference_mode():
+            rig.replica.adapters.remove(adapter)
+
+
+@pytest.mark.parametrize("rank", [8, 200])
+def test_a_single_row_in_its_own_chain(tmp_path: Path, rank: int) -> None:
+    """Of all linear layers, and of one part of a fused one; then a sequence without."""
+    made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
+    whole = peft_folders.save(made, tmp_path / "whole", seed=1, rank=rank)
+    some = peft_folders.save(made, tmp_path / "some", seed=2, wanted=lambda name: name.endswith("up_proj"))
+    lora = {"whole": str(whole.folder), "some": str(some.folder)}
+    rig = cuda_rig(made, lora=lora, **WAYS["graphs"])
+    for slot, (name, merged) in enumerate({"whole": whole, "some": some, "": made}.items()):
+        rig.step([New(slot, prompt(9), adapter=name)], {slot: 9}, released=[slot - 1] if slot else [])
+        for _ in range(6):
+            rig.step()
+        assert error(rig, merged, slot) < MAX_ERROR
+
+
+def test_a_base_in_8_bits(tmp_path: Path) -> None:
+    """Adapters stay in the model's dtype: what they add is what they add without quantization, in graphs as well."""
+    made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
+    merged = peft_folders.save(made, tmp_path / "a", seed=1)
+    rigs = [
+        cuda_rig(made, quantization="fp8", lora={"a": str(merged.folder)}, **WAYS[way]) for way in ("graphs", "eager")
+    ]
+    for rig in rigs:
+        rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(20, 2))], {0: 9, 1: 20})
+        for _ in range(4):
+            rig.step()
+        tokens, rows = rig.tokens(0), torch.stack(rig.logits[0])
+        want = merged.logits(tokens)[len(tokens) - len(rows) - 1 : -1]
+        assert float((rows - want).norm() / want.norm()) < 0.25
