@@ -97,13 +97,13 @@ def build_replica(
 
     Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
     """
-    values = read_config(Path(settings.model))
+    values = read_config(folder := Path(settings.model))
     encoder = find_encoder(values)
     if encoder is not None:
         return _encoder(settings, encoder, values, seat)
-    drafting = _drafting(settings)
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
+    drafting = _drafting(settings, config)
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
@@ -122,7 +122,7 @@ def build_replica(
     changing = Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place)
     _load(model, settings, loader, place)
     sleep_memory = SleepMemory(place.device, changing, enabled=settings.enable_sleep_mode)
-    target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader)
+    target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader, folder)
     drafter = _drafter(drafting, target, wanted)
     if not device.is_synchronous:
         torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
@@ -279,10 +279,10 @@ def _sampler(
     )
 
 
-def _drafting(settings: WorkerSettings) -> SpeculativeConfig | None:
+def _drafting(settings: WorkerSettings, config: DecoderConfig) -> SpeculativeConfig | None:
     """Raises InvalidArgument, also for a grammar library that is not there, or that forces no tokens where drafts are
     those."""
-    drafting = speculative_config.parse(settings.speculative_config)
+    drafting = speculative_config.parse_for(config, settings.speculative_config)
     names = chosen.names(settings.structured_output_backend)
     if drafting is not None and drafting.method == "grammar" and chosen.FORCE_TOKENS.isdisjoint(names):
         text = (

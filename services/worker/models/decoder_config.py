@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.worker.layers.activation import SILU
 from services.worker.layers.gated_delta_net import DeltaConfig
@@ -51,12 +51,20 @@ class DecoderConfig:
     logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
     quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
+    num_next_layers: int = 0  # behind the last: they predict tokens beyond the next (spec_decode/mtp.py)
     num_classes: int = 0  # of a model that classifies whole sequences in place of going on
 
     @property
     def rope_dim(self) -> int:
         """Elements of a head that the table of angles is made for."""
         return self.head_dim if self.latent is None else self.latent.rotated_dim
+
+    def with_next_layer(self) -> DecoderConfig:
+        """As if the first of those behind the last were one more."""
+        experts, windows = self.experts, (*self.sliding_windows, 0)
+        if experts is not None:
+            experts = replace(experts, sparse_layers=(*experts.sparse_layers, experts.sparse_layers[-1]))
+        return replace(self, num_layers=self.num_layers + 1, sliding_windows=windows, experts=experts)
 
     def __post_init__(self) -> None:
         if self.quantization is not None and self.experts is not None and not self.experts.by_expert:

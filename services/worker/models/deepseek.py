@@ -72,7 +72,14 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
             config, _grouped(routing, config, group_top=2), interleaved=config.flag("rope_interleave", True)
         )
         assert decoder.experts is not None
-        return replace(decoder, experts=replace(decoder.experts, choice_bias=True))
+        behind = config.integer("num_nextn_predict_layers", 0)
+        return replace(decoder, experts=replace(decoder.experts, choice_bias=True), num_next_layers=behind)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Also the layers behind the last, with which a drafter may predict (spec_decode/mtp.py)."""
+        first, count = self.config.num_layers, self.config.num_next_layers
+        return (*super().passed_over, *(f"model.layers.{index}." for index in range(first, first + count)))
 
 
 def _num_experts(config: ConfigFile) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.worker.models.decoder_config import DecoderConfig
 from shared import plugins
 from shared.errors import InvalidArgument
 from shared.model_identity import read_config
@@ -21,9 +22,11 @@ METHODS = {
     "draft_model": "services.worker.spec_decode.draft_model:DraftModel",
     "eagle": "services.worker.spec_decode.eagle:Eagle",
     "medusa": "services.worker.spec_decode.medusa:Medusa",
+    "mtp": "services.worker.spec_decode.mtp:Mtp",
     "grammar": "services.worker.spec_decode.grammar:Grammar",
 }
 WITH_WEIGHTS = ("draft_model", "eagle", "medusa")
+OTHER_NAMES = {"deepseek_mtp": "mtp"}
 MOST_TOKENS = 128
 SETTING = "speculative_config"
 
@@ -64,6 +67,8 @@ class SpeculativeConfig(BaseModel):
             raise ValueError(f"method: {self.method!r}; there are {', '.join(known)}")
         if self.method in WITH_WEIGHTS and not self.model:
             raise ValueError(f"model: the method {self.method} needs a folder")
+        if self.method == "mtp" and self.model:
+            raise ValueError(f"model: {self.model!r}: the method mtp drafts with a layer of the model that is served")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max, {self.prompt_lookup_max}"
@@ -73,6 +78,18 @@ class SpeculativeConfig(BaseModel):
     @property
     def shortest_match(self) -> int:
         return self.prompt_lookup_min or self.prompt_lookup_max
+
+
+def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
+    """parse(); also raises InvalidArgument where the model that is served lacks what the method drafts with."""
+    config = parse(text)
+    if config is not None and config.method == "mtp" and model.num_next_layers != 1:
+        reason = (
+            "there is no layer to draft with" if not model.num_next_layers else "drafts come from one such layer here"
+        )
+        text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is {model.num_next_layers}: {reason}"
+        raise InvalidArgument(text, field=SETTING)
+    return config
 
 
 def method_of(values: dict[str, Any]) -> str:
@@ -99,6 +116,9 @@ def parse(text: str) -> SpeculativeConfig | None:
         raise InvalidArgument(f"{SETTING}: not JSON: {error} (value: {text!r})", field=SETTING) from None
     if not isinstance(values, dict):
         raise InvalidArgument(f"{SETTING}: must be a JSON object (value: {text!r})", field=SETTING)
+    method = values.get("method")
+    if isinstance(method, str):
+        values["method"] = OTHER_NAMES.get(method, method)
     if "method" not in values and isinstance(values.get("model"), str):
         values["method"] = method_of(read_config(Path(values["model"]).expanduser()))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from services.worker.layers.placement import Placement
@@ -25,6 +26,7 @@ class Target:
     limits: Limits  # as wished: memory is not measured yet
     attention_backend: str  # the setting
     loader: Loader
+    folder: Path  # of its checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """eagle: a decoder layer that continues the model's own features (EAGLE, arXiv 2401.15077).
 
-From the feature of position i (what the model's output head gets) and the token of position i + 1 it makes a feature of
-position i + 1; the model's head says which token that means for position i + 2.
+The model's output head says which token a feature means (features.py).
 """
 
 from __future__ import annotations
@@ -9,30 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
-from services.worker.device.staging import upload
-from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import block_shape
-from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import DrafterWorker, Target
-from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.eagle_head import EagleHead, read_eagle
-from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
-from services.worker.spec_decode.proposer import Wanted
-from services.worker.step.block_copies import BlockCopies
-from services.worker.step.slots import NewBlocks, Rows
-from services.worker.step.step_inputs import StepInputs
-from shared.columns import I32
+from services.worker.spec_decode.features import FeatureProposer
 from shared.model_identity import read_config
-
-LEAST_SEEN = 0.5  # of a sequence's positions: a head that has seen less would only guess
 
 
 class Eagle:
@@ -53,82 +38,8 @@ class Eagle:
         self.shape = block_shape(spec, 1, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
-    def start(self, worker: DrafterWorker) -> EagleProposer:
-        return EagleProposer(self, worker)
+    def start(self, worker: DrafterWorker) -> FeatureProposer:
+        return FeatureProposer(self, worker)
 
-
-class EagleProposer:
-    """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
-    and prefixes that came in large steps then) it never sees."""
-
-    def __init__(self, eagle: Eagle, worker: DrafterWorker) -> None:
-        self._worker, self._eagle = worker, eagle
-        limits, place = worker.limits, eagle.place
-        (self._cache,) = kv_cache.allocate(eagle.shape, limits.num_blocks, place.device)
-        self._passes = Passes(worker.table, place.device)
-        self._blocks = FilledBlocks(worker.table, limits.num_blocks)
-        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
-        self._feature_at = np.full(limits.max_num_seqs, -1, dtype=np.int32)  # position of the slot's latest feature
-        size = eagle.model.config.hidden_size
-        self._features: Tensor = torch.zeros((limits.max_num_seqs, size), dtype=place.dtype, device=place.device)
-
-    def hand_out(self, new: NewBlocks) -> None:
-        self._blocks.hand_out(new)
-
-    def copy_blocks(self, copies: BlockCopies) -> None:
-        kv_cache.copy_blocks([self._cache], copies)
-        self._blocks.copy(copies)
-
-    def begin(self, slot: int) -> None:
-        self._num_seen[slot] = self._blocks.begin(slot)
-        self._feature_at[slot] = -1
-
-    def end(self, slot: int) -> None:
-        """A new sequence overwrites all."""
-
-    def forget(self) -> None:
-        """Nothing outlives a sequence."""
-
-    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Pairs each feature with the token behind it, as far as there is one that stays."""
-        history = self._worker.history
-        if output.features is None:
-            return
-        firsts, counts = inputs.query_start[:-1], np.diff(inputs.query_start)
-        starts = inputs.positions[firsts]
-        counts = np.minimum(counts, history.lengths[inputs.slots] - 1 - starts)
-        kept = np.flatnonzero(counts > 0)
-        if not len(kept):
-            return
-        slots, starts, counts = inputs.slots[kept], starts[kept], counts[kept].astype(np.int32)
-        features = output.features
-        if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
-            features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
-        rows, positions = spread(starts, counts)
-        batch = self._passes.known(slots, starts, counts, history.tokens[slots[rows], positions + 1])
-        self._features[self._up(slots)] = self._eagle.head(self._eagle.model, features, batch, self._cache)
-        self._feature_at[slots] = starts + counts
-        self._note(slots, starts, counts)
-
-    def propose(self, wanted: Wanted) -> Drafts | None:
-        lengths = wanted.history.lengths[wanted.slots]
-        can = (self._feature_at[wanted.slots] == lengths - 1) & (self._num_seen[wanted.slots] >= LEAST_SEEN * lengths)
-        if not can.any():
-            return None
-        slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
-        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        model, features = self._eagle.model, self._features[self._up(slots)]
-        token_ids = draws.draw(model.logits(features))
-        for batch in self._passes.drafts(slots, lengths - 1, counts - 1):
-            features = self._eagle.head(model, features, replace(batch, token_ids=token_ids), self._cache)
-            token_ids = draws.draw(model.logits(features))
-        return draws.drafts()
-
-    def _note(self, slots: Rows, starts: I32, counts: I32) -> None:
-        """Positions follow those seen before, or leave a hole, which keeps the blocks behind it from others."""
-        whole = self._num_seen[slots] >= starts
-        self._num_seen[slots] = np.where(whole, starts + counts, self._num_seen[slots] + counts)
-        self._blocks.mark(slots[whole], self._num_seen[slots[whole]])
-
-    def _up(self, array: object) -> Tensor:
-        return upload(np.asarray(array), self._eagle.place.device)
+    def logits(self, features: Tensor) -> Tensor:
+        return self.model.logits(features)

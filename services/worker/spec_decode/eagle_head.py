@@ -80,6 +80,32 @@ def _refused(reason: str) -> InvalidArgument:
     return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 
+class TwoInputs:
+    """A product of a token's embedding and a feature side by side, without putting them there."""
+
+    def __init__(self, name: str, size: int, place: Placement) -> None:
+        self._name, self._ops = name, place.ops
+        self._weight: Tensor = place.empty(size, 2 * size)
+        self.bias: Tensor = place.empty(size).zero_()  # some checkpoints have one
+        self._of_token: Any = None  # the two halves, as the ops want them, once loaded
+        self._of_feature: Any = None
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.weight", self._weight
+
+    def finish(self) -> None:
+        token, feature = (half.contiguous() for half in self._weight.chunk(2, dim=1))
+        self._of_token = self._ops.prepare_linear(token, self.bias)
+        self._of_feature = self._ops.prepare_linear(feature, None)
+        del self._weight
+
+    def __call__(self, token: Tensor, feature: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] each -> the same shape"""
+        made: Tensor = self._ops.linear(token, self._of_token)
+        made += self._ops.linear(feature, self._of_feature)
+        return made
+
+
 class EagleHead:
     """From features and the tokens behind them to features one position on."""
 
@@ -93,7 +119,6 @@ class EagleHead:
             return RMSNorm(f"model.{name}", size, eps, place) if wanted else None
 
         layer = "layers.0"
-        self._ops = place.ops
         self._embed_norm, self._hidden_norm = (norm(name, config.norms_inputs) for name in ("enorm", "hnorm"))
         self._input_norm = norm(f"{layer}.input_layernorm", config.norms_layer)
         self._attention = Attention(f"model.{layer}.self_attn", decoder, 0, backend, place)
@@ -107,28 +132,21 @@ class EagleHead:
             activation=decoder.activation,
         )
         self._norm = norm("norm", config.norms_output)
-        self._fc: Tensor = place.empty(size, 2 * size)
-        self._bias: Tensor = place.empty(size).zero_()  # some checkpoints have one
-        self._of_token: Any = None  # the two halves of fc, as the ops want them, once loaded
-        self._of_feature: Any = None
+        self._inputs = TwoInputs("model.fc", size, place)
         self._cos_sin = cos_sin_table(decoder.rope, decoder.head_dim, num_positions).to(place.device)
         norms = (self._embed_norm, self._hidden_norm, self._input_norm, self._middle_norm, self._norm)
-        self._parts: tuple[Loadable, ...] = (*(each for each in norms if each is not None), self._attention, self._mlp)
+        present = (each for each in norms if each is not None)
+        self._parts: tuple[Loadable, ...] = (self._inputs, *present, self._attention, self._mlp)
 
     @property
     def alternatives(self) -> dict[str, Alternative]:
-        return {"model.fc.bias": Alternative(self._bias, instead_of=())}
+        return {"model.fc.bias": Alternative(self._inputs.bias, instead_of=())}
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        yield "model.fc.weight", self._fc
         for part in self._parts:
             yield from part.destinations()
 
     def finish(self) -> None:
-        token, feature = (half.contiguous() for half in self._fc.chunk(2, dim=1))
-        self._of_token = self._ops.prepare_linear(token, self._bias)
-        self._of_feature = self._ops.prepare_linear(feature, None)
-        del self._fc
         for part in self._parts:
             part.finish()
 
@@ -137,8 +155,7 @@ class EagleHead:
         tokens: Tensor = model.embedding(batch.token_ids)
         if self._embed_norm is not None and self._hidden_norm is not None:
             tokens, features = self._embed_norm(tokens), self._hidden_norm(features)
-        residual = self._ops.linear(tokens, self._of_token)
-        residual += self._ops.linear(features, self._of_feature)
+        residual = self._inputs(tokens, features)
         x = residual if self._input_norm is None else self._input_norm(residual)
         attended = self._attention(x, batch, cache, self._cos_sin)
         x = self._mlp(self._middle_norm(attended, residual))

@@ -105,7 +105,7 @@ def target(load_format: str = "auto") -> Target:
     )
     place = Placement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
     limits = Limits(block_size=16, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=8)
-    return Target(model, place, limits, "auto", Loader(load_format, 0))
+    return Target(model, place, limits, "auto", Loader(load_format, 0), Path())
 
 
 def rms(x: Tensor, weight: Tensor | None) -> Tensor:
