@@ -8,6 +8,7 @@ from typing import Any
 OF_ADAPTERS = ("add_low_rank", "prepare_low_rank", "put_low_rank")
 OF_EXPERTS = ("experts", "prepare_experts", "route")
 OF_LATENT = ("head_linear", "latent_attention", "latent_store", "prepare_head_linear")
+OF_RECURRENT = ("gated_delta_rule", "gated_norm", "short_convolution")
 OF_QUANTIZED = ("prepare_quantized_linear", "quantized_linear")
 OF_NATIVE = ("ends_of_matches", "num_threads", "populate", "prefer_huge_pages", "set_num_threads", "unavailable")
 
@@ -17,6 +18,8 @@ __all__ = [
     "embed",
     "ends_of_matches",
     "experts",
+    "gated_delta_rule",
+    "gated_norm",
     "head_linear",
     "latent_attention",
     "latent_store",
@@ -38,6 +41,7 @@ __all__ = [
     "route",
     "sample",
     "set_num_threads",
+    "short_convolution",
     "silu_mul",
     "unavailable",
 ]
@@ -53,6 +57,7 @@ def __getattr__(name: str) -> Any:
         "latent_layers": OF_LATENT,
         "low_rank": OF_ADAPTERS,
         "quantized_layers": OF_QUANTIZED,
+        "recurrent_layers": OF_RECURRENT,
     }
     room = next((room for room, names in rooms.items() if name in names), "functions")
     return getattr(importlib.import_module(f"kernels.cpu.{room}"), name)

@@ -20,6 +20,8 @@ SIGNATURES = {
     "add_low_rank": "iiipppppp",
     "embed": "nippp",
     "experts": "iniiiiffppppppppppp",
+    "gated_delta_rule": "iniiiiiiiiiiiippppppppppp",
+    "gated_norm": "iniiifpppp",
     "head_linear": "iniiiiippp",
     "latent_attention": "iniiiiifppiippppp",
     "latent_store": "iniiiifppppppp",
@@ -31,6 +33,7 @@ SIGNATURES = {
     "rms_norm": "inifpppp",
     "route": "iniiiifiiipppp",
     "sample": "nipppppppp",
+    "short_convolution": "iniiiiiippppppp",
     "silu_mul": "inipp",
 }
 _TYPES = {"n": ctypes.c_int64, "i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}

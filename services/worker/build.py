@@ -112,7 +112,13 @@ def build_replica(
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     wanted = state_blocks.fit(wanted, config, kv_dtype, settings, drafting)
     if settings.batch_invariant:
-        batch_invariance.check(settings, place, drafting, is_latent=config.latent is not None)
+        batch_invariance.check(
+            settings,
+            place,
+            drafting,
+            is_latent=config.latent is not None,
+            is_recurrent=config.recurrent is not None,
+        )
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
     shape = block_shape(spec, wanted.layout.layers_per_page, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)

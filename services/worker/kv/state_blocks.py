@@ -52,8 +52,8 @@ def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None
     if drafting is not None:
         text = "drafts that are refused would have changed the state of this model's recurrent layers"
         raise InvalidArgument(f"speculative_config: {text}", field="speculative_config")
-    if settings.batch_invariant:
-        text = "recurrent layers take prompts chunk by chunk, and where chunks begin depends on the batch"
+    if settings.batch_invariant and settings.device != "cpu":
+        text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")
     if settings.tensor_parallel_size > 1:
         text = f"{settings.tensor_parallel_size} ranks: recurrent layers are not cut among ranks"

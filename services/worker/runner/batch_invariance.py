@@ -19,22 +19,27 @@ from shared.settings import WorkerSettings
 SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 BY_TORCH = "kernels.reference"
-# Which functions plain torch may have, by device: those that take each row by itself, and those that are not called,
-# those of layers that are refused beside the option among them.
-OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution"})
-NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"}) | OF_RECURRENT
-# Not called where there is no adapter, and where nothing latent is cached.
+# Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
+NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
+# Not called where there is no adapter, where nothing latent is cached, and where no layer is recurrent.
 OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
 OF_LATENT = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
+OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution"})
 TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset({"embed"}) | NOT_CALLED}
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
 
 
 def check(
-    settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None, *, is_latent: bool = False
+    settings: WorkerSettings,
+    place: Placement,
+    drafting: SpeculativeConfig | None,
+    *,
+    is_latent: bool = False,
+    is_recurrent: bool = False,
 ) -> None:
-    """`is_latent`: the model caches latent vectors. Raises InvalidArgument for settings that exclude the option,
-    FailedPrecondition where kernels are missing."""
+    """`is_latent`: the model caches latent vectors; `is_recurrent`: it has recurrent layers.
+
+    Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
     ops = place.ops
     for reason in _excluded(settings, place, drafting):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
@@ -43,6 +48,8 @@ def check(
         by_torch -= OF_ADAPTERS
     if not is_latent:
         by_torch -= OF_LATENT
+    if not is_recurrent:
+        by_torch -= OF_RECURRENT
     if by_torch:
         package = PACKAGE[settings.device]
         reason = ops.refused.get(package, f"{package} has no {min(by_torch)}")

@@ -62,7 +62,17 @@ def test_sums_in_two_ways_are_refused(checkpoint: Make) -> None:
 def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
     checkpoint: Make, way: dict[str, Any], family: str, dtype: str
 ) -> None:
-    rig = Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **way)
+    same_bits(Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **way))
+
+
+@pytest.mark.skipif(**needs_library)
+def test_states_on_a_cpu_are_the_same_bits_in_any_batch_and_any_chunks(checkpoint: Make) -> None:
+    """On a GPU they are not, and the option is refused."""
+    folder = checkpoint("qwen3-next-narrow").folder
+    same_bits(Rig(folder, batch_invariant=True, attention_backend="auto", num_blocks=1500))
+
+
+def same_bits(rig: Rig) -> None:
     tokens = prompt(70, 1)
     rig.step([New(3, tokens)], {3: 70})
     for _ in range(6):

@@ -1,0 +1,139 @@
+"""Recurrent layers on the compiled library. Meaning, shapes and dtypes: kernels/reference."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels import reference
+from kernels.cpu.functions import dense
+from kernels.cpu.native import DTYPES, calls
+from kernels.state_pages import StatePages
+
+Tensor = torch.Tensor
+MOST_TAPS = 8  # recurrent.cpp
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    pages: StatePages,
+    block_tables: Tensor,
+    query_start: Tensor | None,
+    seq_lens: Tensor,
+    block_size: int,
+) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None or weight.size(1) > MOST_TAPS:
+        return reference.short_convolution(x, weight, pages, block_tables, query_start, seq_lens, block_size)
+    assert weight.dtype is x.dtype
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    _check(pages, block_tables, query_start, seq_lens)
+    num_tokens, num_channels = x.shape
+    out = calls.empty(num_tokens, num_channels, dtype=x.dtype)
+    calls.short_convolution(
+        code,
+        block_tables.size(0),
+        num_channels,
+        weight.size(1),
+        x.stride(0),
+        pages.first.stride(0),
+        block_tables.stride(0),
+        block_size,
+        x.data_ptr(),
+        weight.data_ptr(),
+        pages.first.data_ptr(),
+        block_tables.data_ptr(),
+        None if query_start is None else query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def gated_delta_rule(
+    qkv: Tensor,
+    strength: Tensor,
+    step: Tensor,
+    rate: Tensor,
+    step_bias: Tensor,
+    pages: StatePages,
+    block_tables: Tensor,
+    query_start: Tensor | None,
+    seq_lens: Tensor,
+    block_size: int,
+) -> Tensor:
+    code = DTYPES.get(qkv.dtype)
+    if code is None:
+        return reference.gated_delta_rule(
+            qkv, strength, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size
+        )
+    shape = pages.shape
+    assert strength.dtype is step.dtype is qkv.dtype
+    assert rate.dtype is step_bias.dtype is torch.float32
+    assert qkv.stride(1) == strength.stride(1) == step.stride(1) == 1
+    assert dense(rate, step_bias)
+    assert pages.first.stride(0) == pages.second.stride(0)
+    _check(pages, block_tables, query_start, seq_lens)
+    keys = (qkv.size(1) - shape.num_heads * shape.value_dim) // 2
+    out = calls.empty(qkv.size(0), shape.num_heads, shape.value_dim, dtype=qkv.dtype)
+    calls.gated_delta_rule(
+        code,
+        block_tables.size(0),
+        shape.num_heads,
+        keys // shape.key_dim,
+        shape.key_dim,
+        shape.value_dim,
+        shape.num_first,
+        shape.num_inputs,
+        qkv.stride(0),
+        strength.stride(0),
+        step.stride(0),
+        pages.first.stride(0),
+        block_tables.stride(0),
+        block_size,
+        qkv.data_ptr(),
+        strength.data_ptr(),
+        step.data_ptr(),
+        rate.data_ptr(),
+        step_bias.data_ptr(),
+        pages.first.data_ptr(),
+        pages.second.data_ptr(),
+        block_tables.data_ptr(),
+        None if query_start is None else query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None:
+        return reference.gated_norm(x, gate, weight, eps)
+    assert gate.dtype is weight.dtype is x.dtype
+    assert gate.stride(1) == 1
+    assert dense(x, weight)
+    num_tokens, num_heads, size = x.shape
+    out = calls.empty(num_tokens, num_heads * size, dtype=x.dtype)
+    calls.gated_norm(
+        code,
+        num_tokens,
+        num_heads,
+        size,
+        gate.stride(0),
+        eps,
+        x.data_ptr(),
+        gate.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def _check(pages: StatePages, block_tables: Tensor, query_start: Tensor | None, seq_lens: Tensor) -> None:
+    assert pages.first.dtype is pages.second.dtype is torch.float32
+    assert block_tables.dtype is seq_lens.dtype is torch.int32
+    assert block_tables.stride(1) == 1
+    assert seq_lens.is_contiguous()
+    assert query_start is None or (query_start.dtype is torch.int32 and query_start.is_contiguous())
