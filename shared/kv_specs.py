@@ -81,8 +81,9 @@ class KVGroup:
     layers: tuple[int, ...]
 
 
-def form_groups(specs: Sequence[KVSpec]) -> tuple[KVGroup, ...]:
-    """Layers of one spec together, cut so that all groups have room for as many layers; full ones first.
+def form_groups(specs: Sequence[KVSpec], *, by_turns: bool = False) -> tuple[KVGroup, ...]:
+    """Layers of one spec together, cut so that all groups have room for as many layers; full ones first. `by_turns`:
+    groups of one spec take its layers by turns, not neighbours.
 
     Few groups make few block tables, small ones waste few places in their pages: of all sizes that leave at most an
     eighth of the places empty the largest is taken, which is the exact one where the numbers of layers divide.
@@ -92,11 +93,15 @@ def form_groups(specs: Sequence[KVSpec]) -> tuple[KVGroup, ...]:
         kinds.setdefault(spec, []).append(layer)
     size = next(size for size in range(len(specs), 0, -1) if _waste(kinds.values(), size) * 8 <= len(specs))
     ordered = sorted(kinds, key=lambda spec: reach(spec) is not None)
-    return tuple(
-        KVGroup(spec, tuple(kinds[spec][start : start + size]))
-        for spec in ordered
-        for start in range(0, len(kinds[spec]), size)
-    )
+    return tuple(KVGroup(spec, layers) for spec in ordered for layers in _cut(kinds[spec], size, by_turns=by_turns))
+
+
+def _cut(layers: Sequence[int], size: int, *, by_turns: bool) -> Iterable[tuple[int, ...]]:
+    """Into groups of at most so many."""
+    if not by_turns:
+        return (tuple(layers[start : start + size]) for start in range(0, len(layers), size))
+    num_groups = -(-len(layers) // size)
+    return (tuple(layers[first::num_groups]) for first in range(num_groups))
 
 
 def _waste(kinds: Iterable[Sequence[int]], size: int) -> int:

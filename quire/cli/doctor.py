@@ -15,7 +15,7 @@ from quire.doctor.finding import Finding, ok, table, told
 from shared.errors import InvalidArgument
 from shared.settings import SERVICES, FrontendSettings, SchedulerSettings, Settings, WorkerSettings, load
 
-OF_WORKERS = ("device", "tensor_parallel_size")
+OF_WORKERS = ("device", "tensor_parallel_size", "pipeline_parallel_size")
 FLAGS = ("model", "revision", *OF_WORKERS, "host", "http_port", "redis", "redis_password_file", "client_tls")
 S = TypeVar("S", bound=Settings)
 
@@ -82,7 +82,7 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     address = address_of(arguments)
     services = cluster.find(address, tls_of(arguments))
     yield from machine.look(worker.device)
-    yield from gpu.look(worker.device, worker.tensor_parallel_size)
+    yield from gpu.look(worker.device, worker.num_ranks)
     wanted = {
         "http_port": frontend.http_port,
         "grpc_port": arguments.grpc_port,

@@ -47,6 +47,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
         "state": _word(pb.State.Name(service.state)),
         "epoch": service.epoch,
         "ranks": service.num_ranks or 1,
+        "stages": service.num_stages or 1,
         "last_step_age_s": round(service.last_step_age_s, 3) if service.HasField("last_step_age_s") else None,
         "running": service.running,
         "waiting": service.waiting,
@@ -74,7 +75,7 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
         service.id,
         str(service.pid or "-"),
         service.address,
-        _word(pb.State.Name(service.state)) + (f", {service.num_ranks} ranks" if service.num_ranks > 1 else ""),
+        _word(pb.State.Name(service.state)) + _ranks(service),
         f"{service.last_step_age_s:.1f} s" if service.HasField("last_step_age_s") else "-",
         str(service.running),
         str(service.waiting),
@@ -82,6 +83,12 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
         hits,
         f"{work.tokens_per_s:,.0f}" if service.HasField("work") else "-",
     )
+
+
+def _ranks(service: pb.ServiceStatus) -> str:
+    if service.num_ranks <= 1:
+        return ""
+    return f", {service.num_ranks} ranks" + (f" in {service.num_stages} stages" if service.num_stages > 1 else "")
 
 
 def _call(call: pb.CallStatus) -> dict[str, Any]:

@@ -22,7 +22,6 @@ INSTEAD = {
     "--lora-modules": "--lora NAME=FOLDER,NAME=FOLDER",
     "--max-seq-len-to-capture": "",
     "--no-enable-log-requests": "",
-    "--pipeline-parallel-size": "--tensor-parallel-size, which cuts every layer",
     "--ssl-certfile": "--client-tls cert=FILE,key=FILE",
     "--ssl-keyfile": "--client-tls cert=FILE,key=FILE",
     "--structured-outputs-config": "--structured-output-backend",
@@ -43,7 +42,6 @@ SWITCHES = frozenset({  # that take no value
     "--no-enable-log-requests",
     "--trust-remote-code",
 })  # fmt: skip
-HARMLESS = {"--pipeline-parallel-size": "1"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 class _Elsewhere(argparse.Action):
-    """Refuses by name, unless it asks for what is so anyway."""
+    """Refuses by name, unless nothing has to be done."""
 
     def __call__(
         self,
@@ -66,5 +64,5 @@ class _Elsewhere(argparse.Action):
     ) -> None:
         flag = option_string or ""
         instead = INSTEAD[flag]
-        if instead and values != HARMLESS.get(flag, object()):
+        if instead:
             parser.error(f"{flag} is vLLM's; here: {instead}")

@@ -112,6 +112,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         state=_state(replica),
         epoch=replica.epoch,
         num_ranks=replica.hello.num_ranks,
+        num_stages=replica.hello.num_stages,
         running=len(core.running),
         waiting=len(core.waiting),
         blocks=pb.BlockCounts(total=use.total, free=use.free, cached=use.cached, used=use.used),

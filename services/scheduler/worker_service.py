@@ -163,7 +163,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             scheduler_id=self._settings.name,
             epoch=replica.epoch,
             version=VERSION,
-            max_steps_in_flight=Depth.most_ever(self._settings.max_steps_in_flight),
+            max_steps_in_flight=Depth.most_ever(self._settings.max_steps_in_flight, max(hello.num_stages, 1)),
             heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
             peers=self.spread.addresses,
         )
@@ -232,6 +232,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             longest_stream_gap_s=settings.max_stream_gap_ms / 1000,
             watermark_blocks=int(settings.watermark * usable),
             max_steps_in_flight=settings.max_steps_in_flight,
+            num_micro_batches=max(hello.num_stages, 1),
             num_speculative_tokens=hello.num_speculative_tokens,
             fixed_draft_length=hello.fixed_draft_length,
             drafts_constrained_only=hello.drafts_constrained_only,

@@ -45,11 +45,13 @@ from services.worker.models.weights import Weights
 from services.worker.offload.disk_store import NOBODY, DiskObserver
 from services.worker.offload.open_tiers import open_tiers
 from services.worker.orders import Orders
+from services.worker.ranks import staged
 from services.worker.ranks.seat import ALONE, Seat
 from services.worker.replica import Replica
 from services.worker.runner import batch_invariance
 from services.worker.runner.expert_load import ExpertLoad
 from services.worker.runner.model_runner import ModelRunner
+from services.worker.runner.pipeline import stage_of_steps
 from services.worker.runner.profiling import run_largest_steps
 from services.worker.runner.step_cost import CostModel, WeightCounts
 from services.worker.sampling import logits_processors
@@ -105,7 +107,12 @@ def build_replica(
     config = read_model_config(values, settings.model_impl)
     drafting = _drafting(settings, config)
     wanted = limits.from_settings(settings, config.max_positions)
-    wanted = replace(wanted, layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len))
+    wanted = replace(
+        wanted,
+        layout=KVLayout.of(family.kv_specs(config), wanted.max_model_len, num_stages=seat.stages),
+        num_micro_batches=seat.stages,
+    )
+    staged.check(settings, family, seat)
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
     device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
     place = _place(settings, config, device, seat, wanted)
@@ -120,32 +127,31 @@ def build_replica(
             is_recurrent=config.recurrent is not None,
         )
     spec = attention_spec(config, wanted.block_size, place, kv_dtype)
-    shape = block_shape(spec, wanted.layout.layers_per_page, kv_dtype)
     backend = choose_attention(settings.attention_backend, spec)
     loader = Loader(settings.load_format, settings.seed)
     model = family(config, backend, place, wanted.max_model_len)
-    weights = WeightCounts.of(model.destinations(), config, expert_ranks=place.shard.expert_ranks)
+    kept = wanted.layout.of_layers(model.here)
+    shape = block_shape(spec, kept.layers_per_page, kv_dtype)
+    weights = _weights(model, place, seat)
     changing = Weights(model, lambda: family(config, backend, place, wanted.max_model_len), place)
     _load(model, settings, loader, place)
     sleep_memory = SleepMemory(place.device, changing, enabled=settings.enable_sleep_mode)
     target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader, folder)
     drafter = _drafter(drafting, target, wanted)
-    if not device.is_synchronous:
-        torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
-    runner = ModelRunner(model, _heads(settings, model, wanted, place, grammars), device, place.adapters)
+    runner = _runner(model, _heads(settings, model, wanted, place, grammars), device, place, wanted)
     graphs = _graph_maker(settings, model, backend, spec, place, drafting=drafting, drafter=drafter)
     if compiling is not None:
         compiling.wait()
-    place.shard.collectives.least(0)  # what the first rank has compiled is there for all
+    place.least(0)  # what the first rank has compiled is there for all
     block_bytes = shape.num_bytes + (drafter.block_bytes if drafter else 0)
-    num_blocks = place.shard.collectives.least(
+    num_blocks = place.least(
         settings.num_blocks
-        or _measure(settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place)
+        or _measure(settings, wanted, runner, graphs, shape=shape, block_bytes=block_bytes, place=place, kept=kept)
     )
     fitting = _fitting(settings, wanted, num_blocks)
     table = DraftingSlotTable(fitting, drafting.num_speculative_tokens) if drafting else SlotTable(fitting)
     memory = kv_cache.allocate(shape, num_blocks, place.device, sleep_memory.zeros)
-    runner.prepare(kv_cache.of_layers(memory, fitting.layout), table.block_table)
+    runner.prepare(kv_cache.of_layers(memory, kept), table.block_table, kept.num_groups)
     if graphs is not None:
         graphs.record(runner, fitting, table.block_table)
     _use_tape(runner, model, backend, place, fitting)
@@ -188,10 +194,23 @@ def _orders(
         elif weights.id.update:
             load_checkpoint(model, folders.find(weights.id.path))
         else:
-            loader.load(model, Path(settings.model))
+            loader.load(model, Path(settings.model), model.is_elsewhere)
 
     places = sleep_memory.places(memory, weights)
     return Orders(weights, folders, Sleeper(places, lambda: weights.read_again(read_again), sleep_memory.let_go))
+
+
+def _weights(model: CausalLM, place: Placement, seat: Seat) -> WeightCounts:
+    counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
+    return counts.of_all_stages(lambda value: place.stage.link.total(value) // seat.width)
+
+
+def _runner(model: CausalLM, heads: Heads, device: Device, place: Placement, wanted: Limits) -> ModelRunner:
+    if not device.is_synchronous:
+        torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
+    runner = ModelRunner(model, heads, device, place.adapters)
+    runner.use_stage(lambda timer: stage_of_steps(place.stage, model, place.dtype, wanted.max_num_seqs, timer))
+    return runner
 
 
 def _kv_layout(settings: WorkerSettings, fitting: Limits, spec: AttentionSpec) -> bytes:
@@ -249,13 +268,13 @@ def _ops(settings: WorkerSettings, device: Device, seat: Seat) -> kernels.Ops:
 
 
 def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat: Seat, wanted: Limits) -> Placement:
-    if settings.expert_parallel and (seat.size == 1 or config.experts is None):
-        reason = "one rank has all experts" if seat.size == 1 else "this model has no experts"
+    if settings.expert_parallel and (seat.width == 1 or config.experts is None):
+        reason = "one rank has all experts" if seat.width == 1 else "this model has no experts"
         raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
     dtype = choose_dtype(settings.dtype, config.dtype, device)
     ops = _ops(settings, device, seat)
     quantization = choose_quantization(settings.quantization, config.quantization, device)
-    shard = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
+    shard, stage = seat.join(device.torch_device, own_sums=settings.custom_all_reduce)
     shard = replace(shard, whole_experts=settings.expert_parallel)
     return Placement(
         ops,
@@ -266,6 +285,7 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat
         config.quantization,
         shard,
         open_adapters(settings, ops, dtype, device, wanted),
+        stage,
     )
 
 
@@ -371,7 +391,7 @@ def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Plac
     if isinstance(model, TransformersCausalLM):
         log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
     started = time.perf_counter()
-    loader.load(model, Path(settings.model))
+    loader.load(model, Path(settings.model), model.is_elsewhere)
     seconds, dtype = round(time.perf_counter() - started, 2), str(place.dtype)
     log.info("model loaded", model=settings.model, dtype=dtype, load_format=settings.load_format, seconds=seconds)
 
@@ -388,6 +408,9 @@ def _graph_maker(
 ) -> GraphMaker | None:
     """None where all steps are launched kernel by kernel."""
     if spec.device == "cpu" or not settings.cuda_graphs:
+        return None
+    if not place.stage.is_whole:
+        log.warning("no CUDA graphs: a stage of a pipeline launches its steps kernel by kernel")
         return None
     if not backend.records_decodes:
         log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
@@ -420,13 +443,14 @@ def _measure(
     shape: BlockShape,
     block_bytes: int,
     place: Placement,
+    kept: KVLayout,
 ) -> int:
     """Blocks that the free memory gives; each costs `block_bytes` in all."""
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
     scratch = SlotTable(wanted)
     memory = kv_cache.allocate(shape, 1, place.device)
-    runner.prepare(kv_cache.of_layers(memory, wanted.layout), scratch.block_table)
+    runner.prepare(kv_cache.of_layers(memory, kept), scratch.block_table, kept.num_groups)
     kv_memory.forget_cuda_peak()
     run_largest_steps(runner, wanted)
     if graphs is not None:

@@ -87,6 +87,7 @@ def _refuse(settings: WorkerSettings) -> None:
         "kv_offloading_size": settings.kv_offloading_size > 0,
         "kv_offloading_disk": bool(settings.kv_offloading_disk),
         "tensor_parallel_size": settings.tensor_parallel_size > 1,
+        "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
         "batch_invariant": settings.batch_invariant,
         "quantization": settings.quantization != "none",
         "model_impl": settings.model_impl == "transformers",

@@ -107,6 +107,13 @@ class FinishedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrived:
+    """What the other stages made of a step is there."""
+
+    launched: LaunchedStep
+
+
+@dataclass(frozen=True, slots=True)
 class ShareGrammar:
     """The other ranks prepare it as well."""
 
@@ -139,7 +146,7 @@ class Operate:
 
 
 Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter | Operate
-Command = Deferred | PageOrder | Rest | ForgetCache | ShareGrammar | AddAdapter | FinishedStep
+Command = Deferred | PageOrder | Rest | ForgetCache | ShareGrammar | AddAdapter | FinishedStep | Arrived
 
 
 class Outlet(Protocol):
@@ -150,6 +157,9 @@ class Outlet(Protocol):
 
     def launched(self, step: LaunchedStep) -> FinishedStep | None:
         """A step is on the device. Returns it if it is finished already; otherwise it comes back as a command."""
+
+    def pending(self, step: LaunchedStep) -> None:
+        """A step is with the other stages. It comes back as Arrived."""
 
     def moving(self, move: BegunMove) -> None:
         """Blocks are on their way."""
@@ -185,6 +195,7 @@ class DeviceWork:
         self._replica, self._ranks, self._grammars, self._outlet = replica, ranks, grammars, outlet
         self._num_in_flight = 0
         self.operates = False  # an order of operators is being carried out, which takes as long as it takes
+        self._pending: deque[LaunchedStep] = deque()  # with the other stages
         self._rest: Rest | None = None
         self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
         self._pages = PageReads(replica, outlet)
@@ -198,6 +209,8 @@ class DeviceWork:
                 self._pages.obey(command)
             case FinishedStep():
                 self._record(command)
+            case Arrived():
+                self._settle(command.launched)
             case Rest():
                 self._rest = command
             case ShareGrammar():
@@ -285,9 +298,26 @@ class DeviceWork:
             return
         self._num_in_flight += 1
         self._pages.launched(plan.step_id)
-        finished = self._outlet.launched(
-            LaunchedStep(receiver, flight, (began_ns - command.arrived_ns) // 1000, ticket)
-        )
+        step = LaunchedStep(receiver, flight, (began_ns - command.arrived_ns) // 1000, ticket)
+        self._pass_on()  # what this one had to wait for
+        if flight.launch.settled:
+            self._launched(step)
+        else:
+            self._pending.append(step)
+            self._outlet.pending(step)
+
+    def _settle(self, step: LaunchedStep) -> None:
+        if not step.flight.launch.settled:  # else a later one needed it
+            self._ranks.settle_step()
+            self._replica.settle()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._pending and self._pending[0].flight.launch.settled:
+            self._launched(self._pending.popleft())
+
+    def _launched(self, step: LaunchedStep) -> None:
+        finished = self._outlet.launched(step)
         if finished is not None:
             self._record(finished)
 

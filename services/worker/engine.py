@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from services.worker.device.device import is_broken
 from services.worker.device_work import (
     AddAdapter,
+    Arrived,
     BegunMove,
     Command,
     DeviceWork,
@@ -84,10 +85,11 @@ class Engine:
         synchronous: bool,
         ranks: RankGroup | None = None,
         adapters: AdapterReader | None = None,
+        staged: bool = False,
     ) -> None:
         """`build` makes rank 0's part of the replica, on the device's thread; `synchronous`: its launches return when
         they are done; `ranks`: None for a replica of one; `adapters`: None: it takes none while it
-        runs."""
+        runs; `staged`: other ranks have other layers."""
         self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
         self._build = build
@@ -97,6 +99,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: stop
         self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # None: stop
+        self._sent: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # to other stages; None: stop
         self._moves: queue.SimpleQueue[BegunMove | BegunPages | None] = queue.SimpleQueue()  # None: stop
         self._receiver: Receiver | None = None
         self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
@@ -111,6 +114,8 @@ class Engine:
         if not synchronous:
             self._threads.append(threading.Thread(target=self._run_waiting, name="waiting", daemon=True))
             self._threads.append(threading.Thread(target=self._run_moving, name="moving", daemon=True))
+        if staged:
+            self._threads.append(threading.Thread(target=self._run_arrivals, name="arrivals", daemon=True))
         # The replica, for its facts: only the device's thread may call its methods.
         self.started: asyncio.Future[Replica] = self._loop.create_future()
         self.died: asyncio.Future[None] = self._loop.create_future()
@@ -273,6 +278,7 @@ class Engine:
         """Lets the threads finish what they are at; whether they did in time."""
         self._inbox.put(None)
         self._launched.put(None)
+        self._sent.put(None)
         self._moves.put(None)
         deadline = self._loop.time() + timeout_s
         for thread in self._threads:
@@ -328,6 +334,9 @@ class Engine:
             return self._finish(step)
         self._launched.put(step)
         return None
+
+    def pending(self, step: LaunchedStep) -> None:
+        self._sent.put(step)
 
     def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
         self._post(_set_result, reply, report)
@@ -391,6 +400,15 @@ class Engine:
         took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
         done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
         self._post(self._deliver_move, move.receiver, done)
+
+    def _run_arrivals(self) -> None:
+        try:
+            while (step := self._sent.get()) is not None:
+                step.flight.launch.await_arrival()
+                self._inbox.put(Arrived(step))
+        except Exception as error:
+            log.exception("the thread that waits for other stages failed")
+            self._post(_set_exception, self.died, error)
 
     def _run_waiting(self) -> None:
         try:

@@ -36,6 +36,7 @@ class Limits:
     max_model_len: int  # tokens in a sequence
     num_blocks: int = 0  # null block included; 0: memory is not measured yet
     layout: KVLayout = ONE_GROUP
+    num_micro_batches: int = 1  # as many as there are stages: slot s is of micro-batch s % num_micro_batches
 
     @property
     def num_groups(self) -> int:

@@ -46,6 +46,14 @@ if TYPE_CHECKING:  # this module is also read where there is no torch
 class Launch(Protocol):
     """A step under way."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether all of it is launched. A step whose layers are shared out among stages is so only when they are done:
+        Replica.settle()."""
+
+    def await_arrival(self) -> None:
+        """Until it can be settled without waiting. On a thread that has nothing else to do."""
+
     def wait(self) -> RunnerOutput: ...
 
 
@@ -63,6 +71,9 @@ class Runner(Protocol):
         """Before the next launch."""
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
+
+    def settle(self, slots: Rows | None = None) -> None:
+        """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,7 @@ class Replica:
         if copies is not None:
             self._runner.copy_blocks(copies)
         if moves is not None:
+            self._runner.settle(moves.slots)
             self._runner.move_beams(moves)
         launch = self._runner.launch(inputs, new_blocks)
         num_begun = speculation.num_begun if speculation else 0
@@ -201,6 +213,8 @@ class Replica:
     def _apply(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks, Rows]:
         """A step of which anything may have changed; the slots that sit out."""
         order = self._table.order(plan)
+        if len(order.released):
+            self._runner.settle(order.released.astype(np.intp))  # what they sample means nothing, but is still to come
         for slot in order.released.tolist():
             self._release(slot)
         for admission in order.admitted:
@@ -252,6 +266,10 @@ class Replica:
         self._last_tokens[inputs.sampled_slots] = output.last_tokens
         if self._speculation is not None:
             self._speculation.record(inputs, output, flight.num_begun)
+
+    def settle(self) -> None:
+        """The oldest launch that is not settled is so now: waits for the stages behind this one."""
+        self._runner.settle()
 
     @property
     def num_host_blocks(self) -> int:

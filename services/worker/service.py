@@ -78,7 +78,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
         await admin.stop()
         await server.stop(grace_s=0.2)
         page.close()
-    if settings.tensor_parallel_size > 1 and settings.device == "cuda":
+    if settings.num_ranks > 1 and settings.device == "cuda":
         _leave_at_once(0)
 
 
@@ -126,6 +126,7 @@ class Worker:
             synchronous=settings.device == "cpu",
             ranks=ranks,
             adapters=_adapter_reader(settings),
+            staged=settings.pipeline_parallel_size > 1,
         )
         watch = restarted("the watch over ranks", lambda: _watch_ranks(engine))
         try:
@@ -145,8 +146,8 @@ class Worker:
 
     async def _work(self, engine: Engine, replica: Replica) -> None:
         settings = self._settings
-        self.status.built(engine, replica.limits, settings.tensor_parallel_size)
-        self._metrics.on_device(peak_of(replica.device_name, settings.tensor_parallel_size))
+        self.status.built(engine, replica.limits, settings.num_ranks, settings.pipeline_parallel_size)
+        self._metrics.on_device(peak_of(replica.device_name, settings.num_ranks))
         self._exchange_pages(engine, replica)
         lifecycle.keep_for_good()
         hello = _hello(settings, replica, self._address)
@@ -227,7 +228,8 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str) -> pb.Worke
             device=f"{settings.device} {replica.device_name}",
             max_logprobs=replica.vocab_size if settings.max_logprobs < 0 else settings.max_logprobs,
             logprobs_mode=settings.logprobs_mode,
-            num_ranks=settings.tensor_parallel_size,
+            num_ranks=settings.num_ranks,
+            num_stages=settings.pipeline_parallel_size,
             num_speculative_tokens=replica.num_speculative_tokens,
             fixed_draft_length=replica.fixed_draft_length,
             drafts_constrained_only=replica.drafts_constrained_only,

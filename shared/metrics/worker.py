@@ -270,5 +270,6 @@ class StatusCollector(Collector):
         )
         yield GaugeMetricFamily("quire_worker_epoch", "Present attachment; 0: none", status.epoch)
         yield GaugeMetricFamily("quire_worker_ranks", "Processes that the model is cut into", status.num_ranks)
+        yield GaugeMetricFamily("quire_worker_stages", "Stages that its layers are shared out among", status.num_stages)
         if status.HasField("last_step_age_s"):
             yield GaugeMetricFamily("quire_worker_last_step_age_seconds", "Since a step ended", status.last_step_age_s)

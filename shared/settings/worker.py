@@ -68,6 +68,12 @@ class WorkerSettings(Settings):
     tensor_parallel_size: int = Field(
         1, ge=1, le=MOST_RANKS, description="ranks that a model is cut into, a process and a GPU each"
     )
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=MOST_RANKS,
+        description="stages that a model's layers are shared out among, each of tensor_parallel_size ranks",
+    )
     expert_parallel: bool = Field(
         False, description="a mixture's experts are shared out among its ranks whole, instead of each one being cut"
     )
@@ -141,6 +147,11 @@ class WorkerSettings(Settings):
             if not name or not folder or not name.isprintable() or len(name) > LONGEST_ADAPTER_NAME:
                 raise ValueError(f"{name!r:.80}={folder!r:.80} is not NAME=FOLDER")
         return lora
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the model is cut into."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def schedulers(self) -> tuple[str, ...]:

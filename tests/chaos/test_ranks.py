@@ -86,6 +86,22 @@ async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Signals) -> None:
+    """Steps are with it, and with the first stage, at that moment."""
+    staged = {**WORKER, "pipeline_parallel_size": 2}
+    with running_cluster(workers=2, worker=staged, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+        undisturbed = await listen(cluster, greedy, everything)
+
+        async def strike() -> None:
+            rank = rank_of(cluster, "worker-0")
+            os.kill(rank, fault)
+            await gone(rank)
+
+        await survives(cluster, undisturbed, strike)
+
+
+@pytest.mark.slow
 async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
     """It is killed by its worker, which starts again: nobody else could tell it to go."""
 

@@ -252,7 +252,7 @@ def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is vLLM's; here: --tensor-parallel-size"),
+        (["--swap-space", "2"], "--swap-space is vLLM's; here: KV blocks stay on the device"),
         (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
     ],
 )

@@ -6,13 +6,20 @@ import json
 import re
 
 from quire import bundled
+from quire.cli.status import table
 from quire.client import Client
 from quire.params import SamplingParams, StructuredOutput
+from shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
 from training.chat import prompt
 
 EAGLE = {"method": "eagle", "model": str(bundled.FOLDER.parent / "drafters" / "eagle"), "num_speculative_tokens": 3}
 QUESTION = prompt([{"role": "user", "content": "What is 23 + 45?"}], None)
+
+
+def worker_of(client: Client) -> admin_pb2.ServiceStatus:
+    (worker,) = (one for one in client.status() if one.role == admin_pb2.ROLE_WORKER)
+    return worker
 
 
 def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
@@ -27,3 +34,20 @@ def test_two_ranks_answer_under_a_form_with_drafts_and_with_logprobs() -> None:
         drawn = SamplingParams(temperature=1.0, seed=7, top_p=0.9, frequency_penalty=0.5, max_tokens=40)
         once, again = (client.generate(QUESTION, drawn)[0].text for _ in range(2))
         assert once == again
+
+
+def test_two_stages_answer_in_micro_batches() -> None:
+    worker = {"pipeline_parallel_size": 2, "threads": 1, "num_blocks": 200}
+    with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
+        epoch = worker_of(client).epoch
+        greedy = SamplingParams(temperature=0, max_tokens=8, logprobs=2)
+        answers = client.generate([QUESTION] * 6, greedy)
+        assert [answer.text for answer in answers] == ["68"] * 6
+        formed = SamplingParams(temperature=1.0, seed=3, n=3, structured_output=StructuredOutput(regex="[1-9]{12}"))
+        (answer,) = client.generate(QUESTION, formed)
+        assert all(re.fullmatch("[1-9]{12}", output.text) for output in answer.outputs)
+        drawn = SamplingParams(temperature=1.0, seed=7, top_p=0.9, frequency_penalty=0.5, max_tokens=40)
+        once, again = (client.generate(QUESTION, drawn)[0].text for _ in range(2))
+        assert once == again
+        assert ", 2 ranks in 2 stages" in table(client.status())
+        assert worker_of(client).epoch == epoch, "nothing went wrong on the way"

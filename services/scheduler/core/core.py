@@ -43,7 +43,8 @@ class Core:
         self.kv, self.running, self.waiting = self.state.kv, self.state.running, self.state.waiting
         self.grammars, self.flights = self.state.grammars, self.state.flights
         self.transfers, self.fetches = self.state.transfers, self.state.fetches
-        self.depth = Depth(limits.max_steps_in_flight)
+        self.depth = Depth(limits.max_steps_in_flight, limits.num_micro_batches)
+        self._micro_batch = 0  # that the next step is of, if it has something to do
         self.speculation = Speculation(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
         )
@@ -108,9 +109,9 @@ class Core:
             return None
         if self.speculation.waits_for(self.flights):
             return None
-        builder = self._build(now)
+        builder = self._build_one(now)
         while builder.num_tokens == 0 and builder.short_of_blocks and not self.flights:
-            builder = self._build(now)  # each round preempted somebody and freed blocks at once
+            builder = self._build_one(now)  # each round preempted somebody and freed blocks at once
         return self._commit(builder, now) if builder.num_tokens else None
 
     def apply(self, result: StepResult, now: float) -> None:
@@ -137,7 +138,7 @@ class Core:
     @property
     def next_at(self) -> float:
         """schedule() plans nothing before."""
-        if len(self.flights) != 1:
+        if len(self.flights) != self.depth.num_stages:
             return -math.inf
         flight = self.flights[0]
         return self.depth.next_at(self._begun(flight), self._step_times.expected(flight.num_tokens))
@@ -248,11 +249,24 @@ class Core:
         in_host_memory = 0 if self.transfers is None else self.transfers.forget()
         return self.kv.reset() + in_host_memory
 
-    def _build(self, now: float) -> PlanBuilder:
+    def _build_one(self, now: float) -> PlanBuilder:
+        """Of the micro-batches that have something to do, the one whose turn it is."""
+        most = self.limits.num_micro_batches
+        builder = self._build(now, self._micro_batch)
+        for _ in range(1, most):
+            if builder.num_tokens or builder.short_of_blocks:
+                break
+            self._micro_batch = (self._micro_batch + 1) % most
+            builder = self._build(now, self._micro_batch)
+        self._micro_batch = (self._micro_batch + 1) % most
+        return builder
+
+    def _build(self, now: float, micro_batch: int) -> PlanBuilder:
         if self.kv.parts is not None:
             self.kv.parts.publish()
         self.state.tables.slide()
         builder = PlanBuilder(self.limits.max_num_batched_tokens, names_owners=self.speculation.enabled)
+        builder.micro_batch = micro_batch
         searches = self.state.searches
         for_beams = searches.num_tokens_wanted if searches else 0
         builder.budget.left -= for_beams

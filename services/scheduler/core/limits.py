@@ -24,6 +24,7 @@ class Limits:
     longest_stream_gap_s: float = 0.0  # that steps with prompts may take while others stream; 0: no such limit
     watermark_blocks: int = 0  # left free at admission while others run
     max_steps_in_flight: int = 2  # 0: by how long steps take
+    num_micro_batches: int = 1  # that the worker has stages for; slot s is of s % num_micro_batches
     drafts_constrained_only: bool = False  # the worker drafts for sequences under a grammar only
     num_speculative_tokens: int = 0  # most drafts that the worker makes per sequence and step; 0: it does not draft
     fixed_draft_length: bool = False  # always as many as the budget allows, whether that pays or not

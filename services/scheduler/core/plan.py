@@ -51,6 +51,7 @@ class StepPlan:
     new_block_slots: list[int] | None = None  # whose they are; None: the worker knows
     copies: list[tuple[int, int]] = field(default_factory=list)  # before the step: content of one block, to another
     beam_moves: list[BeamMove] = field(default_factory=list)  # slots ascending
+    micro_batch: int = 0  # whose slots compute unnamed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ Rows of free slots hold values that no vector operation selects (`live` is False
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 import numpy.typing as npt
 
+from services.scheduler.core.free_slots import FreeSlots
 from services.scheduler.core.plan import I32
 from services.scheduler.core.sequence import TOKEN_BYTES, Sequence
 from services.scheduler.kv_cache.groups import Groups
@@ -23,7 +22,7 @@ class Running:
     """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done, and
     the drafts in them as right; `num_drafts_in_flight` of those tokens may turn out not to be there."""
 
-    def __init__(self, num_slots: int, groups: Groups) -> None:
+    def __init__(self, num_slots: int, groups: Groups, num_micro_batches: int = 1) -> None:
         self.num_slots = num_slots
         self.block_size = block_size = groups.block_size
         self._groups, self._plain = groups, groups.plain
@@ -56,18 +55,24 @@ class Running:
         self.num_beams = 0
         self.stop_ids = np.full((num_slots, 2), NO_TOKEN, dtype=np.int32)
         self._tail = np.zeros((num_slots, block_size), dtype=np.int32)  # known tokens behind the last full block
-        self._free = list(range(num_slots))
+        self.num_micro_batches = num_micro_batches
+        self.micro_batches = np.arange(num_slots) % num_micro_batches  # by slot
+        self.free_slots = FreeSlots(num_slots, num_micro_batches)
 
     def __len__(self) -> int:
-        return self.num_slots - len(self._free)
+        return self.num_slots - len(self.free_slots)
 
     @property
     def num_free_slots(self) -> int:
-        return len(self._free)
+        return len(self.free_slots)
 
-    def enter(self, sequence: Sequence, num_computed: int) -> int:
-        """Gives `sequence` the lowest free slot."""
-        slot = heapq.heappop(self._free)
+    def num_live_of(self, micro_batch: int) -> int:
+        total = -(-(self.num_slots - micro_batch) // self.num_micro_batches)
+        return total - self.free_slots.count(micro_batch)
+
+    def enter(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
+        """Gives `sequence` the lowest free slot, of this micro-batch if it has one."""
+        slot = self.free_slots.take(micro_batch)
         num_tokens = sequence.num_tokens
         self.sequences[slot] = sequence
         sequence.slot = slot
@@ -150,7 +155,7 @@ class Running:
         self.order[slot] = -1
         self.prefilling.discard(slot)
         self.silent.discard(slot)
-        heapq.heappush(self._free, slot)
+        self.free_slots.give(slot)
         sequence.slot = -1
         return sequence
 

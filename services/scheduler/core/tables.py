@@ -34,7 +34,7 @@ class Tables:
         )
         self.groups = self.kv.groups
         self._has_windows = self.groups.has_windows
-        self.running = Running(limits.max_num_seqs, self.groups)
+        self.running = Running(limits.max_num_seqs, self.groups, limits.num_micro_batches)
         self._num_ordered: I32 = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions that ordered steps compute
 
     # Slots and blocks.
@@ -45,7 +45,7 @@ class Tables:
         """`sequence` gets a slot, and starts with `shared` blocks, of which those that `num_cached` tokens fill are on
         record. `num_computed`: its tokens that need not be computed. Returns the slot."""
         token_ids = bytes(sequence.tokens)
-        slot = self.running.enter(sequence, num_computed)
+        slot = self.running.enter(sequence, num_computed, builder.micro_batch)
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
         builder.admit(Admission(slot, sequence, token_ids, num_cached))
         self.give_blocks(builder, slot, shared)
@@ -106,7 +106,7 @@ class Tables:
         running = self.running
         total = int(running.num_tokens[slot])
         silent = slot in running.silent
-        is_named = silent or bool(running.is_beam[slot])
+        is_named = silent or bool(running.is_beam[slot]) or slot % running.num_micro_batches != builder.micro_batch
         implied = int(running.num_computed[slot]) == total - 1 and not is_named
         computed = int(running.num_computed[slot]) + num_tokens
         running.num_computed[slot] = computed

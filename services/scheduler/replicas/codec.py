@@ -30,6 +30,8 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
         wire.new_block_ids = u32_bytes(plan.new_block_ids)
     if plan.num_draft_tokens is not None:
         wire.num_draft_tokens = plan.num_draft_tokens
+    if plan.micro_batch:
+        wire.micro_batch = plan.micro_batch
     if plan.new_block_slots:
         wire.new_block_slots = u32_bytes(plan.new_block_slots)
     if plan.copies:

@@ -24,11 +24,11 @@ class Status:
         self._shutdown = shutdown
         self._engine: Engine | None = None
         self._limits: Limits | None = None
-        self._num_ranks = 0  # not built
+        self._num_ranks = self._num_stages = 0  # not built
         self.epoch = 0  # 0: not attached
 
-    def built(self, engine: Engine, limits: Limits, num_ranks: int) -> None:
-        self._engine, self._limits, self._num_ranks = engine, limits, num_ranks
+    def built(self, engine: Engine, limits: Limits, num_ranks: int, num_stages: int) -> None:
+        self._engine, self._limits, self._num_ranks, self._num_stages = engine, limits, num_ranks, num_stages
 
     def expert_load(self) -> LoadByLayer:
         """Of a mixture of experts, as of the last look."""
@@ -53,6 +53,7 @@ class Status:
             last_step_age_s=self._last_step_age_s(),
             version=VERSION,
             num_ranks=self._num_ranks,
+            num_stages=self._num_stages,
         )
         if self._engine and self._limits:
             occupancy, total = self._engine.occupancy, self._limits.num_blocks - 1

@@ -19,8 +19,9 @@ class KVLayout:
     groups: tuple[KVGroup, ...]
 
     @classmethod
-    def of(cls, specs: Sequence[KVSpec], max_model_len: int) -> KVLayout:
-        """Of a model's layers. A window that no sequence outgrows keeps everything. Raises InvalidArgument."""
+    def of(cls, specs: Sequence[KVSpec], max_model_len: int, *, num_stages: int = 1) -> KVLayout:
+        """Of a model's layers. A window that no sequence outgrows keeps everything. Several stages have about as many
+        layers of each group. Raises InvalidArgument."""
         for layer, spec in enumerate(specs):
             if not isinstance(spec, Full | Window | Latent | State):
                 raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
@@ -31,7 +32,8 @@ class KVLayout:
                 text = f"config.json: layer {layer} has a window of {spec.length}, the least is {LEAST_WINDOW}"
                 raise InvalidArgument(text, field="model")
         keeps_all = [isinstance(spec, Window) and spec.length >= max_model_len for spec in specs]
-        return cls(form_groups([FULL if all_ else spec for spec, all_ in zip(specs, keeps_all, strict=True)]))
+        kept = [FULL if all_ else spec for spec, all_ in zip(specs, keeps_all, strict=True)]
+        return cls(form_groups(kept, by_turns=num_stages > 1))
 
     @cached_property
     def keeps_nothing(self) -> bool:
@@ -62,6 +64,17 @@ class KVLayout:
         """(group, place in its pages) of every layer."""
         found = {layer: (i, place) for i, group in enumerate(self.groups) for place, layer in enumerate(group.layers)}
         return tuple(found[layer] for layer in range(len(found)))
+
+    def of_layers(self, layers: range) -> KVLayout:
+        """What a stage that has these layers alone keeps: the same groups, of which some may have none of them. A page
+        has room for as many as are there."""
+        first = layers.start
+        return KVLayout(
+            tuple(
+                KVGroup(group.spec, tuple(layer - first for layer in group.layers if layer in layers))
+                for group in self.groups
+            )
+        )
 
     def longest(self, num_pages: int, block_size: int) -> int:
         """Positions that a sequence can have with so many pages. The scheduler reckons more closely."""

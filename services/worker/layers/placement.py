@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels import Ops
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.sharding import WHOLE, Shard, TensorPart
+from services.worker.layers.stages import ALL_LAYERS, Stage
 from services.worker.lora.adapters import Adapters
 
 # Where a tensor of the checkpoint goes, or what a rank needs of it.
@@ -36,6 +37,11 @@ class Placement:
     checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
     shard: Shard = WHOLE
     adapters: Adapters | None = None
+    stage: Stage = ALL_LAYERS
+
+    def least(self, value: int) -> int:
+        """Of all ranks' values."""
+        return self.shard.collectives.least(value) if self.stage.is_whole else self.stage.link.least(value)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -30,6 +30,8 @@ def open_adapters(
         if served in settings.lora
         else f"adapters have no place beside tensor_parallel_size {settings.tensor_parallel_size}"
         if settings.tensor_parallel_size > 1
+        else f"adapters have no place beside pipeline_parallel_size {settings.pipeline_parallel_size}"
+        if settings.pipeline_parallel_size > 1
         else "adapters have no place beside batch_invariant"
         if settings.batch_invariant
         else ""

@@ -76,6 +76,10 @@ class CausalLM(ABC):
 
     classifier: Classifier | None = None
 
+    # Of the first stage of a pipeline alone.
+    embedding: Embedding
+    head: OutputHead | TiedOutputHead
+
     # Tokens that each expert has had, int64 [layers with experts, num_experts], and which layers these are.
     expert_counts: tuple[Tensor, tuple[int, ...]] | None = None
 
@@ -83,16 +87,21 @@ class CausalLM(ABC):
         """`num_positions`: longest sequence that will be run."""
         self.config = config
         self._embed = place.ops.embed
-        self.embedding = Embedding(
-            self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale
-        )
-        self.layers = [self.layer(index, config, backend, place) for index in range(config.num_layers)]
+        self.stage = place.stage
+        self._edges: tuple[Loadable, ...] = ()
+        if self.stage.is_first:
+            self.embedding = Embedding(
+                self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale
+            )
+            self.head = (
+                TiedOutputHead(self.embedding, place)
+                if config.tie_word_embeddings
+                else OutputHead(config.vocab_size, config.hidden_size, place)
+            )
+            self._edges = (self.embedding, self.head)
+        self.here = self.stage.layers(config.num_layers, head_layers(config))
+        self.layers = [self.layer(index, config, backend, place) for index in self.here]
         self.norm = self.final_norm(config, place)
-        self.head = (
-            TiedOutputHead(self.embedding, place)
-            if config.tie_word_embeddings
-            else OutputHead(config.vocab_size, config.hidden_size, place)
-        )
         self.classifier = (
             Classifier("score", config.num_classes, config.hidden_size, place) if config.num_classes else None
         )
@@ -101,7 +110,8 @@ class CausalLM(ABC):
             for rope in (config.rope, *config.ropes)
         }
         self.cos_sin: Tensor = tables[config.rope]
-        self._rotations = [tables[rope] for rope in config.ropes or (config.rope,) * config.num_layers]
+        ropes = config.ropes or (config.rope,) * config.num_layers
+        self._rotations = [tables[ropes[index]] for index in self.here]
 
     @staticmethod
     def final_norm(config: DecoderConfig, place: Placement) -> Norm:
@@ -140,6 +150,13 @@ class CausalLM(ABC):
         """Tensors that checkpoints may repeat although the model has them under another name."""
         return (TIED_HEAD,) if self.config.tie_word_embeddings else ()
 
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether another stage of the pipeline has this tensor of the checkpoint, if this one does not."""
+        if self.stage.is_whole:
+            return False
+        index = next((int(part) for part in name.split(".") if part.isdecimal()), None)
+        return not self.stage.is_first if index is None else index not in self.here
+
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
         """Tensors that checkpoints may have in place of those in `destinations`."""
@@ -148,7 +165,7 @@ class CausalLM(ABC):
     @property
     def _parts(self) -> Sequence[Loadable]:
         classifier = () if self.classifier is None else (self.classifier,)
-        return (self.embedding, *self.layers, self.norm, self.head, *classifier)
+        return (*self._edges, *self.layers, self.norm, *classifier)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
@@ -165,7 +182,19 @@ class CausalLM(ABC):
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
-        residual = self.embed(batch)
+        return self.last_layers(self.embed(batch), batch, caches)
+
+    def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """The residual stream behind the layers that are here, where others follow; may change `residual`."""
+        x: Tensor | None = None
+        for layer, cache, cos_sin in zip(self.layers, caches, self._rotations, strict=True):
+            x = layer(x, residual, batch.of(cache.group), cache, cos_sin)
+        assert x is not None, "a stage has a layer"
+        return residual.add_(x)
+
+    def last_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states, as forward(), from the residual stream before the first layer that is here; the last one of
+        all is. May change `residual`."""
         x: Tensor | None = None
         for layer, cache, cos_sin in zip(self.layers[:-1], caches[:-1], self._rotations[:-1], strict=True):
             x = layer(x, residual, batch.of(cache.group), cache, cos_sin)
@@ -193,3 +222,11 @@ class CausalLM(ABC):
         logits: Tensor = self.head(hidden)
         cap = self.config.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def head_layers(config: DecoderConfig) -> float:
+    """How many layers weigh as much as the output head: by the elements that a step reads, all experts among them."""
+    attention = config.head_dim * (2 * config.num_q_heads + 2 * config.num_kv_heads)
+    experts = config.experts
+    rows = config.intermediate_size if experts is None else experts.num_experts * experts.intermediate_size
+    return config.vocab_size / (attention + 3 * rows)

@@ -53,13 +53,14 @@ class Loader:
         """Of the tensors that the folder holds; none where weights are made up."""
         return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in _tensors(folder))
 
-    def load(self, model: LoadableModel, folder: Path) -> None:
+    def load(self, model: LoadableModel, folder: Path, is_elsewhere: Callable[[str], bool] = lambda _: False) -> None:
+        """`is_elsewhere`: of the tensors that others have, and this model does not."""
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
         elif isinstance(model, LoadsItself):
             model.load_folder(folder)
         else:
-            load_checkpoint(model, folder)
+            _load(model, _tensors(folder), str(folder), is_elsewhere)
 
 
 def load_checkpoint(model: LoadableModel, folder: Path) -> None:
@@ -74,7 +75,12 @@ def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) ->
     _load(model, sources, "what is given")
 
 
-def _load(model: LoadableModel, sources: Iterable[tuple[str, Source]], given: str) -> None:
+def _load(
+    model: LoadableModel,
+    sources: Iterable[tuple[str, Source]],
+    given: str,
+    is_elsewhere: Callable[[str], bool] = lambda _: False,
+) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected, passed_over = [], frozenset(model.passed_over)
     beginnings = tuple(name for name in passed_over if name.endswith("."))
@@ -88,7 +94,12 @@ def _load(model: LoadableModel, sources: Iterable[tuple[str, Source]], given: st
             _copy(name, source, alternatives[name].destination)
             for covered in alternatives[name].instead_of:
                 missing.pop(covered, None)
-        elif not name.endswith(DERIVED_SUFFIXES) and name not in passed_over and not name.startswith(beginnings):
+        elif (
+            not name.endswith(DERIVED_SUFFIXES)
+            and name not in passed_over
+            and not name.startswith(beginnings)
+            and not is_elsewhere(name)
+        ):
             unexpected.append(name)
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)

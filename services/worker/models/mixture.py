@@ -53,12 +53,13 @@ class MixtureForCausalLM(LlamaForCausalLM):
         super().__init__(config, backend, place, num_positions)
         import torch  # here: families are also read where there is none
 
-        sparse = {index: layer.experts for index, layer in enumerate(self._mixture_layers) if layer.experts is not None}
+        here = zip(self.here, self._mixture_layers, strict=True)
+        sparse = {index: layer.experts for index, layer in here if layer.experts is not None}
         assert config.experts is not None
         counts = torch.zeros(len(sparse), config.experts.num_experts, dtype=torch.int64, device=place.device)
         for experts, row in zip(sparse.values(), counts, strict=True):
-            here = experts.experts.here
-            experts.load = row[here.start : here.stop]
+            own = experts.experts.here
+            experts.load = row[own.start : own.stop]
         self.expert_counts = counts, tuple(sparse)
 
     @property

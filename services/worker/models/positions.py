@@ -25,12 +25,15 @@ class LearnedPositions(CausalLM):
 
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         super().__init__(config, backend, place, num_positions)
+        if not self.stage.is_first:
+            return
         rows = self.first_row + config.max_positions
         self._positions = Embedding(self.positions_name, rows, config.hidden_size, place, sharded=False)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from super().destinations()
-        yield from self._positions.destinations()
+        if self.stage.is_first:
+            yield from self._positions.destinations()
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         rows = batch.positions + self.first_row if self.first_row else batch.positions

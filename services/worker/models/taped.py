@@ -25,8 +25,8 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
     """Why the model's steps cannot be recorded on a tape, or None."""
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
-    if not place.shard.is_whole:
-        return "a tape has no collectives"
+    if not (place.shard.is_whole and place.stage.is_whole):
+        return "a tape has no collectives" if place.stage.is_whole else "a tape holds all layers of a model"
     if not model.taped_functions:
         return "this family's forward pass cannot be recorded"
     functions = (*model.taped_functions, "add_low_rank") if place.adapters else model.taped_functions

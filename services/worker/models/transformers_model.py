@@ -37,7 +37,7 @@ class TransformersCausalLM(CausalLM):
 
         assert isinstance(config, TransformersConfig)
         _check(place)
-        self.config = config
+        self.config, self.stage, self.here = config, place.stage, place.stage.layers(config.num_layers, 0.0)
         identity = cos_sin_table(NO_ROPE, config.head_dim, num_positions).to(place.device)
         self._attention = PagedAttention(config, backend, place.ops, identity)
         self._model = _build(config.values, place, self._attention)

@@ -133,7 +133,9 @@ class Weights:
     def check_possible(self) -> None:
         """Raises FailedPrecondition where others hold them as well."""
         reason = (
-            "adapters have been added to them"
+            "each stage of a pipeline has layers of its own"
+            if not self._place.stage.is_whole
+            else "adapters have been added to them"
             if self._place.adapters is not None
             else "the code of transformers has them"
             if isinstance(self._model, LoadsItself)

@@ -69,10 +69,8 @@ def open_tiers(
 
 
 def _reason_against(settings: WorkerSettings, fitting: Limits, drafter: Drafter | None) -> str:
-    if settings.tensor_parallel_size > 1:
-        return (
-            f"ranks of a group of {settings.tensor_parallel_size} have no memory in common for their parts of a block"
-        )
+    if settings.num_ranks > 1:
+        return f"ranks of a group of {settings.num_ranks} have no memory in common for their parts of a block"
     if fitting.num_groups > 1 or fitting.layout.windows:
         return "layers with windows or states keep their blocks on the device"
     if drafter is not None and drafter.block_bytes:

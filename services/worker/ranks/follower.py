@@ -38,6 +38,7 @@ class RankReplica:
     replica: Replica
     grammars: FollowedGrammars
     synchronous: bool = True  # launches return when they are done
+    in_first_stage: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Follower:
 
     def __init__(self, lines: Lines, part: RankReplica) -> None:
         self._lines, self._replica, self._grammars = lines, part.replica, part.grammars
+        self._in_first_stage = part.in_first_stage
         self._most_in_flight = 0 if part.synchronous else MOST_IN_FLIGHT
         self._flights: deque[StepInFlight] = deque()
 
@@ -106,6 +108,10 @@ class Follower:
         match command.kind:
             case Kind.PLAN:
                 self._launch(command)
+            case Kind.SETTLE:
+                if self._in_first_stage:
+                    self._replica.settle()
+                    self._record(down_to=self._most_in_flight)
             case Kind.REST:
                 self._record(down_to=0)
                 self._grammars.release_all()
@@ -141,7 +147,8 @@ class Follower:
         self._record(down_to=self._most_in_flight)
 
     def _record(self, down_to: int) -> None:
-        while len(self._flights) > down_to:
+        """Steps that are not settled are left."""
+        while len(self._flights) > down_to and self._flights[0].launch.settled:
             flight = self._flights.popleft()
             self._replica.record(flight, flight.launch.wait())
 

@@ -36,6 +36,9 @@ class RankGroup(Protocol):
         """Waits until every rank has computed its part of the plan; `inputs` are what rank 0 made of it. Tickets in
         their order; those of plans that rank 0 could not launch are left out. Raises RankFailure."""
 
+    def settle_step(self) -> None:
+        """The ranks of the first stage settle their oldest step, as rank 0 does (Replica.settle)."""
+
     def rest(self) -> None:
         """Every rank forgets all slots: an epoch has ended."""
 
@@ -75,6 +78,9 @@ class OneRank:
         return 0
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
+        """There is no other rank."""
+
+    def settle_step(self) -> None:
         """There is no other rank."""
 
     def rest(self) -> None:

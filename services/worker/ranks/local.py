@@ -93,11 +93,12 @@ def _meeting_place(size: int) -> tuple[TCPStore, int]:
 class LocalRanks:
     """Ranks 1 to size - 1."""
 
-    def __init__(self, size: int, build: Callable[[Seat], RankReplica]) -> None:
-        """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once."""
+    def __init__(self, size: int, build: Callable[[Seat], RankReplica], stages: int = 1) -> None:
+        """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once.
+        `stages`: that they are shared out among."""
         self.size = size
         self._store, port = _meeting_place(size)
-        self.seats = [Seat(rank, size, LOOPBACK, port) for rank in range(size)]
+        self.seats = [Seat(rank, size, LOOPBACK, port, stages) for rank in range(size)]
         self._number = 0  # of the last command
         self._ring = Ring(size - 1)
         self._writing = threading.Lock()  # commands come from the device's thread, the last one from any
@@ -135,6 +136,10 @@ class LocalRanks:
 
     def release_grammar(self, grammar_id: bytes) -> None:
         self._send(Kind.RELEASE_GRAMMAR, grammar_id)
+
+    def settle_step(self) -> None:
+        if self.seats[0].stages > 1 and self.seats[0].width > 1:
+            self._send(Kind.SETTLE)
 
     def rest(self) -> None:
         ticket = self._send(Kind.REST)

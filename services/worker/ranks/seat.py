@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from services.worker.layers.sharding import WHOLE, Shard
+from services.worker.layers.stages import ALL_LAYERS, Stage
+from services.worker.ranks.link import open_link
 from services.worker.ranks.peer_memory import Store, open_mailbox
 
 if TYPE_CHECKING:
@@ -33,12 +35,18 @@ class Seat:
     size: int = 1
     host: str = ""  # where rank 0 is reached
     port: int = 0
+    stages: int = 1  # that the ranks are shared out among, neighbours together
 
-    def join(self, device: torch.device, *, own_sums: bool = False) -> Shard:
+    @property
+    def width(self) -> int:
+        """Ranks of a stage."""
+        return self.size // self.stages
+
+    def join(self, device: torch.device, *, own_sums: bool = False) -> tuple[Shard, Stage]:
         """Meets the other ranks, all of which have to come; once in a process, until leave(). `own_sums`: GPUs add up
         few rows in memory that they write to each other, if they can."""
         if self.size == 1:
-            return WHOLE
+            return WHOLE, ALL_LAYERS
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")  # nobody else is to reach what is not encrypted
@@ -51,10 +59,18 @@ class Seat:
             timeout=PATIENCE,
             device_id=device if device.type == "cuda" else None,
         )
-        together = Together(self.size, device)
+        number, lane = divmod(self.rank, self.width)
+        group, stage = None, ALL_LAYERS
+        if self.stages > 1:
+            groups = [distributed.new_group(range(i, i + self.width)) for i in range(0, self.size, self.width)]
+            group = groups[number]
+            stage = Stage(number, self.stages, open_link(self.rank, self.size, self.stages, device))
+        if self.width == 1:
+            return WHOLE, stage
+        together = Together(self.width, device, group)
         if own_sums and device.type == "cuda":
-            together.open_mailbox(store, self.rank)
-        return Shard(self.rank, self.size, together)
+            together.open_mailbox(PrefixStore(f"stage {number}", store), lane)
+        return Shard(lane, self.width, together), stage
 
 
 ALONE = Seat()
@@ -69,8 +85,9 @@ def leave() -> None:
 class Together:
     """Collectives of torch.distributed, and sums of our own if asked for, in the order of the device's work."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._size, self._device = size, device
+    def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
+        """`group`: None for that of all ranks."""
+        self._size, self._device, self._group = size, device, group
         self._mailbox: Mailbox | None = None
 
     @property
@@ -96,15 +113,15 @@ class Together:
 
             if sum_of_ranks_takes(x, self._mailbox):
                 return sum_of_ranks(x, self._mailbox, residual, pdl=pdl)
-        distributed.all_reduce(x)
+        distributed.all_reduce(x, group=self._group)
         return x if residual is None else residual.add_(x)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         parts = x.new_empty((self._size * x.size(0), x.size(1)))
-        GATHER(parts, x.contiguous())
+        GATHER(parts, x.contiguous(), group=self._group)
         return parts.view(self._size, *x.shape).transpose(0, 1).reshape(x.size(0), -1)
 
     def least(self, value: int) -> int:
         shared = torch.tensor(value, dtype=torch.int64, device=self._device)
-        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN)
+        distributed.all_reduce(shared, op=distributed.ReduceOp.MIN, group=self._group)
         return int(shared.item())

@@ -16,9 +16,11 @@ from shared.settings import WorkerSettings
 
 def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
     """None for a replica of one."""
-    if settings.tensor_parallel_size == 1:
+    if settings.num_ranks == 1:
         return None
-    return LocalRanks(settings.tensor_parallel_size, functools.partial(build_part, settings))
+    return LocalRanks(
+        settings.num_ranks, functools.partial(build_part, settings), stages=settings.pipeline_parallel_size
+    )
 
 
 def build_part(settings: WorkerSettings, seat: Seat) -> RankReplica:
@@ -27,4 +29,9 @@ def build_part(settings: WorkerSettings, seat: Seat) -> RankReplica:
     pool = CompilePool(lambda: open_grammars(settings))
     pool.look_ahead()
     replica = build_replica(settings, pool, seat=seat)
-    return RankReplica(replica, FollowedGrammars(pool), synchronous=settings.device == "cpu")
+    return RankReplica(
+        replica,
+        FollowedGrammars(pool),
+        synchronous=settings.device == "cpu",
+        in_first_stage=seat.rank < seat.width,
+    )

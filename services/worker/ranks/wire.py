@@ -27,6 +27,7 @@ class Kind(enum.IntEnum):
     PREPARE_GRAMMAR = 5
     RELEASE_GRAMMAR = 6
     ORDER = 7
+    SETTLE = 8
 
 
 ANSWERED = frozenset({Kind.PLAN, Kind.REST, Kind.ORDER})
@@ -69,9 +70,13 @@ class Reply:
 def fingerprint(inputs: StepInputs) -> bytes:
     """16 bytes that are equal for two ranks if they derived the same step."""
     digest = hashlib.blake2b(digest_size=16)
+    given = inputs.token_ids
+    if 0 < len(inputs.prev_sampled_tokens) < len(given):
+        given = given.copy()
+        given[inputs.prev_sampled_tokens] = 0  # put there by ranks that sample
     arrays = (
         inputs.slots,
-        inputs.token_ids,
+        given,
         inputs.positions,
         inputs.slot_mapping,
         inputs.query_start,

@@ -6,8 +6,9 @@ this one have reached the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +30,12 @@ from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.pages_ahead import PagesAhead
 from services.worker.lora.adapters import Adapters
 from services.worker.runner.output import Launch
+from services.worker.runner.pipeline import StageLaunch, StageOfSteps
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch
-from services.worker.step.slots import NewBlocks
+from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
 from services.worker.step.text_marks import TextMarks
 
@@ -80,6 +82,7 @@ class ModelRunner:
         marks: TextMarks | None = None,
     ) -> None:
         self.heads = heads
+        self._stage: StageOfSteps | None = None
         self._marks = marks
         self._adapters = adapters
         self._whole_model = model  # what steps go through that nothing recorded takes
@@ -97,9 +100,9 @@ class ModelRunner:
     def sampler(self) -> Sampler:
         return self.heads.sampling.sampler
 
-    def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32]) -> None:
+    def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32], num_groups: int = 0) -> None:
         """Takes the KV memory and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq]; forgets all
-        recordings.
+        recordings. `num_groups`: 0: each has a layer here.
 
         The CPU reads the table where it is; another device has a copy that every step brings up to date.
         """
@@ -113,7 +116,21 @@ class ModelRunner:
         else:
             tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
-        self.slot_memory = SlotMemory(tables, last_tokens, 1 + max((cache.group for cache in caches), default=0))
+        num_groups = num_groups or 1 + max((cache.group for cache in caches), default=0)
+        self.slot_memory = SlotMemory(tables, last_tokens, num_groups)
+
+    def use_stage(self, make: Callable[[StepTimer], StageOfSteps | None]) -> None:
+        """Steps go through a part of the layers, and the rest is elsewhere."""
+        self._stage = make(self._timer)
+
+    def settle(self, slots: Rows | None = None) -> None:
+        """Steps whose layers are elsewhere: those that name one of `slots`, and all before them; None: the oldest."""
+        if self._stage is None:
+            return
+        if slots is None:
+            self._stage.settle_next()
+        else:
+            self._stage.settle_of(slots)
 
     def use_graphs(self, graphs: DecodeGraphs) -> None:
         """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
@@ -141,7 +158,7 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.forget_rows()
 
-    def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch:
+    def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> StageLaunch:
         """Launches a step and returns without waiting for the device; on the CPU the step has then been computed.
 
         Steps are launched in their order, and each only after its copy_blocks() and move_beams(). `inputs` must stay
@@ -150,6 +167,8 @@ class ModelRunner:
         """
         if self._pages is not None and len(new_blocks.ids):
             self._pages.reach(int(new_blocks.ids.max()))
+        if self._stage is not None:
+            self._stage.settle_for(inputs)
         heads = self.heads
         heads.begin()
         others = heads.of(inputs)
@@ -174,14 +193,29 @@ class ModelRunner:
 
     def _launch_kernels(
         self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads | None, model: Model
-    ) -> Launch:
+    ) -> StageLaunch:
         """Kernel by kernel, or on the CPU as a tape, which can end in any head."""
         marks = self._timer.begin(short=False)
         up = self._upload(inputs, new_blocks)
         wanted = self._wanted(inputs, up, others)
         batch = self._batch(inputs, up, wanted)
         self._timer.mark(marks)
+        if self._stage is not None:
+            return self._stage.launch(
+                batch, self.caches, inputs, lambda hidden: self._end(inputs, up, others, hidden, marks), marks
+            )
         hidden = model.forward(batch, self.caches) if inputs.num_tokens else None
+        return self._end(inputs, up, others, hidden, marks)
+
+    def _end(
+        self,
+        inputs: StepInputs,
+        up: Uploaded,
+        others: StepHeads | None,
+        hidden: Tensor | None,
+        marks: list[Any] | None,
+    ) -> Launch:
+        """`hidden` of the tokens that are wanted; None: the step has none."""
         self._timer.mark(marks)
         sampled, endings = Sampled(self.slot_memory.last_tokens[:0], None), []
         if inputs.num_samples and hidden is not None:
@@ -189,7 +223,7 @@ class ModelRunner:
             if others is not None:
                 read_all = others.read_all
                 of_samples = hidden.index_select(0, up.sampling_tokens) if read_all else hidden[: inputs.num_samples]
-            logits = model.logits(of_samples)
+            logits = self._model.logits(of_samples)
             slots, positions = up.sampling_slots, up.sample_positions
             sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
         if others is not None and hidden is not None:

@@ -52,6 +52,8 @@ class RunnerOutput:
 class Launch:
     """A step under way."""
 
+    settled = True  # all of it is launched
+
     def __init__(
         self,
         timer: StepTimer,
@@ -72,6 +74,9 @@ class Launch:
             self._bounds.append(len(tensors))
         self._downloads = staging.download(tensors)
         self._marks = timer.end(marks)
+
+    def await_arrival(self) -> None:
+        """It is settled."""
 
     def wait(self) -> RunnerOutput:
         """Blocks until the step's results are on the host. Once, on any thread; raises what the device raises."""

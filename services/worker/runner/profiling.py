@@ -20,7 +20,9 @@ def run_largest_steps(runner: ModelRunner, limits: Limits) -> None:
     for slot in range(limits.max_num_seqs):
         runner.heads.admit(slot, Admission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
-        runner.launch(_inputs(num_rows, count, limits), NO_BLOCKS).wait()
+        launch = runner.launch(_inputs(num_rows, count, limits), NO_BLOCKS)
+        runner.settle(np.arange(num_rows))
+        launch.wait()
     for slot in range(limits.max_num_seqs):
         runner.heads.release(slot)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,6 +55,10 @@ class WeightCounts:
                 dense += size
             element_bytes = max(element_bytes, tensor.element_size() if tensor.is_floating_point() else 1)
         return cls(dense, routed, config.vocab_size * config.hidden_size, element_bytes)
+
+    def of_all_stages(self, total: Callable[[int], int]) -> WeightCounts:
+        """`total`: over the stages, of which each counts its own layers."""
+        return replace(self, dense=total(self.dense), routed=total(self.routed))
 
 
 class CostModel:

@@ -94,6 +94,7 @@ class SlotTable:
         self.num_given_tokens = np.zeros(num_slots, dtype=np.int32)  # came with the admission; later ones are sampled
         self.num_blocks = np.zeros(num_slots, dtype=np.int32)  # in each group
         self.num_groups, self.width = limits.num_groups, limits.max_blocks_per_seq
+        self._micro_batches = np.arange(num_slots) % limits.num_micro_batches
         self.block_table = np.zeros((num_slots, self.num_groups * self.width), dtype=np.int32)
         self.silent: set[int] = set()  # slots that sample nothing
         self.given_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
@@ -220,6 +221,11 @@ class SlotTable:
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
         if self.silent:
             counts[list(self.silent)] = 0
+        most = self._limits.num_micro_batches
+        if most > 1:
+            number = plan.micro_batch
+            require(number < most, lambda: f"micro_batch {number}: there are {most}")
+            counts[self._micro_batches != number] = 0
         slots, wanted = columns.u32(plan.counted_slots), columns.u32(plan.token_counts)
         require(len(slots) == len(wanted), lambda: f"{len(slots)} counted_slots, {len(wanted)} token_counts")
         if len(slots):

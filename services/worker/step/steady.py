@@ -15,43 +15,56 @@ from shared import columns
 from shared.columns import I32
 from shared.pb.worker.v1 import worker_pb2 as pb
 
-FOLLOWING = frozenset({"epoch", "step_id", "new_block_ids", "new_block_slots"})  # fields of plans that say nothing else
+# Fields of plans that say nothing else.
+FOLLOWING = frozenset({"epoch", "step_id", "new_block_ids", "new_block_slots", "micro_batch"})
 
 
 class Steady:
-    """Keeps the slot table as applying the plans would have."""
+    """Keeps the slot table as applying the plans would have. Where a model has stages, each micro-batch has steps of
+    its own that follow from each other."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
-        self._last: StepInputs | None = None
-        self._room: I32 = np.zeros(0, np.int32)  # [num_rows] steps from `take` on until each row begins a block
-        self._num_followed = 0  # since then
-        self._next_growth = 0  # followed steps before some row begins a block
+        self._runs: dict[int, _Run] = {}  # by micro-batch
 
     def forget(self) -> None:
-        self._last = None
+        self._runs.clear()
 
     @property
     def slots(self) -> Rows | None:
-        """Those of the last step, if the next one may follow from it."""
-        return None if self._last is None else self._last.slots
+        """Those of the last step, if the next one may follow from it. Of workers without stages."""
+        run = self._runs.get(0)
+        return None if run is None else run.last.slots
 
     def take(self, plan: pb.StepPlan, inputs: StepInputs) -> None:
         """A step that was made from the table; the next one may follow from it."""
         rows = inputs.num_rows
         all_decode = rows == inputs.num_tokens == len(inputs.prev_sampled_tokens) == inputs.num_samples
-        self._last = inputs if rows and all_decode and not plan.counted_slots else None
-        if self._last is not None:
-            table = self._table
-            self._room = -inputs.seq_lens % table.block_size
-            self._num_followed, self._next_growth = 0, int(self._room.min())
+        if plan.released_slots or plan.admitted or plan.counted_slots or plan.HasField("beams"):
+            self._runs.clear()  # other micro-batches may not have their slots any more
+        self._runs.pop(plan.micro_batch, None)
+        if rows and all_decode and not plan.counted_slots:
+            self._runs[plan.micro_batch] = _Run(self._table, inputs)
 
     def follow(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks] | None:
         """The step of `plan`, if it follows from the last one. Raises PlanViolation."""
-        last = self._last
-        if last is None or not all(field.name in FOLLOWING for field, _ in plan.ListFields()):
+        run = self._runs.get(plan.micro_batch)
+        if run is None or not all(field.name in FOLLOWING for field, _ in plan.ListFields()):
             return None
-        table = self._table
+        return run.follow(plan)
+
+
+class _Run:
+    """Steps of the same rows, one after the other."""
+
+    def __init__(self, table: SlotTable, inputs: StepInputs) -> None:
+        self._table, self.last = table, inputs
+        self._room: I32 = -inputs.seq_lens % table.block_size  # [num_rows] steps from here until each begins a block
+        self._num_followed, self._next_growth = 0, int(self._room.min())  # steps before some row begins a block
+
+    def follow(self, plan: pb.StepPlan) -> tuple[StepInputs, NewBlocks] | None:
+        """See Steady.follow()."""
+        table, last = self._table, self.last
         mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, columns.u32(plan.new_block_ids)
         seq_lens, num_blocks = last.seq_lens + 1, last.num_blocks
         if self._num_followed == self._next_growth or len(ids):
@@ -70,7 +83,7 @@ class Steady:
         self._num_followed += 1
         table.num_computed_tokens[last.slots] = seq_lens
         table.num_tokens[last.slots] = seq_lens + 1
-        self._last = StepInputs(
+        self.last = StepInputs(
             slots=last.slots,
             token_ids=last.token_ids,
             positions=last.seq_lens,
@@ -87,4 +100,4 @@ class Steady:
             number=next(NUMBERS),
             follows=last.number,
         )
-        return self._last, new_blocks
+        return self.last, new_blocks

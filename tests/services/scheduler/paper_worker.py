@@ -308,7 +308,9 @@ class PaperWorker:
     def _counts(self, plan: StepPlan) -> dict[int, int]:
         """Tokens of each slot that computes, slots ascending."""
         sampling = {slot: row for slot, row in self.slots.items() if row.samples}
-        counts = {slot: 1 for slot, row in sampling.items() if row.num_computed == len(row.tokens) - 1}
+        most = self.limits.num_micro_batches
+        implied = {slot: row for slot, row in sampling.items() if slot % most == plan.micro_batch}
+        counts = {slot: 1 for slot, row in implied.items() if row.num_computed == len(row.tokens) - 1}
         beams = {slot for slot, row in self.slots.items() if row.num_candidates}
         assert counts.keys() & beams <= set(plan.counted_slots), "beams are always named"
         counts.update(zip(plan.counted_slots, plan.token_counts, strict=True))

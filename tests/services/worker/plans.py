@@ -56,7 +56,10 @@ class New:
 class PaperScheduler:
     """Hands out each block id once unless it is given back."""
 
-    def __init__(self, block_size: int, num_blocks: int, epoch: int = 1, *, num_groups: int = 1) -> None:
+    def __init__(
+        self, block_size: int, num_blocks: int, epoch: int = 1, *, num_groups: int = 1, num_stages: int = 1
+    ) -> None:
+        self.num_stages = num_stages
         self.block_size = block_size
         self.num_groups = num_groups
         self.epoch = epoch
@@ -66,9 +69,14 @@ class PaperScheduler:
         self.sampling: list[list[int]] = []  # sampling slots of each step without a result
 
     def plan(
-        self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
+        self,
+        new: list[New] | None = None,
+        counts: dict[int, int] | None = None,
+        released: list[int] | None = None,
+        micro_batch: int = 0,
     ) -> pb.StepPlan:
         """`counts`: slots that do not do what is implied."""
+        self._micro_batch = micro_batch
         new, counts, released = new or [], counts or {}, sorted(released or [])
         for slot in released:
             del self.rows[slot]
@@ -90,6 +98,7 @@ class PaperScheduler:
             counted_slots=columns.u32_bytes(sorted(counts)),
             token_counts=columns.u32_bytes([counts[slot] for slot in sorted(counts)]),
             new_block_ids=columns.u32_bytes(block_ids),
+            micro_batch=micro_batch,
         )
 
     def take(self, result: pb.StepResult) -> dict[int, int]:
@@ -122,6 +131,8 @@ class PaperScheduler:
 
     def _implied(self, slot: int) -> int:
         row = self.rows[slot]
+        if slot % self.num_stages != self._micro_batch:
+            return 0
         return 1 if row.samples and row.num_computed == row.num_tokens - 1 else 0
 
     def _advance(self, counts: dict[int, int]) -> list[int]:

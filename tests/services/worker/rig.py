@@ -28,7 +28,9 @@ class Rig:
             self.replica: Replica = build_replica(worker, self.grammars, seat=seat)
         limits = self.replica.limits
         num_groups = 0 if limits.layout.keeps_nothing else limits.num_groups
-        self.scheduler = PaperScheduler(worker.block_size, worker.num_blocks, num_groups=num_groups)
+        self.scheduler = PaperScheduler(
+            worker.block_size, worker.num_blocks, num_groups=num_groups, num_stages=limits.num_micro_batches
+        )
         self.logits: dict[int, list[torch.Tensor]] = defaultdict(list)  # by slot, a row per sampled token
         if record_logits:
             self._spy(self.replica)

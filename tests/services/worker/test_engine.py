@@ -36,6 +36,7 @@ class PaperFlight:
     landed: threading.Event
     error: Exception | None
     result_error: Exception | None = None
+    settled: bool = True
 
     @property
     def launch(self) -> PaperFlight:

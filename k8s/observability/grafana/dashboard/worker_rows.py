@@ -7,7 +7,11 @@ from panels import EVERYTHING, Panel, Query, average, curves, quantiles, stat
 ROWS: dict[str, list[Panel]] = {
     "Workers, now": [
         stat("Workers", [Query("count(quire_worker_epoch > 0)", "")], text="That are attached.", red_below=1),
-        stat("Processes a model is cut into", [Query("max(quire_worker_ranks)", "")], text="Ranks."),
+        stat(
+            "Processes a model is cut into",
+            [Query("max(quire_worker_ranks)", "ranks"), Query("max(quire_worker_stages)", "stages")],
+            text="Ranks, and the stages that these share its layers among.",
+        ),
         stat(
             "Oldest step",
             [Query("max(quire_worker_last_step_age_seconds)", "")],

@@ -45,7 +45,7 @@ class Admitter:
 
     def _admit_all(self, builder: PlanBuilder, now: float) -> None:
         state = self._state
-        while state.waiting and builder.budget.left and state.running.num_free_slots > state.searches.num_reserved:
+        while state.waiting and builder.budget.left and self._has_slot(builder.micro_batch):
             sequence = state.waiting.peek()
             if sequence.fence > state.last_applied:
                 return  # a token of it is still to come back
@@ -69,6 +69,20 @@ class Admitter:
                 state.transfers.sight(sequence.block_hashes)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
+
+    def _has_slot(self, micro_batch: int) -> bool:
+        """Whether somebody may come in with this micro-batch: none takes more than its share, so that every stage has
+        something to do."""
+        state, running = self._state, self._state.running
+        if running.num_free_slots <= state.searches.num_reserved:
+            return False
+        most = running.num_micro_batches
+        if most == 1:
+            return True
+        share, rest = divmod(len(running) + len(state.waiting), most)
+        return running.free_slots.count(micro_batch) > 0 and running.num_live_of(micro_batch) < share + (
+            micro_batch < rest
+        )
 
     def _waits_for_blocks(self, sequence: Sequence, start: Start) -> bool:
         """Whether more of it lies in host memory or with another worker, and there is room to bring that here."""

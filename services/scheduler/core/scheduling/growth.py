@@ -26,6 +26,8 @@ class Grower:
         """One token for every sequence that is past its prompt and below its limit."""
         running = self._running
         ready = running.ready()
+        if running.num_micro_batches > 1:
+            ready &= running.micro_batches == builder.micro_batch
         done = running.surely(running.num_tokens) >= running.limit
         done &= ready
         if done.any():
@@ -48,6 +50,8 @@ class Grower:
         for slot in sorted(running.prefilling, key=lambda s: int(running.order[s])):
             if builder.budget.left == 0:
                 return
+            if slot % running.num_micro_batches != builder.micro_batch:
+                continue
             if slot in running.prefilling:  # not preempted by an older one
                 self._advance_prefill(builder, slot)
 

@@ -46,6 +46,7 @@ class PlanBuilder:
         self.budget = TokenBudget(max_num_batched_tokens)
         self.num_drafts = 0  # most that a slot may draft which advances unnamed
         self.num_tokens = 0
+        self.micro_batch = 0  # whose slots may compute
         self.short_of_blocks = False  # somebody had to wait or to go: nobody new comes in
         self.ready = NO_SLOTS  # advance by one token, unnamed
         self._chunks: dict[int, int] = {}  # tokens of the prompts computed in this step
@@ -174,4 +175,5 @@ class PlanBuilder:
             [slot for slot, blocks in self._gains for _ in blocks] if self._names_owners else None,
             self._copies,
             [self._moves[slot] for slot in sorted(self._moves)],
+            self.micro_batch,
         )

@@ -20,11 +20,11 @@ LEAST_LEAD_S = 0.02
 
 
 class Depth:
-    """A fixed number, or by how long steps take."""
+    """A fixed number, or by how long steps take. A worker with several stages has one for each, and the next."""
 
-    def __init__(self, fixed: int) -> None:
+    def __init__(self, fixed: int, num_stages: int = 1) -> None:
         """`fixed`: 0: by how long steps take."""
-        self._fixed = fixed
+        self._fixed, self.num_stages = fixed, num_stages
         self._step_s = SHORT_STEP_S  # smoothed
 
     def learn(self, seconds: float) -> None:
@@ -34,14 +34,17 @@ class Depth:
     @property
     def most(self) -> int:
         """Steps that may be under way now."""
-        return self._fixed or (MOST if self._step_s < SHORT_STEP_S else USUAL)
+        if self._fixed:
+            return max(self._fixed, self.num_stages)
+        return (MOST if self._step_s < SHORT_STEP_S else USUAL) + self.num_stages - 1
 
     def next_at(self, begun: float, expected_s: float) -> float:
-        """Not to be planned before: the step behind one that began at `begun` and takes about `expected_s`."""
+        """Not to be planned before: the step behind one for each stage, of which the oldest began at `begun` and takes
+        about `expected_s`."""
         if self._fixed or expected_s < LONG_STEP_S:
             return -math.inf
         return begun + expected_s - max(LEAST_LEAD_S, LEAD * expected_s)
 
     @staticmethod
-    def most_ever(fixed: int) -> int:
-        return fixed or MOST
+    def most_ever(fixed: int, num_stages: int = 1) -> int:
+        return max(fixed, num_stages) if fixed else MOST + num_stages - 1

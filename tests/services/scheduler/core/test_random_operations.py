@@ -401,6 +401,16 @@ def test_random_operations_with_a_disk_match_the_oracle(
     assert cluster.core.transfers.num_under_way == 0
 
 
+@pytest.mark.parametrize("num_micro_batches", [2, 3])
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_random_operations_by_micro_batches_match_the_oracle(case: int, policy: str, num_micro_batches: int) -> None:
+    tiers = TierLimits(50)
+    operate_at_random(
+        case, num_micro_batches + 1, True, policy, drafts=0, tiers=tiers, num_micro_batches=num_micro_batches
+    )
+
+
 def operate_at_random(
     case: int,
     in_flight: int,
@@ -410,6 +420,7 @@ def operate_at_random(
     specs: tuple[KVSpec, ...] = ONE_FULL,
     *,
     tiers: TierLimits = NO_TIERS,
+    num_micro_batches: int = 1,
 ) -> Cluster:
     sizes = CASES[case] | {"num_blocks": CASES[case]["num_blocks"] * len(specs)}
     limits = make_limits(
@@ -422,6 +433,7 @@ def operate_at_random(
         num_speculative_tokens=drafts,
         fixed_draft_length=in_flight > 1,
         tiers=tiers,
+        num_micro_batches=num_micro_batches,
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]

@@ -14,9 +14,11 @@ import torch
 
 from services.worker.layers.sharding import Shard
 from services.worker.ranks import seat
+from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.seat import Seat
 from services.worker.ranks.start import build_part
+from services.worker.replica import StepInFlight
 from shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint
@@ -26,15 +28,26 @@ from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
+Flight = tuple[int, StepInFlight]  # and its ticket
 
 
 @contextmanager
-def ranked(folder: Path, size: int = 2, **settings: Any) -> Iterator[RankedRig]:
-    worker = Rig.settings(folder, tensor_parallel_size=size, **settings)
-    group = LocalRanks(size, functools.partial(build_part, worker))
+def ranked(
+    folder: Path,
+    size: int = 2,
+    stages: int = 1,
+    *,
+    record_logits: bool = True,
+    build: Callable[..., RankReplica] = build_part,
+    **settings: Any,
+) -> Iterator[RankedRig]:
+    """`size`: ranks of each of the `stages`."""
+    settings = {"tensor_parallel_size": size, "pipeline_parallel_size": stages, **settings}
+    worker = Rig.settings(folder, **settings)
+    group = LocalRanks(worker.num_ranks, functools.partial(build, worker), stages)
     rig = None
     try:
-        rig = RankedRig(folder, group, **settings)
+        rig = RankedRig(folder, group, record_logits=record_logits, **settings)
         group.start()
         yield rig
     finally:
@@ -47,9 +60,9 @@ def ranked(folder: Path, size: int = 2, **settings: Any) -> Iterator[RankedRig]:
 class RankedRig(Rig):
     """Rank 0 is here."""
 
-    def __init__(self, folder: Path, group: LocalRanks, **settings: Any) -> None:
+    def __init__(self, folder: Path, group: LocalRanks, *, record_logits: bool = True, **settings: Any) -> None:
         self._group = group
-        super().__init__(folder, seat=group.seats[0], tensor_parallel_size=group.size, **settings)
+        super().__init__(folder, seat=group.seats[0], record_logits=record_logits, **settings)
 
     def forget(self) -> None:
         """CUDA graphs that hold collectives."""
@@ -57,13 +70,23 @@ class RankedRig(Rig):
         gc.collect()
 
     def execute(self, plan: Any) -> Any:
-        with torch.inference_mode():
-            ticket = self._group.broadcast(plan)
-            flight = self.replica.launch(plan)
-            outcome = flight.launch.wait()
-            self._group.collect(ticket, flight.inputs)
-            self.replica.record(flight, outcome)
-            return flight.result(outcome, wait_us=0)
+        return self.finish(self.launch(plan))
+
+    @torch.inference_mode()
+    def launch(self, plan: Any) -> Flight:
+        return self._group.broadcast(plan), self.replica.launch(plan)
+
+    @torch.inference_mode()
+    def finish(self, flight: Flight) -> Any:
+        """Of launched steps, the oldest."""
+        ticket, step = flight
+        if not step.launch.settled:
+            self._group.settle_step()
+            self.replica.settle()
+        outcome = step.launch.wait()
+        self._group.collect(ticket, step.inputs)
+        self.replica.record(step, outcome)
+        return step.result(outcome, wait_us=0)
 
 
 def mixed_steps(rig: Rig) -> None:

@@ -1,0 +1,26 @@
+"""What a model whose layers are shared out among stages cannot have beside that."""
+
+from __future__ import annotations
+
+from services.worker.layers.stages import FIELD
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.transformers_model import TransformersCausalLM
+from services.worker.ranks.seat import Seat
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+
+
+def check(settings: WorkerSettings, family: type[CausalLM], seat: Seat) -> None:
+    """Raises InvalidArgument. Adapters and KV in host memory refuse every group of ranks by themselves."""
+    if seat.stages == 1:
+        return
+    few = f"{settings.max_num_seqs} sequences cannot be with {seat.stages} stages at a time"
+    reasons = {
+        "speculative_config": (bool(settings.speculative_config), "drafts are made where all layers are"),
+        "batch_invariant": (settings.batch_invariant, "it has been shown for one process alone"),
+        "model_impl": (issubclass(family, TransformersCausalLM), "transformers runs all layers in one process"),
+        "max_num_seqs": (0 < settings.max_num_seqs < seat.stages, few),
+    }
+    for field, (is_asked, reason) in reasons.items():
+        if is_asked:
+            raise InvalidArgument(f"{field}: not with {FIELD} {seat.stages}: {reason}", field=field)

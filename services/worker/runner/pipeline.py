@@ -1,0 +1,196 @@
+"""A step of a model whose layers are shared out among stages (layers/stages.py).
+
+The first stage launches its layers and goes on with the next step; when the hidden states come back, the step is
+settled: its heads are launched and its tokens kept for the next steps. Steps are settled in their order, on the thread
+that launches, at the latest when a step needs their tokens: while one step is with the second stage, the first has
+another one, of other sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.step_timer import StepTimer
+from services.worker.runner.output import Launch, RunnerOutput
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.stages import Arrival, Stage
+    from services.worker.models.causal_lm import CausalLM
+    from services.worker.step.forward_batch import ForwardBatch
+    from services.worker.step.slots import Rows
+    from services.worker.step.step_inputs import StepInputs
+
+End = Callable[[Tensor | None], Launch]  # launches what a step ends in, from its hidden states; None: it has no tokens
+
+
+class StageLaunch(Protocol):
+    """A step under way on a stage."""
+
+    @property
+    def settled(self) -> bool: ...
+
+    def await_arrival(self) -> None: ...
+
+    def wait(self) -> RunnerOutput: ...
+
+
+class PendingStep:
+    """A step of the first stage: it waits for what the others make of it."""
+
+    def __init__(self, inputs: StepInputs, arrival: Arrival | None, num_wanted: int, end: End) -> None:
+        self.inputs = inputs
+        self._arrival, self._num_wanted, self._end = arrival, num_wanted, end
+        self._launch: Launch | None = None
+        self._error: Exception | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self._launch is not None or self._error is not None
+
+    def await_arrival(self) -> None:
+        """Until it can be settled without waiting. On a thread that has nothing else to do."""
+        if self._arrival is not None:
+            self._arrival.wait()
+
+    def settle(self) -> None:
+        """What goes wrong is raised by wait()."""
+        try:
+            hidden = None if self._arrival is None else self._arrival.take()[: self._num_wanted]
+            self._launch = self._end(hidden)
+        except Exception as error:
+            self._error = error
+
+    def wait(self) -> RunnerOutput:
+        if self._error is not None:
+            raise self._error
+        assert self._launch is not None, "it is settled"
+        return self._launch.wait()
+
+
+class PassedOn:
+    """A step of a stage that samples nothing."""
+
+    settled = True
+
+    def __init__(self, timer: StepTimer, marks: list[Any], num_slots: int) -> None:
+        self._timer, self._marks, self._num_slots = timer, marks, num_slots
+
+    def await_arrival(self) -> None:
+        """It is settled."""
+
+    def wait(self) -> RunnerOutput:
+        """The tokens are known to the first stage alone: zeros."""
+        timings = self._timer.wait(self._marks)
+        return RunnerOutput(
+            np.zeros(self._num_slots, dtype=np.int32), np.ones(self._num_slots, dtype=np.int32), None, timings
+        )
+
+
+class StageOfSteps(Protocol):
+    """What a runner makes of a step where it has a part of the layers."""
+
+    def launch(
+        self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs, end: End, marks: list[Any] | None
+    ) -> StageLaunch: ...
+
+    def settle_for(self, inputs: StepInputs) -> None:
+        """Steps whose tokens this one is fed with."""
+
+    def settle_of(self, slots: Rows) -> None:
+        """Steps that name one of `slots`, and those before them."""
+
+    def settle_next(self) -> None:
+        """The oldest one."""
+
+
+class FirstStage:
+    """Of the rank with the scheduler's stream, and of those that have the other parts of the same layers."""
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype, num_slots: int) -> None:
+        self._model, self._dtype = model, dtype
+        self._pending: deque[PendingStep] = deque()
+        self._num_sampling = np.zeros(num_slots, dtype=np.int32)  # of the pending steps, by slot
+        self._num_naming = np.zeros(num_slots, dtype=np.int32)
+
+    def launch(
+        self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs, end: End, marks: list[Any] | None
+    ) -> PendingStep:
+        arrival, num_wanted = None, 0
+        if inputs.num_tokens:
+            model, link = self._model, self._model.stage.link
+            link.send(model.first_layers(model.embed(batch), batch, caches))
+            num_wanted = _num_wanted(batch)
+            arrival = link.expect(max(num_wanted, 1), model.config.hidden_size, self._dtype)
+        step = PendingStep(inputs, arrival, num_wanted, end)
+        self._pending.append(step)
+        self._num_sampling[inputs.sampling_slots] += 1
+        self._num_naming[inputs.slots] += 1
+        return step
+
+    def settle_for(self, inputs: StepInputs) -> None:
+        while self._pending and self._num_sampling[inputs.prev_sampled_slots].any():
+            self.settle_next()
+
+    def settle_of(self, slots: Rows) -> None:
+        while self._pending and self._num_naming[slots].any():
+            self.settle_next()
+
+    def settle_next(self) -> None:
+        step = self._pending.popleft()
+        self._num_sampling[step.inputs.sampling_slots] -= 1
+        self._num_naming[step.inputs.slots] -= 1
+        step.settle()
+
+
+class LaterStage:
+    """Of a rank that reads from the stage before it: a step is over when it has been handed on."""
+
+    def __init__(self, model: CausalLM, dtype: torch.dtype, timer: StepTimer) -> None:
+        self._model, self._dtype, self._timer = model, dtype, timer
+
+    def launch(
+        self, batch: ForwardBatch, caches: list[LayerCache], inputs: StepInputs, end: End, marks: list[Any] | None
+    ) -> PassedOn:
+        if inputs.num_tokens:
+            model, stage = self._model, self._model.stage
+            residual = stage.link.receive(inputs.num_tokens, model.config.hidden_size, self._dtype)
+            if stage.is_last:
+                hidden = model.last_layers(residual, batch, caches)
+                # One row says that the step is done where nobody reads any.
+                stage.link.send_back(hidden if _num_wanted(batch) else residual[:1])
+            else:
+                stage.link.send(model.first_layers(residual, batch, caches))
+        self._timer.mark(marks)
+        return PassedOn(self._timer, self._timer.end(marks), len(inputs.sampled_slots))
+
+    def settle_for(self, inputs: StepInputs) -> None:
+        """The first stage does."""
+
+    def settle_of(self, slots: Rows) -> None:
+        """The first stage does."""
+
+    def settle_next(self) -> None:
+        """The first stage does."""
+
+
+def _num_wanted(batch: ForwardBatch) -> int:
+    wanted = batch.token_ids if batch.logit_tokens is None else batch.logit_tokens
+    return int(wanted.size(0))
+
+
+def stage_of_steps(
+    stage: Stage, model: CausalLM, dtype: torch.dtype, num_slots: int, timer: StepTimer
+) -> StageOfSteps | None:
+    """None where all layers are here."""
+    if stage.is_whole:
+        return None
+    return FirstStage(model, dtype, num_slots) if stage.is_first else LaterStage(model, dtype, timer)

@@ -1,0 +1,77 @@
+"""Workers with several stages: steps of micro-batches by turns, of sequences that are shared out evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.plan import StepPlan
+from services.scheduler.core.timing.depth import Depth
+from tests.services.scheduler.core.steps import NewCore, add, returned
+
+
+def apply_all(core: Core) -> None:
+    while core.flights:
+        returned(core, *[5] * len(core.flights[0].slots))
+
+
+def planned(core: Core) -> list[StepPlan]:
+    plans = []
+    while (plan := core.schedule(0)) is not None:
+        plans.append(plan)
+    return plans
+
+
+def test_prompts_that_would_fit_in_one_step_are_shared_out_among_the_stages(core: NewCore) -> None:
+    scheduled = core(num_micro_batches=2, max_steps_in_flight=3)
+    add(scheduled, *[10] * 6)
+    first, second, third = planned(scheduled)
+    assert [len(first.admitted), len(second.admitted), len(third.admitted)] == [3, 3, 0]
+    assert {admission.slot % 2 for admission in first.admitted} == {0}
+    assert {admission.slot % 2 for admission in second.admitted} == {1}
+
+
+def test_steps_of_who_decodes_go_by_turns_and_name_no_slot(core: NewCore) -> None:
+    scheduled = core(num_micro_batches=3, max_steps_in_flight=4)
+    add(scheduled, *[10] * 7, max_tokens=100)
+    planned(scheduled)
+    apply_all(scheduled)
+    plans = planned(scheduled)
+    turns = [plan.micro_batch for plan in plans]
+    assert sorted(turns[:3]) == [0, 1, 2]
+    assert turns[3] == turns[0]
+    assert not any(plan.counted_slots for plan in plans)
+    assert sorted(plan.num_tokens for plan in plans[:3]) == [2, 2, 3]
+
+
+def test_a_micro_batch_with_nothing_to_do_loses_its_turn(core: NewCore) -> None:
+    scheduled = core(num_micro_batches=2, max_steps_in_flight=3)
+    add(scheduled, 10, max_tokens=100)
+    assert [plan.micro_batch for plan in planned(scheduled)] == [0, 0, 0]
+    add(scheduled, 10, first=1, max_tokens=100)
+    returned(scheduled, 5)
+    (plan,) = planned(scheduled)
+    assert (plan.micro_batch, [admission.slot for admission in plan.admitted]) == (1, [1])
+
+
+def test_a_sequence_is_ordered_again_before_its_token_is_back(core: NewCore) -> None:
+    """The worker feeds it to itself."""
+    scheduled = core(num_micro_batches=2, max_steps_in_flight=3)
+    add(scheduled, 10, 10, max_tokens=100)
+    plans = planned(scheduled)
+    assert [plan.micro_batch for plan in plans] == [0, 1, 0]
+    assert scheduled.flights[0].slots.tolist() == scheduled.flights[2].slots.tolist() == [0]
+
+
+def test_when_all_slots_of_one_are_taken_newcomers_go_to_others(core: NewCore) -> None:
+    scheduled = core(num_micro_batches=2, max_steps_in_flight=3, max_num_seqs=3)
+    add(scheduled, *[10] * 5, max_tokens=100)
+    planned(scheduled)
+    assert np.flatnonzero(scheduled.running.live).tolist() == [0, 1, 2]
+    assert scheduled.running.num_free_slots == 0
+
+
+def test_as_many_steps_are_under_way_as_there_are_stages_and_the_next_one() -> None:
+    assert [Depth(0, stages).most for stages in (1, 2, 4)] == [2, 3, 5]
+    assert [Depth(2, stages).most for stages in (1, 2, 4)] == [2, 2, 4]
+    assert [Depth.most_ever(0, stages) for stages in (1, 2)] == [3, 4]
