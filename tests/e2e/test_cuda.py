@@ -13,7 +13,9 @@ from evals import Item, check
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import RequestOutput
+from quire.params import SamplingParams
 from tests.e2e.conftest import running_cluster
+from tests.e2e.test_kv_handover import questions, told
 from tests.e2e.test_mixed_streams import STREAMS, ask, conversations, worker_of
 from tests.e2e.test_same_text import QUESTION, through_openai, through_reflection
 
@@ -126,3 +128,22 @@ def test_small_steps_in_graphs_know_the_answers() -> None:
     with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
         results = ask(client, items, at_a_time=16)
     assert num_right(items, results) >= 0.95 * len(items)
+
+
+def test_prompts_computed_apart_get_the_same_answers_on_gpus() -> None:
+    """Where there are two GPUs each worker has one."""
+    asked = questions(6)
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+    def say(client: Client) -> list[str]:
+        return [client.chat(messages, params)[0].text for messages in asked]
+
+    worker = {"device": "cuda", "num_blocks": 2000}
+    with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as one:
+        expected = say(one)
+    apart = {"prefill_threshold": 16}
+    with running_cluster(apart=(1, 1), worker=worker, scheduler=apart) as cluster, Client(cluster.grpc_address) as two:
+        same = sum(a == b for a, b in zip(say(two), expected, strict=True))
+        assert told(cluster, "quire_scheduler_handovers_total") >= 4
+        assert told(cluster, "quire_scheduler_blocks_unowned") == 0
+    assert same >= 5, "rounding differs with what is computed together"

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_memory import BlockShape
 from services.worker.kv_transfer.layout import layout_of
+from services.worker.kv_transfer.pages import Pages
 from shared.block_hash import chain, root_hash
 from shared.columns import i32_bytes
 from shared.errors import FailedPrecondition
@@ -21,10 +24,32 @@ Make = Callable[[str], Checkpoint]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
 SIZE = 4
 NUM_FULL = len(PROMPT) // SIZE
+FULL = BlockShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+LATENT = BlockShape(num_layers=3, block_size=4, num_kv_heads=1, head_dim=20, dtype=torch.bfloat16, num_parts=1)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def hashes() -> list[bytes]:
     return chain(root_hash(), i32_bytes(PROMPT), SIZE)
+
+
+@pytest.mark.parametrize("shape", [FULL, LATENT], ids=["full", "latent"])
+@pytest.mark.parametrize("there", DEVICES)
+@pytest.mark.parametrize("here", DEVICES)
+def test_pages_are_the_same_bytes_wherever_they_lie(here: str, there: str, shape: BlockShape) -> None:
+    giving, taking = (kv_cache.allocate(shape, 20, torch.device(device)) for device in (there, here))
+    for cache in giving:
+        for part in cache.parts:
+            part.copy_(torch.randn(part.shape))
+    giver, taker = Pages(giving, b"l" * 32), Pages(taking, b"l" * 32)
+    assert giver.block_bytes == taker.block_bytes == shape.num_bytes
+    read = giver.read(np.array([3, 19], dtype=np.uint32))
+    read.moving.wait()
+    taker.write(np.array([7, 1], dtype=np.uint32), read.content).wait()
+    for gave, took in zip(giving, taking, strict=True):
+        for was, part in zip(gave.parts, took.parts, strict=True):
+            assert torch.equal(part[[7, 1]].cpu(), was[[3, 19]].cpu())
+            assert not part[[3, 19]].any()
 
 
 # Bytes of a page of 4 positions and 3 layers: 2 heads' keys and values of 16 elements, or a vector of 24 + 8.
