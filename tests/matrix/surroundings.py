@@ -136,12 +136,15 @@ def pairs(names: Sequence[str]) -> set[frozenset[str]]:
 
 
 def crowds(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    """Few groups of `size` in which each pair is together at least once: always the one with most new pairs."""
+    """Few groups of `size`, or less where many cannot be together, in which each pair is together at least once:
+    always the one with most new pairs."""
     left = pairs(names)
-    possible = [some for some in itertools.combinations(names, size) if not any(pair <= {*some} for pair in APART)]
+    groups = (some for count in (size, size - 1, size - 2) for some in itertools.combinations(names, count))
+    possible = {some: pairs(some) for some in groups if not any(pair <= {*some} for pair in APART)}
     found = []
     while left:
-        best = max(possible, key=lambda some: len(left & pairs(some)))
-        left -= pairs(best)
+        best = max(possible, key=lambda some: len(left & possible[some]))
+        assert left & possible[best], f"no group has {left}"
+        left -= possible[best]
         found.append(best)
     return found

@@ -107,8 +107,9 @@ class Fetches:
         """Whether the worker owes word of this fetch."""
         return fetch_id in self._under_way
 
-    def num_blocks_of(self, fetch_id: int) -> int:
-        return len(self._under_way[fetch_id].order.blocks)
+    def order(self, fetch_id: int) -> FetchOrder:
+        """Under way."""
+        return self._under_way[fetch_id].order
 
     def num_found(self, hashes: Blocks[bytes], start: int, most: int) -> int:
         """How many blocks of a chain, from the one at `start` on, are here."""

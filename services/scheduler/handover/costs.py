@@ -6,28 +6,45 @@ OVERHEAD_S = 0.004  # of a fetch, whatever its size: two hops, a call and its pr
 FIRST_BYTES_PER_S = 200e6  # until one has been measured: what gRPC carries between two processes of a busy machine
 SMOOTHING = 0.3
 TRIED_AGAIN_AFTER = 64  # chances that were let pass: links and loads change, and only a fetch can tell
+MOST_PASSED = 1024  # chances, after many failures in a row
 
 
-class LinkRate:
-    """How fast KV comes to a worker, learned from the fetches that it was ordered."""
+class Link:
+    """From one worker to another: whether KV comes at all, and how fast, learned from the fetches that were ordered."""
 
     def __init__(self) -> None:
         self._seconds_per_byte = 1 / FIRST_BYTES_PER_S
         self._is_measured = False
         self._num_passed = 0
+        self._num_failed = 0  # in a row
+        self._num_to_pass = 0  # chances, before it is tried again
 
     @property
     def bytes_per_s(self) -> float:
         return 1 / self._seconds_per_byte
 
     def learn(self, num_bytes: int, seconds: float) -> None:
-        """`seconds`: from the first byte to the last."""
+        """A fetch went well. `seconds`: from the first byte to the last."""
+        self._num_failed = self._num_to_pass = 0
         if num_bytes <= 0 or seconds <= 0:
             return
         measured = seconds / num_bytes
         known = self._seconds_per_byte if self._is_measured else measured
         self._seconds_per_byte = known + SMOOTHING * (measured - known)
         self._is_measured = True
+
+    def failed(self) -> None:
+        """A fetch did. The next chances are let pass, twice as many each time: whoever waits for a fetch that fails
+        loses seconds."""
+        self._num_failed += 1
+        self._num_to_pass = min(2**self._num_failed, MOST_PASSED)
+
+    def may_try(self) -> bool:
+        """To be asked at every chance: False while fetches fail, but for one now and then."""
+        if self._num_to_pass:
+            self._num_to_pass -= 1
+            return False
+        return True
 
     def seconds_for(self, num_bytes: int) -> float:
         return OVERHEAD_S + num_bytes * self._seconds_per_byte

@@ -70,7 +70,7 @@ class Handovers:
         prefill = self._placement.place(sequence, prefills) if can_be_handed_over(sequence) else None
         if prefill is None or not self._goes_to(prefill, decoder, sequence):
             return decoder
-        return prefill
+        return prefill if decoder.links[prefill.id].may_try() else decoder  # nothing comes: it would be computed twice
 
     def _goes_to(self, prefill: Replica, decoder: Replica, sequence: Sequence) -> bool:
         return goes_to_prefill(

@@ -60,10 +60,13 @@ class Neighbourhood:
                 found = count, other
         return found
 
-    def pays(self, replica: Replica, num_blocks: int) -> bool:
-        """Whether it gets so many blocks sooner than it computes them."""
+    def pays(self, replica: Replica, lender: Replica, num_blocks: int) -> bool:
+        """Whether it gets so many blocks from `lender` sooner than it computes them."""
+        link = replica.links[lender.id]
+        if not link.may_try():
+            return False
         compute_s = replica.core.prompt_seconds(num_blocks * replica.core.limits.block_size)
-        return self._wanted == "always" or replica.link.pays(num_blocks * replica.hello.kv_block_bytes, compute_s)
+        return self._wanted == "always" or link.pays(num_blocks * replica.hello.kv_block_bytes, compute_s)
 
 
 class View:
@@ -77,7 +80,7 @@ class View:
         count, lender = self._neighbourhood.longest(replica, hashes, start, most)
         if lender is None or count < LEAST_BLOCKS:
             return None
-        if not self._neighbourhood.pays(replica, count):
+        if not self._neighbourhood.pays(replica, lender, count):
             return None
         return borrow_from(lender, hashes, start, count)
 

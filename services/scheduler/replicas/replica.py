@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from time import perf_counter
 
@@ -12,7 +12,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.handover.costs import LinkRate
+from services.scheduler.handover.costs import Link
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.adapters import ReplicaAdapters
 from services.scheduler.replicas.codec import (
@@ -28,6 +28,7 @@ from services.scheduler.replicas.result_checks import ResultChecks
 from services.scheduler.throughput import Throughput
 from shared.columns import u32
 from shared.errors import FailedPrecondition
+from shared.kv_source import KVSource
 from shared.logs import logger
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -71,7 +72,7 @@ class Replica:
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
-        self.link = LinkRate()
+        self.links: defaultdict[str, Link] = defaultdict(Link)  # from other workers, by id
         self.send = send
         self._deliver = deliver
         self._clock = clock
@@ -230,13 +231,17 @@ class Replica:
         if fetches is None or not fetches.awaits(wire.fetch_id):
             raise FailedPrecondition(f"fetch_id: the scheduler awaits no fetch {wire.fetch_id}")
         failed = wire.HasField("error")
-        num_blocks = fetches.num_blocks_of(wire.fetch_id)
+        order = fetches.order(wire.fetch_id)
+        num_blocks, source = len(order.blocks), order.borrowed.source
+        assert isinstance(source, KVSource)
+        link = self.links[source.worker_id]
         self._metrics.fetches.labels(self.id, "failed" if failed else "done").inc()
         if failed:
+            link.failed()
             log.warning("blocks of another worker did not come", worker=self.id, reason=wire.error.message)
         else:
             num_bytes = num_blocks * self.hello.kv_block_bytes
-            self.link.learn(num_bytes, wire.fetch_us / 1e6)
+            link.learn(num_bytes, wire.fetch_us / 1e6)
             self._metrics.fetch.observe(wire.fetch_us / 1e6)
             self._metrics.fetched_bytes.labels(self.id).inc(num_bytes)
             self._metrics.fetched_tokens.labels(self.id).inc(num_blocks * self.core.limits.block_size)

@@ -8,6 +8,8 @@ import pytest
 
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.handover.neighbourhood import MOST_LOOKS
+from shared.errors import Unavailable, to_proto
+from shared.pb.worker.v1.worker_pb2 import BlocksFetched
 from tests.services.scheduler.handover.pair import SIZE, Pair
 from tests.services.scheduler.paper_worker import oracle
 
@@ -135,6 +137,18 @@ def test_who_must_not_read_the_cache_gets_nothing(pair: Pair) -> None:
     sequence = pair.add(pair.b, prompt(0), skip_reading_prefix_cache=True)
     pair.b.step()
     assert (sequence.status, sequence.num_cached_tokens) == (RUNNING, 0)
+
+
+def test_a_link_that_fails_is_left_alone_for_a_while(pair: Pair) -> None:
+    blocked(pair)
+    (order,) = pair.b.orders()
+    failed = BlocksFetched(fetch_id=order.fetch_id, error=to_proto(Unavailable("no way there")))
+    pair.b.replica.take_fetched(failed)
+    pair.settle()
+    others = [[number] * 40 for number in range(20, 24)]
+    for other in others:
+        pair.run(pair.a, other)
+    assert [pair.run(pair.b, other).num_cached_tokens for other in others] == [0, 0, 40, 40]
 
 
 @pytest.mark.parametrize("seed", range(6))
