@@ -200,7 +200,7 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping
 def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[str]) -> list[ServiceSpec]:
     worker = options.settings.get("worker", {})
     found = gpus.visible() if worker.get("device") == "cuda" else []
-    num_ranks = int(worker.get("tensor_parallel_size", 1))
+    num_ranks = int(worker.get("tensor_parallel_size", 1)) * int(worker.get("pipeline_parallel_size", 1))
     return [
         replace(_worker(options, number, schedulers), gpus=gpus.of_worker(number, num_ranks, found))
         for number in numbers

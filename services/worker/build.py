@@ -233,7 +233,7 @@ def _pages(
 ) -> Pages | None:
     """None where other workers can make nothing of this one's blocks: a rank has a part of them, several groups share
     them, or drafts need KV beside them."""
-    if settings.tensor_parallel_size > 1 or fitting.num_groups > 1 or fitting.layout.windows:
+    if settings.num_ranks > 1 or fitting.num_groups > 1 or fitting.layout.windows:
         return None
     if drafter is not None and drafter.block_bytes:
         return None

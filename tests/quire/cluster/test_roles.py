@@ -50,9 +50,10 @@ def test_roles_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_worker_has_gpus_of_its_own(
     monkeypatch: pytest.MonkeyPatch, found: list[str], ranks: int, expected: list[str | None]
 ) -> None:
-    settings = {"worker": {"device": "cuda", "tensor_parallel_size": ranks}}
-    specs = workers(monkeypatch, found, workers=2, settings=settings)
-    assert [spec.environment().get(gpus.VARIABLE) for spec in specs] == expected
+    for ranks_of in ("tensor_parallel_size", "pipeline_parallel_size"):
+        settings = {"worker": {"device": "cuda", ranks_of: ranks}}
+        specs = workers(monkeypatch, found, workers=2, settings=settings)
+        assert [spec.environment().get(gpus.VARIABLE) for spec in specs] == expected
 
 
 def test_what_is_visible_is_what_the_user_made_visible() -> None:
