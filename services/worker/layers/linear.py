@@ -144,7 +144,7 @@ class Linear:
         # What adapters add to it; None: nothing, ever.
         self.adapters: LinearAdapters | None = None
         if place.adapters is not None:
-            self.adapters = place.adapters.of_linear(_adapted_shape(parts, in_features, columns))
+            self.adapters = place.adapters.of_linear(_adapted_shape(parts, in_features, columns), self._product)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._loaded.destinations()
@@ -169,9 +169,14 @@ class Linear:
         if self.adapters is not None:
             self.adapters.finish()
 
+    def _product(self, x: Tensor) -> Tensor:
+        """Without adapters, and of a rank alone."""
+        result: Tensor = self._multiply(x, self.packed)
+        return result
+
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
-        result: Tensor = self._multiply(x, self.packed)
+        result = self._product(x)
         if self.adapters is not None:
             self.adapters.add(x, result)
         return self._shard.collectives.add_up(result) if self._adds_up else result

@@ -17,8 +17,10 @@ import torch
 from kernels import Ops
 from services.worker.device.staging import Staging
 from services.worker.lora.linear_adapters import LayerShape, LinearAdapters, Room
-from services.worker.lora.peft_folder import PeftFolder, refusal
+from services.worker.lora.peft_folder import PeftFolder
+from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import NO_ADAPTER, StepRows
+from services.worker.lora.weight_norms import Product
 from shared.adapter_contents import AdapterId
 from shared.errors import InvalidArgument, ResourceExhausted
 
@@ -68,12 +70,13 @@ class Adapters:
         most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.step = StepRows(most, capacity, device, staging)
 
-    def of_linear(self, shape: LayerShape) -> LinearAdapters | None:
-        """What they add to such a layer; None: nothing, ever. Raises InvalidArgument for shapes that do not fit."""
+    def of_linear(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
+        """What they add to such a layer, whose outputs `product` gives once it is loaded; None: nothing, ever. Raises
+        InvalidArgument for shapes that do not fit."""
         self._taken.update(part.name for part in shape.parts)
         if not self.max_adapters and not any(any(shape.pairs_of(folder.modules)) for folder in self._first):
             return None
-        layer = LinearAdapters(shape, self._room, self.step, self._ops, dtype=self._dtype, device=self._device)
+        layer = LinearAdapters(shape, self._room, self.step, self._ops, product, dtype=self._dtype, device=self._device)
         for number, folder in enumerate(self._first):
             shape.check(folder)
             layer.put(number, folder.modules)

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from kernels import Ops
 from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
-from services.worker.lora.peft_folder import LowRank, PeftFolder, refusal
+from services.worker.lora.peft_folder import LowRank, PeftFolder
+from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import StepRows
+from services.worker.lora.weight_norms import Product, WeightNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,19 @@ class LinearAdapters:
     """By adapter's number. Rows of a step that have none are left as they are."""
 
     def __init__(
-        self, shape: LayerShape, room: Room, step: StepRows, ops: Ops, *, dtype: torch.dtype, device: torch.device
+        self,
+        shape: LayerShape,
+        room: Room,
+        step: StepRows,
+        ops: Ops,
+        product: Product,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
+        """`product`: the layer's own."""
         self.shape = shape
+        self._norms = WeightNorms(product, len(shape.columns), dtype=dtype, device=device)
         self._room, self._step, self._ops, self._dtype, self._device = room, step, ops, dtype, device
         self._first: dict[int, Mapping[str, LowRank]] = {}  # until finish()
         self._orders: list[Tensor] | None = None  # of each projection's outputs, the checkpoint's; None: the same
@@ -134,7 +146,23 @@ class LinearAdapters:
         pairs = self.shape.pairs_of(modules or {})
         if not any(pairs):
             return None
-        return LowRankUpdate([None if pair is None else self._of_part(i, pair) for i, pair in enumerate(pairs)])
+        placed = [None if pair is None else self._of_part(i, pair) for i, pair in enumerate(pairs)]
+        if not any(pair is not None and pair.magnitude is not None for pair in pairs):
+            return LowRankUpdate(placed)
+        magnitudes = [None if pair is None else self._magnitude(i, pair) for i, pair in enumerate(pairs)]
+        gains = self._norms.gains(placed, magnitudes, self.shape.sizes)
+        scaled = zip(placed, gains[0].split(list(self.shape.sizes)), strict=True)
+        return LowRankUpdate(
+            [None if pair is None else (pair[0], (pair[1] * gain[:, None]).to(self._dtype)) for pair, gain in scaled],
+            gains,
+        )
+
+    def _magnitude(self, index: int, pair: LowRank) -> Tensor | None:
+        if pair.magnitude is None:
+            return None
+        rows = torch.cat([pair.magnitude[taken.start : taken.stop] for taken in self.shape.parts[index].rows])
+        rows = rows.to(self._device) * abs(self._factor)
+        return rows if self._orders is None else rows[self._orders[index]]
 
     def _of_part(self, index: int, pair: LowRank) -> tuple[Tensor, Tensor]:
         part, columns = self.shape.parts[index], self.shape.columns

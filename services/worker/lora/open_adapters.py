@@ -13,6 +13,7 @@ from services.worker.limits import Limits
 from services.worker.lora import peft_folder
 from services.worker.lora.adapters import Adapters
 from services.worker.lora.linear_adapters import Room
+from services.worker.lora.peft_scales import refusal
 from shared import model_identity
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings
@@ -28,8 +29,9 @@ def open_adapters(
     reason = (
         f"{served!r} is the model's own name"
         if served in settings.lora
-        else f"adapters have no place beside tensor_parallel_size {settings.tensor_parallel_size}"
-        if settings.tensor_parallel_size > 1
+        else f"lora_folders has no place beside tensor_parallel_size {settings.tensor_parallel_size}: adapters are "
+        "there from the start (lora), or not at all"
+        if settings.tensor_parallel_size > 1 and settings.lora_folders
         else f"adapters have no place beside pipeline_parallel_size {settings.pipeline_parallel_size}"
         if settings.pipeline_parallel_size > 1
         else "adapters have no place beside batch_invariant"
@@ -43,5 +45,11 @@ def open_adapters(
         peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes)
         for name, folder in sorted(settings.lora.items())
     ]
+    for folder in folders if settings.tensor_parallel_size > 1 else ():
+        if any(pair.magnitude is not None for pair in folder.modules.values()):
+            text = (
+                f"use_dora is True: beside tensor_parallel_size {settings.tensor_parallel_size} no rank has whole rows"
+            )
+            raise refusal(folder.name, text)
     room = Room(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
     return Adapters(folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room)

@@ -1,7 +1,7 @@
 """An adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
 LoRA (Hu et al. 2021): a linear layer gives W x + s B A x, where s is alpha / rank, or alpha / sqrt(rank) with rsLoRA
-(Kalajdzievski 2023).
+(Kalajdzievski 2023). DoRA (Liu et al. 2024): (m / |W + s B A|) (W x + s B A x), row by row.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from shared.errors import InvalidArgument
+from services.worker.lora import peft_scales
+from services.worker.lora.peft_scales import Scales, refusal
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
+MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")  # DoRA's
 MOST_RANK = 256
-MOST_ALPHA = 1_000_000
 MOST_CONFIG_BYTES = 1 << 20
 MOST_BYTES = 1 << 30  # of weights, or as many as its model has, if that is more
 
 # Fields of adapter_config.json that change what is computed, and what they may say.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bias": ("none", None),
-    "use_dora": (False, None),
     "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
     "layer_replication": (None,),
     "lora_bias": (False, None),
     "trainable_token_indices": (None,),
@@ -50,6 +48,7 @@ class LowRank:
 
     down: Tensor  # [rank, in_features]
     up: Tensor  # [out_features, rank], times s
+    magnitude: Tensor | None = None  # [out_features] DoRA's m
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class PeftFolder:
         sha = hashlib.sha256()
         for name, pair in sorted(self.modules.items()):
             sha.update(json.dumps([name, *pair.down.shape, *pair.up.shape]).encode())
-            for part in (pair.down, pair.up):
+            for part in (pair.down, pair.up, *([] if pair.magnitude is None else [pair.magnitude])):
                 sha.update(part.contiguous().numpy().data)
         return sha.digest()
 
@@ -84,9 +83,9 @@ def most_bytes(model: Path) -> int:
 def read(name: str, folder: Path, max_rank: int = MOST_RANK, most_bytes: int = MOST_BYTES) -> PeftFolder:
     """Raises InvalidArgument that names adapter, field and value. What is no file or is too large is not opened."""
     config = _config(name, folder)
-    rank, scale = _scale(name, config, max_rank)
+    scales = peft_scales.read(name, config, max_rank)
     _check_file(name, folder / WEIGHTS, most_bytes)
-    return PeftFolder(name, folder, _modules(name, folder / WEIGHTS, rank, scale))
+    return PeftFolder(name, folder, _modules(name, folder / WEIGHTS, scales, dora=bool(config.get("use_dora"))))
 
 
 def _check_file(name: str, path: Path, most: int) -> None:
@@ -120,36 +119,38 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
     return config
 
 
-def _scale(name: str, config: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
-    """Rank and s."""
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= max_rank:
-        raise refusal(name, f"r is {rank!r}, a whole number from 1 to {max_rank} is needed")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MOST_ALPHA:
-        raise refusal(name, f"lora_alpha is {repr(alpha)[:40]}, a number of at most {MOST_ALPHA:,} is needed")
-    return rank, alpha / (rank**0.5 if config.get("use_rslora") else rank)
-
-
-def _modules(name: str, path: Path, rank: int, scale: float) -> dict[str, LowRank]:
+def _modules(name: str, path: Path, scales: Scales, *, dora: bool) -> dict[str, LowRank]:
     try:
         tensors = load(path.read_bytes())  # mapped, a file that is cut short meanwhile would end the process
     except (OSError, SafetensorError) as error:
         raise refusal(name, f"cannot read {path}: {error}") from None
     modules = {}
-    for key in [key for key in tensors if key.endswith(A)]:
+    for key in sorted(key for key in tensors if key.endswith(A)):
         stem = key.removesuffix(A)
         down, up = tensors.pop(key), tensors.pop(stem + B, None)
         if up is None:
             raise refusal(name, f"{path} has no {stem + B}")
+        module = stem.removeprefix(PREFIX)
+        rank, scale = scales.of(module)
         if down.dim() != 2 or up.dim() != 2 or down.size(0) != rank or up.size(1) != rank:
             raise refusal(name, f"{stem} has shapes {list(down.shape)} and {list(up.shape)}, r is {rank}")
-        modules[stem.removeprefix(PREFIX)] = LowRank(down.float(), up.float() * scale)
+        magnitude = _magnitude(name, stem, tensors, up.size(0)) if dora else None
+        modules[module] = LowRank(down.float(), up.float() * scale, magnitude)
     if tensors:
-        raise refusal(name, f"{path} holds {min(tensors)}: only A and B of linear layers can be served")
+        raise refusal(
+            name, f"{path} holds {min(tensors)}: only A, B and DoRA's magnitudes of linear layers can be served"
+        )
     if not modules:
         raise refusal(name, f"{path} holds no {A.removeprefix('.')}")
     return modules
 
 
-def refusal(name: str, text: str) -> InvalidArgument:
-    return InvalidArgument(f"lora: {name}: {text}", field="lora")
+def _magnitude(name: str, stem: str, tensors: dict[str, Tensor], size: int) -> Tensor:
+    """Taken out of `tensors`."""
+    given = [tensors.pop(stem + end) for end in MAGNITUDES if stem + end in tensors]
+    if len(given) != 1 or given[0].numel() != size:
+        shapes = [list(one.shape) for one in given]
+        raise refusal(
+            name, f"use_dora is True, {stem} has magnitude vectors of shapes {shapes}, one of {size} is needed"
+        )
+    return given[0].float().flatten()

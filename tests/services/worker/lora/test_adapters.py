@@ -14,6 +14,8 @@ from services.worker.build import build_replica
 from services.worker.lora import peft_folder
 from shared.errors import InvalidArgument
 from tests.kernels.cpu.closeness import needs_library
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.layers.quantization import layouts as quantized
 from tests.services.worker.lora import peft_folders
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
@@ -49,6 +51,47 @@ def test_some_projections_of_a_fused_layer(checkpoint: Make, tmp_path: Path) -> 
     rig.step([New(0, prompt(8), adapter="a")], {0: 8})
     rig.step()
     assert error(rig, merged, 0) < MAX_ERROR
+
+
+def test_ranks_and_scales_of_some_projections(checkpoint: Make, tmp_path: Path) -> None:
+    """Also of projections that are one layer here."""
+    made = checkpoint("qwen3-tied")
+    patterns = {"rank_pattern": {"k_proj": 9, "layers.1.mlp.up_proj": 2}, "alpha_pattern": {"v_proj": 1.5}}
+    merged = peft_folders.save(made, tmp_path / "a", seed=3, **patterns)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(8), adapter="a")], {0: 8})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR
+
+
+# Biases, fused parts, rows in another order, factors, the other way round.
+@pytest.mark.parametrize("family", ["llama-biases-tied", "phi3-partial", "glm4", "granite", "gpt2"])
+def test_dora_scales_what_the_layer_gives(checkpoint: Make, family: str, tmp_path: Path) -> None:
+    """Of all layers, and of one part of fused ones; beside a sequence without."""
+    made = checkpoint(family)
+    whole = peft_folders.save(made, tmp_path / "whole", seed=1, use_dora=True)
+    some = peft_folders.save(made, tmp_path / "some", seed=2, use_dora=True, wanted=lambda name: "v_proj" not in name)
+    rig = Rig(made.folder, lora={"whole": str(whole.folder), "some": str(some.folder)})
+    new = [New(0, prompt(11, 1), adapter="whole"), New(2, prompt(9, 2)), New(3, prompt(14, 3), adapter="some")]
+    rig.step(new, {0: 11, 2: 9, 3: 14})
+    for _ in range(2):
+        rig.step()
+    assert error(rig, whole, 0) < MAX_ERROR
+    assert error(rig, made, 2) < MAX_ERROR
+    assert error(rig, some, 3) < MAX_ERROR
+
+
+@pytest.mark.parametrize("layout", ["gptq", "fp8-blocks"])
+def test_dora_over_a_quantized_base(tmp_path: Path, layout: str) -> None:
+    """Sizes of rows are those of the weights that are computed with: `quantized.make` gives the model of those."""
+    base = quantized.make(quantized.LAYOUTS[layout], tmp_path / "base")
+    made = Checkpoint(base.folder, base.model)
+    merged = peft_folders.save(made, tmp_path / "a", seed=1, use_dora=True)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
 
 
 def test_a_slot_forgets_its_adapter(checkpoint: Make, tmp_path: Path) -> None:
@@ -115,7 +158,14 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         ({"lora_alpha": float("nan")}, "lora: a: lora_alpha is nan, a number of at most 1,000,000 is needed"),
         ({"lora_alpha": 10**400}, "000, a number of at most 1,000,000 is needed"),
         ({"peft_type": "IA3"}, "lora: a: peft_type is 'IA3', only 'LORA' can be served"),
-        ({"use_dora": True}, "lora: a: use_dora is True, only False can be served"),
+        (
+            {"use_dora": True},
+            "self_attn.o_proj has magnitude vectors of shapes [], one of 48 is needed",
+        ),
+        ({"rank_pattern": {"o_proj": 999}}, "rank_pattern o_proj is 999, a whole number from 1 to 256 is needed"),
+        ({"rank_pattern": {"o_proj": 2}}, "o_proj has shapes [4, 96] and [48, 4], r is 2"),
+        ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern has '(a+)+b': names of modules can be served"),
+        ({"alpha_pattern": [1]}, "alpha_pattern is [1], an object of at most 100,000 names is needed"),
         ({"modules_to_save": ["lm_head"]}, "lora: a: modules_to_save is ['lm_head'], only None can be served"),
     ],
 )

@@ -90,6 +90,21 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path, rank: int) -> None:
         assert error(rig, merged, slot) < MAX_ERROR
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_dora(tmp_path: Path, way: str) -> None:
+    """Alone, in the chain for single rows, then beside a sequence without."""
+    made = checkpoints.make("llama-biases-tied", tmp_path, **SINGLE_ROW_SIZES)
+    merged = peft_folders.save(made, tmp_path / "a", seed=1, use_dora=True)
+    rig = cuda_rig(made, lora={"a": str(merged.folder)}, **WAYS[way])
+    rig.step([New(0, prompt(9), adapter="a")], {0: 9})
+    for _ in range(3):
+        rig.step()
+    rig.step([New(1, prompt(7, 1))], {0: 1, 1: 7})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
+
+
 def test_a_base_in_8_bits(tmp_path: Path) -> None:
     """Adapters stay in the model's dtype: what they add is what they add without quantization, in graphs as well."""
     made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)

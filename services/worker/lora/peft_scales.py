@@ -1,0 +1,71 @@
+"""Rank and scale of each module, as PEFT's adapter_config.json says: for all, and by patterns for some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import InvalidArgument
+
+MOST_ALPHA = 1_000_000
+MOST_PATTERNS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """LoRA's s is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]  # by module's name, or the end of it
+    alphas: Mapping[str, float]
+    by_root: bool
+
+    def of(self, module: str) -> tuple[int, float]:
+        """Rank and s."""
+        rank, alpha = _found(self.ranks, module, self.rank), _found(self.alphas, module, self.alpha)
+        return rank, alpha / (rank**0.5 if self.by_root else rank)
+
+
+def read(name: str, config: Mapping[str, Any], max_rank: int) -> Scales:
+    """Raises InvalidArgument that names adapter, field and value."""
+    ranks = {key: _rank(name, f"rank_pattern {key}", rank, max_rank) for key, rank in _pattern(name, config, "rank")}
+    alphas = {key: _alpha(name, f"alpha_pattern {key}", alpha) for key, alpha in _pattern(name, config, "alpha")}
+    rank, alpha = _rank(name, "r", config.get("r"), max_rank), _alpha(name, "lora_alpha", config.get("lora_alpha"))
+    return Scales(rank, alpha, ranks, alphas, bool(config.get("use_rslora")))
+
+
+def _found(values: Mapping[str, Any], module: str, other: Any) -> Any:
+    """As PEFT finds it: the first that the name ends in, at a dot."""
+    if not values:
+        return other
+    return next((value for key, value in values.items() if module == key or module.endswith(f".{key}")), other)
+
+
+def _pattern(name: str, config: Mapping[str, Any], what: str) -> list[tuple[str, Any]]:
+    field = f"{what}_pattern"
+    pattern = config.get(field) or {}
+    if not isinstance(pattern, dict) or len(pattern) > MOST_PATTERNS:
+        raise refusal(name, f"{field} is {repr(pattern)[:40]}, an object of at most {MOST_PATTERNS:,} names is needed")
+    for key in pattern:
+        if not re.fullmatch(r"\^?[\w.]+", key):
+            raise refusal(name, f"{field} has {key[:80]!r}: names of modules can be served, no regular expressions")
+    return [(key.removeprefix("^"), value) for key, value in pattern.items()]
+
+
+def _rank(name: str, field: str, rank: object, most: int) -> int:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= most:
+        raise refusal(name, f"{field} is {rank!r}, a whole number from 1 to {most} is needed")
+    return rank
+
+
+def _alpha(name: str, field: str, alpha: object) -> float:
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MOST_ALPHA:
+        raise refusal(name, f"{field} is {repr(alpha)[:40]}, a number of at most {MOST_ALPHA:,} is needed")
+    return alpha
+
+
+def refusal(name: str, text: str) -> InvalidArgument:
+    return InvalidArgument(f"lora: {name}: {text}", field="lora")

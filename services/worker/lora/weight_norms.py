@@ -1,0 +1,62 @@
+"""DoRA (Liu et al. 2024): a layer's outputs are scaled to a trained size, that of each row of W + s B A being known.
+
+The layer itself is asked for what it is: products with unit vectors are the columns of W, products with the rows of A
+are A W^T. So this holds for weights of any kind, quantized ones included, as they are computed with; a weight is looked
+through once, when the first such adapter comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]  # of a layer, without adapters
+
+AT_A_TIME = 256  # unit vectors
+LEAST = 1e-12  # of a squared norm
+
+
+class WeightNorms:
+    """Of one layer that has been loaded."""
+
+    def __init__(self, product: Product, in_features: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._product, self._in_features, self._dtype, self._device = product, in_features, dtype, device
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    def gains(
+        self, pairs: Sequence[tuple[Tensor, Tensor] | None], magnitudes: Sequence[Tensor | None], sizes: Sequence[int]
+    ) -> Tensor:
+        """float32 [2, out_features]: what the layer's outputs are multiplied by, and what is added then, so that the
+        bias stays as it is. `magnitudes` [size] of each projection; None: it is left as it is."""
+        bias, squares = self._of_weight()
+        gain = torch.ones_like(bias)
+        parts = zip(
+            pairs, magnitudes, gain.split(list(sizes)), bias.split(list(sizes)), squares.split(list(sizes)), strict=True
+        )
+        first = 0
+        for pair, magnitude, of_part, of_bias, of_squares in parts:
+            size = of_part.size(0)
+            if pair is not None and magnitude is not None:
+                down, up = pair[0], pair[1].float()
+                across = self._product(down)[:, first : first + size].float() - of_bias  # A W^T
+                inner = down.float() @ down.float().t()
+                added = 2 * (up * across.t()).sum(1) + ((up @ inner) * up).sum(1)
+                of_part.copy_(magnitude.to(self._device).float() / (of_squares + added).clamp(min=LEAST).sqrt())
+            first += size
+        return torch.stack([gain, (1 - gain) * bias])
+
+    def _of_weight(self) -> tuple[Tensor, Tensor]:
+        """Bias, and the square of each row's norm."""
+        if self._known is None:
+            nothing = torch.zeros(1, self._in_features, dtype=self._dtype, device=self._device)
+            bias = self._product(nothing)[0].float()
+            squares = torch.zeros_like(bias)
+            for first in range(0, self._in_features, AT_A_TIME):
+                count = min(AT_A_TIME, self._in_features - first)
+                units = torch.zeros(count, self._in_features, dtype=self._dtype, device=self._device)
+                units.view(-1)[first :: self._in_features + 1][:count] = 1
+                squares += (self._product(units).float() - bias).square_().sum(0)
+            self._known = bias, squares
+        return self._known

@@ -1,0 +1,37 @@
+"""Adapters of a model that is cut among ranks: each has its part of them. Two processes on the CPU, by gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.worker.build import build_replica
+from shared.errors import InvalidArgument
+from tests.services.worker.lora import peft_folders
+from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
+from tests.services.worker.plans import New
+from tests.services.worker.ranks.test_sharding import ranked
+from tests.services.worker.rig import Rig
+
+
+# Parts of fused layers, and layers that are fused in the checkpoint.
+@pytest.mark.parametrize("family", ["llama-biases-tied", "phi3-partial"])
+def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
+    made = checkpoint(family)
+    merged = peft_folders.save(made, tmp_path / "a", seed=1)
+    with ranked(made.folder, lora={"a": str(merged.folder)}) as rig:
+        rig.step([New(0, prompt(11, 1), adapter="a"), New(1, prompt(9, 2))], {0: 11, 1: 9})
+        for _ in range(2):
+            rig.step()
+        assert error(rig, merged, 0) < MAX_ERROR
+        assert error(rig, made, 1) < MAX_ERROR
+
+
+@pytest.mark.parametrize("field", ["lora_folders", "use_dora"])
+def test_what_ranks_cannot_do_is_refused_by_name(checkpoint: Make, tmp_path: Path, field: str) -> None:
+    made = checkpoint("qwen3-tied")
+    folder = peft_folders.save(made, tmp_path / "a", seed=1, use_dora=True).folder
+    adapters = {"lora_folders": [str(tmp_path)]} if field == "lora_folders" else {"lora": {"a": str(folder)}}
+    with pytest.raises(InvalidArgument, match=f"{field}.*beside tensor_parallel_size 2"):
+        build_replica(Rig.settings(made.folder, tensor_parallel_size=2, **adapters))
