@@ -102,6 +102,7 @@ def _refuse(settings: WorkerSettings) -> None:
         "lora_folders": bool(settings.lora_folders),
         "kv_offloading_size": settings.kv_offloading_size > 0,
         "kv_offloading_disk": bool(settings.kv_offloading_disk),
+        "kv_offloading_region": bool(settings.kv_offloading_region),
         "tensor_parallel_size": settings.tensor_parallel_size > 1,
         "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
     }

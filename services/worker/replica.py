@@ -6,19 +6,18 @@ up to two or three may be between launch and record, and they are recorded in or
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
-from services.worker.kv.host_memory import BlockMove, HostMemory, Moving
+from services.worker.kv.host_memory import BlockMove, Moving
 from services.worker.kv_transfer.pages import Pages, ReadPages
 from services.worker.limits import Limits
 from services.worker.lora.adapters import Adapters
 from services.worker.offload.disk_moves import Answer, DiskMove
-from services.worker.offload.disk_store import DiskStore
+from services.worker.offload.tiers import NOTHING_BELOW, Tiers
 from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
 from services.worker.runner.output import RunnerOutput
 from services.worker.runner.step_cost import CostModel
@@ -150,15 +149,14 @@ class Replica:
         speculation: Speculation | None = None,
         expert_load: ExpertLoad | None = None,
         cost_model: CostModel | None = None,
-        host_memory: HostMemory | None = None,
-        disk: DiskStore | None = None,
+        below: Tiers = NOTHING_BELOW,
         pages: Pages | None = None,
         adapters: Adapters | None = None,
         orders: Orders | None = None,
     ) -> None:
-        """`speculation` has the same table; `expert_load`: of a mixture of experts; `host_memory`: for blocks that the
-        device has no room for; `disk`: for those that host memory has none for; `pages`: where other workers can have
-        them; `orders`: carries out what operators want of all that is on the device."""
+        """`speculation` has the same table; `expert_load`: of a mixture of experts; `below`: for blocks that
+        the device has no room for; `pages`: where other workers can have them; `orders`: carries out what operators
+        want of all that is on the device."""
         self._orders = orders
         self._weights = orders.weights if orders is not None else None
         self.limits = limits
@@ -171,8 +169,8 @@ class Replica:
         self._runner = runner
         self._table = table
         self._steady = Steady(table)
-        self._host_memory = host_memory
-        self._disk, self._first_weights = disk, self._weights_name()
+        self._below = below
+        self._first_weights = self._weights_name()
         self.pages = pages
         if pages is not None:
             pages.versioned_by(self._pages_name)
@@ -274,30 +272,30 @@ class Replica:
     @property
     def num_host_blocks(self) -> int:
         """That it can keep in host memory."""
-        return self._host_memory.num_places if self._host_memory else 0
+        return self._below.host_memory.num_places if self._below.host_memory else 0
 
     def move(self, order: pb.Transfer) -> Moving:
         """Begins to move blocks, behind the steps that have been launched. Raises PlanViolation, or what the device
         raises: then nothing is known of what was to be written."""
         move = BlockMove.of(order, self.limits.num_blocks, self.num_host_blocks)
-        assert self._host_memory is not None, "it has no places otherwise"
+        assert self._below.host_memory is not None, "it has no places otherwise"
         if move.to_host:
-            return self._host_memory.begin(move)
+            return self._below.host_memory.begin(move)
         self._held.lose(move.blocks)
-        moving = self._host_memory.begin(move)
+        moving = self._below.host_memory.begin(move)
         self._held.fill(move.blocks, move.hashes)
         return moving
 
     @property
     def num_disk_blocks(self) -> int:
         """That it can keep on disk."""
-        return self._disk.num_places if self._disk else 0
+        return self._below.disk.num_places if self._below.disk else 0
 
     def move_on_disk(self, order: pb.DiskTransfer, answer: Answer) -> None:
         """Begins to move blocks, from any thread: see DiskStore. Raises PlanViolation."""
         move = DiskMove.of(order, self.num_host_blocks, self.num_disk_blocks)
-        assert self._disk is not None, "it has no places otherwise"
-        self._disk.begin(move, answer)
+        assert self._below.disk is not None, "it has no places otherwise"
+        self._below.disk.begin(move, answer)
 
     def read_pages(self, blocks: U32) -> ReadPages:
         """Begins to read blocks, behind the steps that have been launched. Raises FailedPrecondition for what has been
@@ -324,8 +322,8 @@ class Replica:
         self._table.clear()
         self._steady.forget()
         report = self._held.report()
-        if self._disk is not None:  # before host memory: what is on its way there does not come any more
-            report = replace(report, on_disk=self._disk.settle())
+        if self._below.disk is not None:  # before host memory: what is on its way there does not come any more
+            report = replace(report, on_disk=self._below.disk.settle())
         if self.adapters is not None:
             report = replace(report, adapters=[(held.id, held.path) for held in self.adapters.held()])
         if self._weights is not None:
@@ -334,14 +332,15 @@ class Replica:
             self._orders.drop_weights()
             sleeper = self._orders.sleeper
             report = replace(report, asleep=sleeper.asleep, sleep_level=sleeper.level)
-        return replace(report, in_host_memory=self._host_memory.held()) if self._host_memory else report
+        return replace(report, in_host_memory=self._below.host_memory.held()) if self._below.host_memory else report
 
     def forget_cache(self) -> None:
         self._held.forget()
-        if self._host_memory is not None:
-            self._host_memory.forget()
-        if self._disk is not None:
-            self._forget_disk(self._disk)
+        if self._below.host_memory is not None:
+            self._below.forget(
+                # Weights that were changed are in no folder: nobody finds their blocks again.
+                changed=self._weights_name() != self._first_weights
+            )
         if self._speculation is not None:
             self._speculation.forget()
 
@@ -356,12 +355,6 @@ class Replica:
             raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
         self._weights.update(new)
         self.forget_cache()
-
-    def _forget_disk(self, disk: DiskStore) -> None:
-        if self._weights_name() == self._first_weights:
-            disk.forget()
-        else:  # these weights are in no folder: nobody finds their blocks again
-            disk.renew(secrets.token_bytes(32))
 
     def _pages_name(self) -> str:
         """What sleeps can be had by nobody."""

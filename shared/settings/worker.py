@@ -107,6 +107,9 @@ class WorkerSettings(Settings):
     kv_offloading_size: float = Field(
         0.0, ge=0, description="host memory for KV blocks that the device has no room for, GiB; 0: none"
     )
+    kv_offloading_region: str = Field(
+        "", description="folder in a tmpfs (/dev/shm) for that memory, which then outlives the worker; empty: its own"
+    )
     kv_offloading_disk: str = Field(
         "", description="folder for KV blocks that host memory has no room for, kept over restarts; empty: none"
     )

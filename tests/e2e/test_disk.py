@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from quire.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_host_memory import questions, say
+from tests.e2e.test_host_memory import FEW, questions, say
 from tests.e2e.test_mixed_streams import worker_of
 
 PATIENCE_S = 60
@@ -40,6 +41,19 @@ def settled(client: Client) -> admin_pb2.DiskBlocks:
             break
         before = now
     return before
+
+
+def test_host_memory_in_a_region_outlives_a_worker_that_was_killed(client: Client) -> None:
+    asked = questions()
+    expected, num_prompt_tokens, _ = say(client, asked)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as region:
+        settings = FEW | {"kv_offloading_region": region}
+        with running_cluster(worker=settings) as cluster, Client(cluster.grpc_address) as patient:
+            first, *_ = say(patient, asked)
+            kill_worker(cluster)
+            again, _, cached = say(patient, asked)
+            assert [first, again] == [expected, expected]
+            assert cached > num_prompt_tokens / 2
 
 
 def kill_worker(cluster: Cluster) -> None:

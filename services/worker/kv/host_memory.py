@@ -6,8 +6,9 @@ for a move does not hold up the thread that launches. On the CPU a move is done 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,10 +64,32 @@ class Moving(Protocol):
         """Until it is done. Any thread may ask."""
 
 
+class Region(Protocol):
+    """Memory that outlives the worker."""
+
+    @property
+    def content(self) -> npt.NDArray[np.uint8]:
+        """[num_places, block_bytes]"""
+
+    @property
+    def found(self) -> Mapping[int, bytes]:
+        """Hashes by place, of what an earlier life has left, the first written first."""
+
+    def clear(self, place: int) -> None:
+        """Before it is written."""
+
+    def put(self, place: int, block_hash: bytes) -> None:
+        """All of it is there."""
+
+    def renew(self, identity: bytes) -> None:
+        """Nothing is there any more; what comes is of that identity."""
+
+
 class HostMemory:
     """Owns the places. Moves take place in the order in which they are begun."""
 
-    def __init__(self, caches: Sequence[LayerCache], num_places: int) -> None:
+    def __init__(self, caches: Sequence[LayerCache], num_places: int, region: Region | None = None) -> None:
+        """`region`: memory that outlives the worker; None: its own."""
         whole = caches[0].all_layers
         self._parts = _parts_of(caches) if whole is None else list(whole)  # [num_blocks, words of a block] each
         self._whole = whole
@@ -75,13 +98,18 @@ class HostMemory:
         self.block_bytes = len(self._parts) * words * self._parts[0].element_size()
         size = (num_places, len(self._parts), words)
         dtype = self._parts[0].dtype
-        if whole is None:  # pages that the system hands out when they are first used
+        if region is not None:
+            self._memory = torch.from_numpy(region.content).view(dtype).view(size)
+        elif whole is None:  # pages that the system hands out when they are first used
             self._memory = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype)
-            self._stream = None
         else:
             self._memory = torch.empty(size, dtype=dtype, pin_memory=True)
-            self._stream = torch.cuda.Stream()
-        self._content: dict[int, bytes] = {}  # hashes, by place
+        if region is not None and whole is not None:
+            _pin(self._memory)
+        self._stream = None if whole is None else torch.cuda.Stream()
+        self._region, self._lock = region, threading.Lock()
+        self._content = {} if region is None else dict(region.found)  # hashes, by place
+        self._writes = [0] * num_places  # begun, of each place
         self._bytes = self._memory.view(num_places, -1).view(torch.uint8).numpy()
 
     def row(self, place: int) -> npt.NDArray[np.uint8]:
@@ -91,8 +119,10 @@ class HostMemory:
 
     def fill(self, place: int, block_hash: bytes, content: bytearray) -> None:
         """Any thread, of a place that nothing moves from or to."""
+        writes = self._begin_writing([place])
         self._bytes[place] = np.frombuffer(content, dtype=np.uint8)
         self._content[place] = block_hash
+        self._written([place], writes, [block_hash])
 
     def begin(self, move: BlockMove) -> Moving:
         """Behind the steps that have been launched, and the moves that have been begun. What a place holds is not known
@@ -100,11 +130,29 @@ class HostMemory:
         places = move.places.tolist()
         if not move.to_host:
             return self._begin(move, places)
-        for place in places:
-            self._content.pop(place, None)
+        writes = self._begin_writing(places)
         moving = self._begin(move, places)
         self._content.update(zip(places, move.hashes, strict=True))
-        return moving
+        return moving if self._region is None else _Kept(moving, lambda: self._written(places, writes, move.hashes))
+
+    def _begin_writing(self, places: list[int]) -> list[int]:
+        """They hold nothing until it is told that they do; returns what to tell it with."""
+        with self._lock:
+            for place in places:
+                self._content.pop(place, None)
+                self._writes[place] += 1
+                if self._region is not None:
+                    self._region.clear(place)
+            return [self._writes[place] for place in places]
+
+    def _written(self, places: list[int], writes: list[int], hashes: list[bytes]) -> None:
+        """All of it is there; those that have been written again since are another's to tell."""
+        if self._region is None:
+            return
+        with self._lock:
+            for place, write, block_hash in zip(places, writes, hashes, strict=True):
+                if self._writes[place] == write:
+                    self._region.put(place, block_hash)
 
     def _begin(self, move: BlockMove, places: list[int]) -> Moving:
         if self._stream is None:
@@ -126,8 +174,13 @@ class HostMemory:
             self._stream.synchronize()
         return dict(self._content)
 
-    def forget(self) -> None:
-        self._content.clear()
+    def forget(self, identity: bytes) -> None:
+        """What comes is of that identity."""
+        with self._lock:
+            self._content.clear()
+            self._writes = [write + 1 for write in self._writes]
+            if self._region is not None:
+                self._region.renew(identity)
 
     def _copy(self, move: BlockMove) -> None:
         blocks, places = (torch.from_numpy(ids.astype(np.int64)) for ids in (move.blocks, move.places))
@@ -154,9 +207,9 @@ class HostMemory:
         whole.index_copy_(1, ids, staged.transpose(0, 1))
 
 
-def open_host_memory(gib: float, caches: Sequence[LayerCache], shape: BlockShape) -> HostMemory:
-    """As many places as there is room for in so many GiB. Raises InvalidArgument."""
-    num_places, free = int(gib * GIB) // shape.num_bytes, free_host_bytes()
+def count_places(gib: float, shape: BlockShape, already: int = 0) -> int:
+    """As many as there is room for in so many GiB, of which `already` bytes are there. Raises InvalidArgument."""
+    num_places, free = int(gib * GIB) // shape.num_bytes, free_host_bytes() + already
     if not 1 <= num_places <= MOST_BLOCKS:
         raise InvalidArgument(
             f"kv_offloading_size: {gib} GiB has room for {num_places} blocks of {shape.num_bytes} bytes; 1 to "
@@ -168,10 +221,34 @@ def open_host_memory(gib: float, caches: Sequence[LayerCache], shape: BlockShape
             f"kv_offloading_size: {gib} GiB is more than the {free / GIB:.1f} GiB that this host has free",
             field="kv_offloading_size",
         )
+    return num_places
+
+
+def open_host_memory(caches: Sequence[LayerCache], num_places: int, region: Region | None = None) -> HostMemory:
     started = time.perf_counter()
-    memory = HostMemory(caches, num_places)
-    log.info("host memory for KV", blocks=num_places, gib=gib, seconds=round(time.perf_counter() - started, 2))
+    memory = HostMemory(caches, num_places, region)
+    found, took_s = len(memory.held()), round(time.perf_counter() - started, 2)
+    log.info("host memory for KV", blocks=num_places, found=found, seconds=took_s)
     return memory
+
+
+def _pin(memory: Tensor) -> None:
+    """So that the device copies from and to it by itself."""
+    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0))
+    if error:
+        raise InvalidArgument(f"kv_offloading_region: CUDA cannot pin it (error {error})", field="kv_offloading_region")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A move whose end is noted."""
+
+    moving: Moving
+    note: Callable[[], None]
+
+    def wait(self) -> None:
+        self.moving.wait()
+        self.note()
 
 
 class _Done:

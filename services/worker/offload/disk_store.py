@@ -16,7 +16,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -144,10 +143,6 @@ class DiskStore:
         with self._lock:
             self._end_life()
             return dict(self._content)
-
-    def forget(self) -> None:
-        """All of it."""
-        self.renew(self._identity)
 
     def renew(self, identity: bytes) -> None:
         """What is stored from here on means something else; all else is forgotten."""
@@ -315,8 +310,3 @@ class DiskStore:
 
 def _kind(move: DiskMove) -> str:
     return "write" if move.to_disk else "read"
-
-
-def open_folder(folder: str, worker: str) -> BlockFolder:
-    """Raises InvalidArgument."""
-    return BlockFolder(Path(folder).expanduser(), worker, "kv_offloading_disk")

@@ -39,31 +39,41 @@ class FoundBlock(NamedTuple):
     block_hash: bytes
 
 
-class BlockFolder:
-    """Owned by one process."""
+class OwnFolder:
+    """Of one worker, for as long as a process has it."""
 
     def __init__(self, parent: Path, worker: str, field: str) -> None:
         """Raises InvalidArgument, naming the setting `field`, for what cannot be such a folder or is another's."""
-        self._own = parent / quote(worker, safe="")
+        self.path = parent / quote(worker, safe="")
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._own.mkdir(mode=0o700, exist_ok=True)
-            self._own.chmod(0o700)
-            self._lock = os.open(self._own / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self.path.chmod(0o700)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise InvalidArgument(f"{field}: {str(self._own)!r}: {error.strerror}", field=field) from None
+            raise InvalidArgument(f"{field}: {str(self.path)!r}: {error.strerror}", field=field) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            text = f"{field}: {str(self._own)!r} is another process's, which still runs"
+            text = f"{field}: {str(self.path)!r} is another process's, which still runs"
             raise InvalidArgument(text, field=field) from None
-        self._identity, self._number = "", 0
 
     @property
     def digests(self) -> Path:
         """Where digests of the weights are noted."""
-        return self._own / DIGESTS
+        return self.path / DIGESTS
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+class BlockFolder:
+    """Of blocks, in a worker's own folder."""
+
+    def __init__(self, own: OwnFolder) -> None:
+        self._folder, self._own = own, own.path
+        self._identity, self._number = "", 0
 
     def open(self, identity: bytes, about: Mapping[str, object], num_places: int, block_bytes: int) -> list[FoundBlock]:
         """What it holds of that identity, the least recently written first. All else is removed."""
@@ -88,7 +98,7 @@ class BlockFolder:
         return self._own / f"{self._identity}-{self._number}"
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._folder.close()
 
     def _numbers(self) -> Iterator[int]:
         for path in self._own.iterdir():

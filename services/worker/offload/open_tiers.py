@@ -6,16 +6,18 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from services.worker.kv.host_memory import HostMemory, open_host_memory
+from services.worker.kv.host_memory import HostMemory, count_places, open_host_memory
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import GIB, BlockShape
 from services.worker.limits import Limits
+from services.worker.offload import host_region
 from services.worker.offload.block_file import HEADER_BYTES
 from services.worker.offload.disk_store import DiskObserver, DiskStore
-from services.worker.offload.folder import BlockFolder
+from services.worker.offload.folder import BlockFolder, OwnFolder
+from services.worker.offload.host_region import HostRegion
 from services.worker.offload.identity import identity_of, weights_digest
+from services.worker.offload.tiers import Tiers
 from services.worker.spec_decode.drafter import Drafter
 from shared.errors import InvalidArgument
 from shared.logs import logger
@@ -25,13 +27,6 @@ from shared.worker_limits import MOST_BLOCKS
 log = logger("worker.offload")
 
 FILE_GRAIN = 4096  # bytes that a file takes up
-
-
-class Tiers(NamedTuple):
-    """None where there is none."""
-
-    host_memory: HostMemory | None = None
-    disk: DiskStore | None = None
 
 
 def open_tiers(
@@ -57,15 +52,16 @@ def open_tiers(
     reason = _reason_against(settings, fitting, drafter)
     if reason:
         raise InvalidArgument(f"kv_offloading_size: {size}: {reason}", field="kv_offloading_size")
-    host_memory = open_host_memory(size, memory, shape)
     if bool(folder) != bool(settings.kv_offloading_disk_size):
         raise InvalidArgument(
             f"kv_offloading_disk_size: {settings.kv_offloading_disk_size} GiB in the folder {folder!r}: one needs the "
             "other",
             field="kv_offloading_disk_size",
         )
-    disk = _open_disk(settings, host_memory, layout=layout, observer=observer) if folder else None
-    return Tiers(host_memory, disk)
+    name = Identity(settings, layout)
+    host_memory = _open_host_memory(settings, memory, shape, name)
+    disk = _open_disk(settings, host_memory, name, observer) if folder else None
+    return Tiers(host_memory, disk, name.known)
 
 
 def _reason_against(settings: WorkerSettings, fitting: Limits, drafter: Drafter | None) -> str:
@@ -78,9 +74,23 @@ def _reason_against(settings: WorkerSettings, fitting: Limits, drafter: Drafter 
     return ""
 
 
-def _open_disk(
-    settings: WorkerSettings, host_memory: HostMemory, *, layout: bytes, observer: DiskObserver
-) -> DiskStore:
+def _open_host_memory(
+    settings: WorkerSettings, memory: Sequence[LayerCache], shape: BlockShape, name: Identity
+) -> HostMemory:
+    gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
+    if not parent:
+        return open_host_memory(memory, count_places(gib, shape))
+    folder = OwnFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
+    try:
+        num_places = count_places(gib, shape, already=host_region.is_there(folder))
+        region = HostRegion(folder, name.of(folder), num_places, shape.num_bytes)
+    except BaseException:
+        folder.close()
+        raise
+    return open_host_memory(memory, num_places, region)
+
+
+def _open_disk(settings: WorkerSettings, host_memory: HostMemory, name: Identity, observer: DiskObserver) -> DiskStore:
     parent, gib = Path(settings.kv_offloading_disk).expanduser(), settings.kv_offloading_disk_size
     file_bytes = -(-(host_memory.block_bytes + HEADER_BYTES) // FILE_GRAIN) * FILE_GRAIN
     num_places = int(gib * GIB) // file_bytes
@@ -91,10 +101,10 @@ def _open_disk(
             field="kv_offloading_disk_size",
         )
     started = time.perf_counter()
-    folder = BlockFolder(parent, settings.name, "kv_offloading_disk")
+    own = OwnFolder(parent, settings.name, "kv_offloading_disk")
+    folder = BlockFolder(own)
     try:
-        identity, about = _identity(settings, layout, folder)
-        disk = DiskStore(folder, identity, about, host_memory, num_places, observer=observer)
+        disk = DiskStore(folder, name.of(own), name.about, host_memory, num_places, observer=observer)
         _check_room(parent, gib, num_places * file_bytes, len(disk.held()) * file_bytes)
     except OSError as error:
         text = f"kv_offloading_disk: {str(folder.present)!r}: {error.strerror}"
@@ -113,14 +123,26 @@ def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> No
         )
 
 
-def _identity(settings: WorkerSettings, layout: bytes, folder: BlockFolder) -> tuple[bytes, Mapping[str, object]]:
-    dummy = settings.load_format == "dummy"
-    weights = f"dummy {settings.seed}" if dummy else weights_digest(Path(settings.model), folder.digests)
-    return identity_of(
-        layout,
-        weights,
-        model=Path(settings.model).name,
-        device=settings.device,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        batch_invariant=settings.batch_invariant,
-    )
+class Identity:
+    """What the bytes of this worker's blocks mean, worked out when somebody asks."""
+
+    def __init__(self, settings: WorkerSettings, layout: bytes) -> None:
+        self._settings, self._layout = settings, layout
+        self.known = b""  # empty: nobody has asked
+        self.about: Mapping[str, object] = {}
+
+    def of(self, folder: OwnFolder) -> bytes:
+        """`folder`: where digests of weights are noted."""
+        settings = self._settings
+        if not self.known:
+            dummy = settings.load_format == "dummy"
+            weights = f"dummy {settings.seed}" if dummy else weights_digest(Path(settings.model), folder.digests)
+            self.known, self.about = identity_of(
+                self._layout,
+                weights,
+                model=Path(settings.model).name,
+                device=settings.device,
+                kv_cache_dtype=settings.kv_cache_dtype,
+                batch_invariant=settings.batch_invariant,
+            )
+        return self.known

@@ -8,7 +8,7 @@ import torch
 
 from services.worker.kv import kv_cache
 from services.worker.kv.held_blocks import HeldBlocks
-from services.worker.kv.host_memory import BlockMove, HostMemory, open_host_memory
+from services.worker.kv.host_memory import BlockMove, HostMemory, count_places
 from services.worker.kv.kv_memory import BlockShape
 from services.worker.step.plan_violation import PlanViolation
 from shared import columns
@@ -53,7 +53,7 @@ def test_blocks_come_back_to_other_places(device: str, shape: BlockShape) -> Non
         assert torch.equal(part[1], was[3])
         assert not part[[2, 3, 7, 19]].any()
     assert memory.held() == {9: bytes([3]) * 32, 0: bytes([7]) * 32, 4: bytes([19]) * 32}
-    memory.forget()
+    memory.forget(b"")
     assert memory.held() == {}
 
 
@@ -82,11 +82,10 @@ def test_orders_that_cannot_be_meant(wrong: pb.Transfer, said: str) -> None:
 
 
 def test_the_size_is_refused_by_name_and_value() -> None:
-    caches = kv_cache.allocate(SHAPE, 4, torch.device("cpu"))
     with pytest.raises(InvalidArgument, match="kv_offloading_size: 1e-09 GiB has room for 0 blocks of 768 bytes"):
-        open_host_memory(1e-9, caches, SHAPE)
+        count_places(1e-9, SHAPE)
     with pytest.raises(InvalidArgument, match=r"kv_offloading_size: 2000.0 GiB is more than the .* this host has free"):
-        open_host_memory(2000.0, caches, BlockShape(3, 4, 2, 1 << 20, torch.bfloat16))
+        count_places(2000.0, BlockShape(3, 4, 2, 1 << 20, torch.bfloat16))
 
 
 def test_what_came_back_is_reported_and_continued() -> None:

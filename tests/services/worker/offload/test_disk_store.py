@@ -16,7 +16,7 @@ import pytest
 
 from services.worker.offload.disk_moves import DiskMove
 from services.worker.offload.disk_store import NUM_THREADS, DiskStore
-from services.worker.offload.folder import BlockFolder
+from services.worker.offload.folder import BlockFolder, OwnFolder
 from services.worker.step.plan_violation import PlanViolation
 from shared import columns
 from shared.errors import InvalidArgument
@@ -37,7 +37,7 @@ class Disk:
     def start(self, identity: bytes = OURS, num_places: int = 16, patience_s: float = PATIENCE_S) -> DiskStore:
         if self.stores:
             self.stores[-1].close(PATIENCE_S)
-        folder = BlockFolder(self.path, "worker-0", "kv_offloading_disk")
+        folder = BlockFolder(OwnFolder(self.path, "worker-0", "kv_offloading_disk"))
         store = DiskStore(
             folder, identity, {"told": 1}, self.memory, num_places, observer=self.told, patience_s=patience_s
         )
@@ -193,7 +193,7 @@ def test_moves_of_an_attachment_that_is_over_change_nothing_any_more(disk: Disk)
 
 def test_a_forgotten_disk_is_empty_and_takes_blocks_at_once(disk: Disk) -> None:
     store = fill(disk)
-    store.forget()
+    store.renew(OURS)
     assert store.held() == {}
     assert move(store, [0], [4], [1], to_disk=True) == []
     assert disk.start().held() == {4: name(1)}
@@ -211,8 +211,8 @@ def test_blocks_of_weights_that_were_changed_are_never_found_again(disk: Disk) -
 def test_a_folder_has_one_worker(disk: Disk) -> None:
     disk.start()
     with pytest.raises(InvalidArgument, match=r"kv_offloading_disk: .* is another process's, which still runs"):
-        BlockFolder(disk.path, "worker-0", "kv_offloading_disk")
-    BlockFolder(disk.path, "../worker/0", "kv_offloading_disk").close()
+        OwnFolder(disk.path, "worker-0", "kv_offloading_disk")
+    OwnFolder(disk.path, "../worker/0", "kv_offloading_disk").close()
     assert sorted(path.name for path in disk.path.iterdir()) == ["..%2Fworker%2F0", "worker-0"]
 
 

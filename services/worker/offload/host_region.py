@@ -1,0 +1,140 @@
+"""Host memory that outlives the worker: a file in a tmpfs, mapped, which a worker that is started again finds.
+
+    header        magic "QUIREHM" 1, places u64, bytes of a block u64, identity, boot, SHA-256 of these
+    table         of each place: the block's hash, a number that ascends u64, SHA-256 of identity, place and these
+    content       of each place a block
+
+Each part begins at a multiple of 4096 bytes. An entry is cleared before its place is written and made when all of it is
+there, so that a worker that is killed in between leaves a place that holds nothing. That a memory keeps what was
+written to it is relied upon, as everywhere; a machine that was booted since is another (`boot`), and so are weights.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import mmap
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from services.worker.offload.folder import OwnFolder
+from shared.errors import InvalidArgument
+
+MAGIC = b"QUIREHM\x01"
+PAGE = 4096
+_HEADER = struct.Struct("<8sQQ32s32s")
+_ENTRY = struct.Struct("<32sQ32s")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MOUNTS = Path("/proc/self/mountinfo")
+FIELD = "kv_offloading_region"
+FILE = "host-memory.kv"
+
+
+class HostRegion:
+    """Owned by one process. Entries may be made and cleared by any thread, a place's by one at a time."""
+
+    def __init__(self, folder: OwnFolder, identity: bytes, num_places: int, block_bytes: int) -> None:
+        """Raises InvalidArgument if there is no room, or where it would be no memory."""
+        self._identity, self._num_places, self._block_bytes = identity, num_places, block_bytes
+        path = folder.path / FILE
+        kind = _file_system(folder.path)
+        if kind not in ("tmpfs", "ramfs", "hugetlbfs"):
+            text = f"{FIELD}: {str(folder.path)!r} lies on {kind or 'an unknown file system'}: memory is wanted, as in"
+            raise InvalidArgument(f"{text} /dev/shm", field=FIELD)
+        table = _whole_pages(num_places * _ENTRY.size)
+        size = PAGE + table + num_places * block_bytes
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            found = os.fstat(fd).st_size == size and os.pread(fd, PAGE, 0) == self._header()
+            if not found:
+                os.ftruncate(fd, 0)
+                os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)  # a page that is not there when it is written would end the process
+            self._map = mmap.mmap(fd, size)
+        except OSError as error:
+            os.ftruncate(fd, 0)
+            text = (
+                f"{FIELD}: {size / (1 << 30):.1f} GiB in {str(folder.path)!r}: {os.strerror(error.errno or errno.EIO)}"
+            )
+            raise InvalidArgument(text, field=FIELD) from None
+        finally:
+            os.close(fd)
+        whole = np.frombuffer(self._map, dtype=np.uint8)
+        self._table = whole[PAGE : PAGE + num_places * _ENTRY.size].reshape(num_places, _ENTRY.size)
+        self.content: npt.NDArray[np.uint8] = whole[PAGE + table :].reshape(num_places, block_bytes)
+        entries = self._read() if found else []
+        self.found = {
+            place: block_hash for _, place, block_hash in entries
+        }  # the one that was written first comes first
+        self._numbers = itertools.count(entries[-1][0] + 1 if entries else 1)
+        if not found:
+            self._map[:PAGE] = self._header()
+
+    def clear(self, place: int) -> None:
+        """Before it is written."""
+        self._table[place] = 0
+
+    def put(self, place: int, block_hash: bytes) -> None:
+        """All of it is there."""
+        number = next(self._numbers)
+        entry = _ENTRY.pack(block_hash, number, self._checksum(place, block_hash, number))
+        self._table[place] = np.frombuffer(entry, dtype=np.uint8)
+
+    def renew(self, identity: bytes) -> None:
+        """Nothing is there any more; what comes is of that identity."""
+        self._table[:] = 0
+        self._identity = identity
+        self._map[:PAGE] = self._header()
+
+    def _read(self) -> list[tuple[int, int, bytes]]:
+        """(number, place, hash) of all entries that are whole, the first written first."""
+        found = []
+        for place in np.flatnonzero(self._table.any(axis=1)).tolist():
+            block_hash, number, checksum = _ENTRY.unpack(self._table[place].tobytes())
+            if checksum == self._checksum(place, block_hash, number):
+                found.append((number, place, block_hash))
+        return sorted(found)
+
+    def _checksum(self, place: int, block_hash: bytes, number: int) -> bytes:
+        return hashlib.sha256(self._identity + struct.pack("<QQ", place, number) + block_hash).digest()
+
+    def _header(self) -> bytes:
+        boot = hashlib.sha256(_read(_BOOT).encode()).digest()
+        facts = _HEADER.pack(MAGIC, self._num_places, self._block_bytes, self._identity, boot)
+        return (facts + hashlib.sha256(facts).digest()).ljust(PAGE, b"\0")
+
+
+def is_there(folder: OwnFolder) -> int:
+    """Bytes of memory that an earlier life has left there."""
+    try:
+        return (folder.path / FILE).stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE) * PAGE
+
+
+def _file_system(folder: Path) -> str:
+    """Its type; empty if that cannot be found out."""
+    device = folder.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in _read(_MOUNTS).splitlines():
+        fields = line.split(" ")
+        if len(fields) > 2 and fields[2] == wanted and "-" in fields:
+            return fields[fields.index("-") + 1]
+    return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
