@@ -61,7 +61,6 @@ class Cluster:
         self.parking = False  # what comes waits in the lobby, so that workers run empty
         self.num_moved = 0  # sequences, from worker to worker or back to the queue
         self._settings = settings
-        self._placement = Placement(settings.placement)
         self._clock = clock
         self._metrics = metrics
         self.traces = RequestTraces(traces or NoTraces(), clock)
@@ -70,6 +69,7 @@ class Cluster:
         self._replica_of: dict[int, Replica] = {}  # key -> replica, for those not in the lobby
         self._counts: dict[str, Counts] = {}
         self._neighbourhood = Neighbourhood(self.replicas, settings.kv_handover)
+        self._placement = Placement(settings.placement, self._neighbourhood.fetchable)
         threshold = settings.prefill_threshold
         self._handovers = Handovers(self._neighbourhood, self._placement, threshold, metrics, self._hand_over)
         self.adapters = Adapters(

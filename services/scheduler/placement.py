@@ -9,14 +9,18 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.replicas.replica import Replica
 
 Pick = Callable[[Sequence, Seq[Replica]], Replica]
+Cached = tuple[int, Replica]  # tokens of a sequence that a worker has
+Fetchable = Callable[[Sequence, Replica, int, Seq[Cached]], int]
 
 
 class Placement:
     """One policy over all workers of this scheduler, who knows exactly what each holds and has to do."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, fetchable: Fetchable) -> None:
+        """`fetchable`: how many tokens a worker need not compute, beside those that it has, since others have them."""
+        self._fetchable = fetchable
         policies: dict[str, Pick] = {
-            "prefix": _least_left_to_compute,
+            "prefix": self._least_left_to_compute,
             "least_loaded": _least_loaded,
             "round_robin": self._next_in_turn,
         }
@@ -28,6 +32,17 @@ class Placement:
         fitting = [r for r in replicas if not r.leaving and r.core.limits.refusal(sequence.num_tokens) is None]
         return self._pick(sequence, fitting) if fitting else None
 
+    def _least_left_to_compute(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+        cached = [(replica.core.num_cached(sequence), replica) for replica in replicas]
+        longest = sorted(cached, key=lambda found: -found[0])
+
+        def left(found: Cached) -> tuple[int, int]:
+            num_cached, replica = found
+            num_tokens, num_sequences = cost(sequence, replica, num_cached)
+            return num_tokens - self._fetchable(sequence, replica, num_cached, longest), num_sequences
+
+        return min(cached, key=left)[1]
+
     def _next_in_turn(self, _sequence: Sequence, replicas: Seq[Replica]) -> Replica:
         self._turn += 1
         return replicas[self._turn % len(replicas)]
@@ -37,12 +52,7 @@ def _least_loaded(_sequence: Sequence, replicas: Seq[Replica]) -> Replica:
     return min(replicas, key=lambda replica: (replica.core.num_pending_tokens, replica.core.num_sequences))
 
 
-def _least_left_to_compute(sequence: Sequence, replicas: Seq[Replica]) -> Replica:
-    return min(replicas, key=lambda replica: cost(sequence, replica))
-
-
-def cost(sequence: Sequence, replica: Replica) -> tuple[int, int]:
+def cost(sequence: Sequence, replica: Replica, num_cached: int) -> tuple[int, int]:
     """Tokens still to be computed there, the sequence's own uncached ones included; then sequences there."""
     core = replica.core
-    uncached = sequence.num_tokens - core.num_cached(sequence)
-    return core.num_pending_tokens + uncached, core.num_sequences
+    return core.num_pending_tokens + sequence.num_tokens - num_cached, core.num_sequences

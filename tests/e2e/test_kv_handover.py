@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from evals import held_back_items
 from quire import SamplingParams, StructuredOutput
@@ -31,6 +32,7 @@ def told(cluster: Cluster, name: str) -> float:
     )
 
 
+@pytest.mark.slow
 def test_prompts_come_from_the_worker_that_has_them(client: Client) -> None:
     asked = questions()
     expected = [client.chat(messages, GREEDY)[0].text for messages in asked]

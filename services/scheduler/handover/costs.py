@@ -39,6 +39,11 @@ class Link:
         self._num_failed += 1
         self._num_to_pass = min(2**self._num_failed, MOST_PASSED)
 
+    @property
+    def works(self) -> bool:
+        """The last fetch did, as far as is known."""
+        return not self._num_to_pass
+
     def may_try(self) -> bool:
         """To be asked at every chance: False while fetches fail, but for one now and then."""
         if self._num_to_pass:

@@ -73,10 +73,11 @@ class Handovers:
         return prefill if decoder.links[prefill.id].may_try() else decoder  # nothing comes: it would be computed twice
 
     def _goes_to(self, prefill: Replica, decoder: Replica, sequence: Sequence) -> bool:
+        cached = decoder.core.num_cached(sequence)
         return goes_to_prefill(
-            uncached=sequence.num_tokens - decoder.core.num_cached(sequence),
-            decoder_work=cost(sequence, decoder)[0],
-            prefill_work=cost(sequence, prefill)[0],
+            uncached=sequence.num_tokens - cached,
+            decoder_work=cost(sequence, decoder, cached)[0],
+            prefill_work=cost(sequence, prefill, prefill.core.num_cached(sequence))[0],
             threshold=self._threshold,
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 
 from services.scheduler.core.fetches import LEAST_BLOCKS, Borrowed, Fetches
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.replicas.replica import Replica
 from shared.kv_source import KVSource
 
@@ -51,7 +53,7 @@ class Neighbourhood:
         alike = [other for other in others if other.hello.kv_layout == layout and other.hello.kv_address]
         return [other for other in alike if other.weights.update == replica.weights.update]
 
-    def longest(self, replica: Replica, hashes: Sequence[bytes], start: int, most: int) -> tuple[int, Replica | None]:
+    def longest(self, replica: Replica, hashes: Seq[bytes], start: int, most: int) -> tuple[int, Replica | None]:
         """Who has most of a chain from the block at `start` on, and how many blocks that are."""
         found: tuple[int, Replica | None] = 0, None
         for other in self.pairs(replica):
@@ -59,6 +61,25 @@ class Neighbourhood:
             if count > found[0]:
                 found = count, other
         return found
+
+    def fetchable(
+        self, sequence: Sequence, replica: Replica, num_cached: int, longest: Seq[tuple[int, Replica]]
+    ) -> int:
+        """Tokens that `replica`, which has `num_cached` of them, need not compute since another has them, less what it
+        computes while they come. `longest`: who has how many, most first. Nothing is promised: who gives is looked up
+        again when it is the sequence's turn."""
+        core, size, layout = replica.core, replica.core.limits.block_size, replica.hello.kv_layout
+        if core.fetches is None or core.fetches.neighbours is None or sequence.skip_reading_prefix_cache:
+            return 0
+        most, lender = next(
+            ((n, o) for n, o in longest if o is not replica and o.hello.kv_layout == layout), (0, replica)
+        )
+        count = min(most, len(sequence.block_hashes) * size) // size - num_cached // size
+        if count < LEAST_BLOCKS or not replica.links[lender.id].works:
+            return 0
+        token_s = core.prompt_seconds(count * size) / (count * size)
+        fetch_s = replica.links[lender.id].seconds_for(count * replica.hello.kv_block_bytes)
+        return max(0, count * size - int(fetch_s / token_s)) if token_s else 0
 
     def pays(self, replica: Replica, lender: Replica, num_blocks: int) -> bool:
         """Whether it gets so many blocks from `lender` sooner than it computes them."""
@@ -75,7 +96,7 @@ class View:
     def __init__(self, neighbourhood: Neighbourhood, replica: Replica) -> None:
         self._neighbourhood, self._replica = neighbourhood, replica
 
-    def borrow(self, hashes: Sequence[bytes], start: int, most: int) -> Borrowed | None:
+    def borrow(self, hashes: Seq[bytes], start: int, most: int) -> Borrowed | None:
         replica = self._replica
         count, lender = self._neighbourhood.longest(replica, hashes, start, most)
         if lender is None or count < LEAST_BLOCKS:
@@ -85,7 +106,7 @@ class View:
         return borrow_from(lender, hashes, start, count)
 
 
-def borrow_from(lender: Replica, hashes: Sequence[bytes], start: int, count: int) -> Borrowed:
+def borrow_from(lender: Replica, hashes: Seq[bytes], start: int, count: int) -> Borrowed:
     """They are there."""
     lent = lender.core.fetches
     assert isinstance(lent, Fetches), "it shares its blocks"

@@ -139,6 +139,23 @@ def test_who_must_not_read_the_cache_gets_nothing(pair: Pair) -> None:
     assert (sequence.status, sequence.num_cached_tokens) == (RUNNING, 0)
 
 
+def test_a_prompt_goes_where_it_comes_first_with_what_others_have_counted_in() -> None:
+    """40 tokens are cached at a, which has 30 others to compute: b has their KV in less time than that."""
+    pair = Pair()
+    pair.run(pair.a, prompt(0))
+    assert pair.where(pair.place(prompt(0))) == "a", "alone it finds all of it there"
+    pair.settle()
+    pair.add(pair.a, prompt(9, 30))
+    assert pair.where(pair.place(prompt(0))) == "b"
+    pair.settle()
+    assert pair.b.core.counts.blocks_from_others == 10
+    pair.add(pair.a, prompt(8, 30))
+    pair.run(pair.a, prompt(1))
+    pair.b.replica.links["a"].failed()
+    pair.add(pair.a, prompt(7, 30))
+    assert pair.where(pair.place(prompt(1))) == "a", "nothing comes from there"
+
+
 def test_a_link_that_fails_is_left_alone_for_a_while(pair: Pair) -> None:
     blocked(pair)
     (order,) = pair.b.orders()
