@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from quire.client import Client
 from quire.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
@@ -43,6 +45,7 @@ def settled(client: Client) -> admin_pb2.DiskBlocks:
     return before
 
 
+@pytest.mark.slow
 def test_host_memory_in_a_region_outlives_a_worker_that_was_killed(client: Client) -> None:
     asked = questions()
     expected, num_prompt_tokens, _ = say(client, asked)

@@ -1,0 +1,146 @@
+"""KV below the device in trouble: whatever host memory and disk do, texts are those of a run that nothing disturbs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.client import Client
+from quire.cluster import Cluster
+from tests.chaos.conftest import leaves_nothing_behind
+from tests.chaos.test_workers import pid
+from tests.e2e.conftest import running_cluster
+from tests.e2e.test_disk import few, kill_worker, settled
+from tests.e2e.test_host_memory import questions, say
+from tests.e2e.test_mixed_streams import worker_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PATIENCE_S = 120
+ASKED = questions()
+SMALL = {"heartbeat_interval_ms": 500}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """What is said with a device that has room for everything, and nothing below it."""
+    with running_cluster(worker={"num_blocks": 2000}) as cluster, Client(cluster.grpc_address) as client:
+        return say(client, ASKED)[0]
+
+
+@pytest.fixture
+def region() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield folder
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("worker-0/*/*/*.kv"))
+
+
+def stored(client: Client, count: int, said: Future[Any]) -> None:
+    """Once so many more blocks are on disk, or all has been said."""
+    before = worker_of(client).disk.stored
+    while worker_of(client).disk.stored < before + count and not said.done():
+        time.sleep(0.01)
+
+
+def test_a_worker_that_is_killed_while_it_stores(expected: list[str], tmp_path: Path, region: str) -> None:
+    """Three times, with host memory in a region and a disk: it comes back to what was whole."""
+    settings = few(tmp_path) | {"kv_offloading_region": region}
+    with running_cluster(worker=settings, scheduler=SMALL) as cluster, Client(cluster.grpc_address) as client:
+        for _ in range(3):
+            with ThreadPoolExecutor(1) as asking:
+                said: Future[Any] = asking.submit(say, client, ASKED)
+                stored(client, 4, said)
+                kill_worker(cluster)
+                assert said.result(PATIENCE_S)[0] == expected
+            for path in files(tmp_path)[::2]:  # the worker finds out, and stores them again
+                path.unlink()
+        again, num_prompt_tokens, cached = say(client, ASKED)
+        assert again == expected
+        assert cached > num_prompt_tokens / 4
+        leaves_nothing_behind(cluster)
+
+
+def test_torn_swapped_and_missing_files(expected: list[str], tmp_path: Path) -> None:
+    with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
+        say(client, ASKED)
+        settled(client)
+        held = files(tmp_path)
+        assert len(held) > 60
+        for path, other in zip(held[::4], held[1::4], strict=False):
+            swapped = other.read_bytes()
+            other.write_bytes(path.read_bytes())
+            path.write_bytes(swapped)
+        for path in held[2::8]:
+            os.truncate(path, path.stat().st_size // 2)
+        for path in held[6::8]:
+            path.unlink()
+        assert say(client, ASKED)[0] == expected
+        assert worker_of(client).disk.lost > 10
+        for path in files(tmp_path)[::2]:  # a bit of each, and another life: names and sizes are right
+            content = bytearray(path.read_bytes())
+            content[-100] ^= 4
+            path.write_bytes(content)
+        kill_worker(cluster)
+        assert say(client, ASKED)[0] == expected
+        assert worker_of(client).disk.lost > 20
+        leaves_nothing_behind(cluster)
+
+
+def test_a_full_disk(expected: list[str], tmp_path: Path) -> None:
+    """No file of the worker may grow beyond what a header takes."""
+    with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
+        resource.prlimit(pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        assert say(client, ASKED)[0] == expected
+        dropped = settled(client)
+        assert dropped.dropped > 50
+        assert dropped.held == 0
+        assert not [path for path in tmp_path.rglob("*") if path.suffix in (".kv", ".new")]
+        resource.prlimit(
+            pid(cluster, "worker-0"), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+        assert say(client, ASKED)[0] == expected
+        assert settled(client).held > 50, "it takes blocks again"
+        leaves_nothing_behind(cluster)
+
+
+def test_a_disk_that_hangs(expected: list[str], tmp_path: Path) -> None:
+    """Whoever opens one of these files waits for ever."""
+    with running_cluster(worker=few(tmp_path)) as cluster, Client(cluster.grpc_address) as client:
+        say(client, ASKED)
+        settled(client)
+        for path in files(tmp_path)[::3]:
+            path.unlink()
+            os.mkfifo(path)
+        assert say(client, ASKED)[0] == expected
+        assert worker_of(client).disk.lost > 0
+        assert say(client, ASKED)[0] == expected
+        leaves_nothing_behind(cluster)
+
+
+def test_other_weights_in_the_same_folder(tmp_path: Path, region: str) -> None:
+    """Made-up weights of the same shapes: nothing of what others left is believed."""
+    settings = few(tmp_path) | {"kv_offloading_region": region}
+    dummy = settings | {"load_format": "dummy", "seed": 5}
+    alone = {"num_blocks": 2000, "load_format": "dummy", "seed": 5}
+
+    def texts(worker: dict[str, object]) -> tuple[list[str], int, Cluster]:
+        with running_cluster(worker=worker) as cluster, Client(cluster.grpc_address) as client:
+            said, _, cached = say(client, ASKED)
+            return said, cached, cluster
+
+    texts(settings)
+    said, cached, _ = texts(dummy)
+    undisturbed, cached_alone, _ = texts(alone)
+    assert said == undisturbed
+    assert cached <= cached_alone + 16 * len(ASKED)
