@@ -108,6 +108,31 @@ CONFIGS["llama3-8b-awq"] = {
     },
 }
 
+# A quarter of the layers of Qwen3-Next-80B-A3B, so that one GPU of 80 GB has room for them.
+CONFIGS["qwen3-next-12-layers"] = {
+    **CONFIGS["qwen3-30b-a3b"],
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "rope_theta": 10000000.0,
+    "max_position_embeddings": 262144,
+}
+
 CONFIGS["deepseek-v2-lite"] = {
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",
