@@ -44,6 +44,7 @@ FUNCTIONS = (
     "short_convolution",
     "gated_delta_rule",
     "gated_norm",
+    "state_space_scan",
     "silu_mul",
     "sample",
     "mask_logits",
@@ -90,6 +91,7 @@ class Ops:
     short_convolution: Callable[..., Tensor]
     gated_delta_rule: Callable[..., Tensor]
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    state_space_scan: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     sample: Callable[..., Tensor]
     mask_logits: Callable[..., None]

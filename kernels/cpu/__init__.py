@@ -8,7 +8,7 @@ from typing import Any
 OF_ADAPTERS = ("add_low_rank", "prepare_low_rank", "put_low_rank")
 OF_EXPERTS = ("experts", "prepare_experts", "route")
 OF_LATENT = ("head_linear", "latent_attention", "latent_store", "prepare_head_linear")
-OF_RECURRENT = ("gated_delta_rule", "gated_norm", "short_convolution")
+OF_RECURRENT = ("gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan")
 OF_QUANTIZED = ("prepare_quantized_linear", "quantized_linear")
 OF_NATIVE = ("ends_of_matches", "num_threads", "populate", "prefer_huge_pages", "set_num_threads", "unavailable")
 
@@ -43,6 +43,7 @@ __all__ = [
     "set_num_threads",
     "short_convolution",
     "silu_mul",
+    "state_space_scan",
     "unavailable",
 ]
 

@@ -33,8 +33,9 @@ SIGNATURES = {
     "rms_norm": "inifpppp",
     "route": "iniiiifiiipppp",
     "sample": "nipppppppp",
-    "short_convolution": "iniiiiiippppppp",
+    "short_convolution": "iniiiiiipppppppp",
     "silu_mul": "inipp",
+    "state_space_scan": "iniiiiiiiiiiipppppppppp",
 }
 _TYPES = {"n": ctypes.c_int64, "i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
 

@@ -1,4 +1,4 @@
-// Recurrent layers (kernels/reference/short_convolution.py, gated_delta_rule.py, gated_norm.py).
+// Recurrent layers (kernels/reference/short_convolution.py, gated_delta_rule.py, state_space_scan.py, gated_norm.py).
 //
 // A state is a matrix whose columns, one for each element of the values, have nothing to do with each other: a piece of
 // work is a row of the step, one of its heads and COLUMNS of these. It copies its part of the state out of the page,
@@ -40,7 +40,7 @@ struct Rows {
 struct ConvolveCall {
   Rows rows;
   int64_t channels, taps, x_stride, page_words;
-  const void *x, *weight;
+  const void *x, *weight, *bias;
   float* pages;
   void* out;
 };
@@ -56,6 +56,7 @@ void convolve_piece(const ConvolveCall& call, int64_t row, int64_t first_channel
   for (int64_t channel = first_channel; channel < std::min(first_channel + COLUMNS, call.channels); channel += W) {
     const int n = static_cast<int>(std::min<int64_t>(W, call.channels - channel));
     vf weights[MOST_TAPS], seen[MOST_TAPS];
+    const vf bias = call.bias ? load_part((const T*)call.bias + channel, n) : splat(0.0f);
     for (int64_t tap = 0; tap < call.taps; tap++) {
       float lanes[W] = {};
       for (int lane = 0; lane < n; lane++)
@@ -69,8 +70,8 @@ void convolve_piece(const ConvolveCall& call, int64_t row, int64_t first_channel
     }
     for (int64_t token = 0; token < count; token++) {
       seen[kept] = load_part((const T*)call.x + (begin + token) * call.x_stride + channel, n);
-      vf sum = seen[0] * weights[0];
-      for (int64_t tap = 1; tap < call.taps; tap++) sum = fma(seen[tap], weights[tap], sum);
+      vf sum = bias;
+      for (int64_t tap = 0; tap < call.taps; tap++) sum = fma(seen[tap], weights[tap], sum);
       store_part((T*)call.out + (begin + token) * call.channels + channel, silu(sum), n);
       for (int64_t i = 0; i < kept; i++) seen[i] = seen[i + 1];
       const int64_t behind = first + token + 1;
@@ -122,15 +123,18 @@ QUIRE_INLINE void normalise(const T* from, int64_t size, float scale, float* to)
   }
 }
 
-// One token: changes the state [key_dim, COLUMNS], and leaves q's product with it in `found`.
-QUIRE_INLINE void correct(float* state, const float* q, const float* k, int64_t key_dim, float decay, float share,
-                          const vf (&v)[VECTORS], vf (&found)[VECTORS]) {
+// One token: changes the state [key_dim, COLUMNS], and leaves q's product with it in `found`. Without `is_delta` what
+// is known already is not taken away from v.
+template <bool is_delta>
+QUIRE_INLINE void change(float* state, const float* q, const float* k, int64_t key_dim, float decay, float share,
+                         const vf (&v)[VECTORS], vf (&found)[VECTORS]) {
   vf known[VECTORS] = {}, u[VECTORS];
-  for (int64_t key = 0; key < key_dim; key++) {
-    const vf factor = splat(k[key]);
+  if constexpr (is_delta)
+    for (int64_t key = 0; key < key_dim; key++) {
+      const vf factor = splat(k[key]);
 #pragma GCC unroll 4
-    for (int i = 0; i < VECTORS; i++) known[i] = fma(load(state + key * COLUMNS + i * W), factor, known[i]);
-  }
+      for (int i = 0; i < VECTORS; i++) known[i] = fma(load(state + key * COLUMNS + i * W), factor, known[i]);
+    }
 #pragma GCC unroll 4
   for (int i = 0; i < VECTORS; i++) u[i] = (v[i] - known[i] * decay) * share, found[i] = splat(0.0f);
   for (int64_t key = 0; key < key_dim; key++) {
@@ -148,6 +152,14 @@ QUIRE_INLINE void correct(float* state, const float* q, const float* k, int64_t 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 template <class T>
+QUIRE_INLINE void widen_all(const T* from, int64_t size, float* to) {
+  for (int64_t i = 0; i < size; i += W) {
+    const int n = static_cast<int>(std::min<int64_t>(W, size - i));
+    store_part(to + i, load_part(from + i, n), n);
+  }
+}
+
+template <class T, bool is_delta>
 void follow_row(const RuleCall& call, int64_t row, int64_t head, int64_t column) {
   const Rows& rows = call.rows;
   const int64_t begin = rows.begin(row), count = rows.end(row) - begin, first = rows.lens[row] - count;
@@ -167,16 +179,19 @@ void follow_row(const RuleCall& call, int64_t row, int64_t head, int64_t column)
   for (int64_t token = 0; token < count; token++) {
     const int64_t at = begin + token;
     const T* qkv = (const T*)call.qkv + at * call.qkv_stride;
-    normalise(qkv + key_head * keys, keys, scale, q);
-    normalise(qkv + (call.key_heads + key_head) * keys, keys, 1.0f, k);
+    const T *query = qkv + key_head * keys, *key = qkv + (call.key_heads + key_head) * keys;
+    is_delta ? normalise(query, keys, scale, q) : widen_all(query, keys, q);
+    is_delta ? normalise(key, keys, 1.0f, k) : widen_all(key, keys, k);
     const T* value = qkv + 2 * call.key_heads * keys + head * call.value_dim + column;
     T* out = (T*)call.out + (at * call.heads + head) * call.value_dim + column;
-    const float step = to_float(((const T*)call.step)[at * call.step_stride + head]) + call.bias[head];
-    const float strength = to_float(((const T*)call.strength)[at * call.strength_stride + head]);
+    const float step = softplus(to_float(((const T*)call.step)[at * call.step_stride + head]) + call.bias[head]);
+    float share = step;
+    if constexpr (is_delta)
+      share = 1.0f / (1.0f + std::exp(-to_float(((const T*)call.strength)[at * call.strength_stride + head])));
     vf v[VECTORS], found[VECTORS];
     for (int i = 0; i < VECTORS; i++)
       v[i] = i * W < width ? load_part(value + i * W, static_cast<int>(std::min<int64_t>(W, width - i * W))) : splat(0.0f);
-    correct(state, q, k, keys, std::exp(call.rate[head] * softplus(step)), 1.0f / (1.0f + std::exp(-strength)), v, found);
+    change<is_delta>(state, q, k, keys, std::exp(call.rate[head] * step), share, v, found);
     for (int i = 0; i * W < width; i++)
       store_part(out + i * W, found[i], static_cast<int>(std::min<int64_t>(W, width - i * W)));
     const int64_t behind = first + token + 1;
@@ -188,7 +203,7 @@ void follow_row(const RuleCall& call, int64_t row, int64_t head, int64_t column)
   }
 }
 
-template <class T>
+template <class T, bool is_delta>
 void follow(const RuleCall& call) {
   const int64_t blocks = (call.value_dim + COLUMNS - 1) / COLUMNS, pieces = call.rows.count * call.heads * blocks;
   const double states = static_cast<double>(call.heads) * call.key_dim * call.value_dim;
@@ -196,7 +211,7 @@ void follow(const RuleCall& call) {
   parallel_for(pieces, grain_for(pieces, nanoseconds), nanoseconds, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; piece++) {
       const int64_t of_row = call.heads * blocks;
-      follow_row<T>(call, piece / of_row, piece % of_row / blocks, piece % blocks * COLUMNS);
+      follow_row<T, is_delta>(call, piece / of_row, piece % of_row / blocks, piece % blocks * COLUMNS);
     }
   });
 }
@@ -234,10 +249,10 @@ using namespace quire;
 // weight: at most 8 taps, in x's dtype; pages: words of the first part.
 QUIRE_API void quire_short_convolution(int64_t dtype, int64_t rows, int64_t channels, int64_t taps, int64_t x_stride,
                                        int64_t page_words, int64_t table_stride, int64_t block_size, const void* x,
-                                       const void* weight, float* pages, const int32_t* tables, const int32_t* starts,
+                                       const void* weight, const void* bias, float* pages, const int32_t* tables, const int32_t* starts,
                                        const int32_t* lens, void* out) {
   const ConvolveCall call{{rows, tables, table_stride, starts, lens, block_size},
-                          channels, taps, x_stride, page_words, x, weight, pages, out};
+                          channels, taps, x_stride, page_words, x, weight, bias, pages, out};
   dtype == FLOAT32 ? convolve<float>(call) : convolve<bf16>(call);
 }
 
@@ -251,7 +266,19 @@ QUIRE_API void quire_gated_delta_rule(int64_t dtype, int64_t rows, int64_t heads
   const RuleCall call{{rows, tables, table_stride, starts, lens, block_size},
                       heads, key_heads, key_dim, value_dim, num_first, num_inputs, qkv_stride, strength_stride,
                       step_stride, page_words, qkv, strength, step, rate, bias, first, second, out};
-  dtype == FLOAT32 ? follow<float>(call) : follow<bf16>(call);
+  dtype == FLOAT32 ? follow<float, true>(call) : follow<bf16, true>(call);
+}
+
+QUIRE_API void quire_state_space_scan(int64_t dtype, int64_t rows, int64_t heads, int64_t key_heads, int64_t key_dim,
+                                      int64_t value_dim, int64_t num_first, int64_t num_inputs, int64_t qkv_stride,
+                                      int64_t step_stride, int64_t page_words, int64_t table_stride, int64_t block_size,
+                                      const void* qkv, const void* step, const float* rate, const float* bias,
+                                      float* first, float* second, const int32_t* tables, const int32_t* starts,
+                                      const int32_t* lens, void* out) {
+  const RuleCall call{{rows, tables, table_stride, starts, lens, block_size},
+                      heads, key_heads, key_dim, value_dim, num_first, num_inputs, qkv_stride, 0,
+                      step_stride, page_words, qkv, nullptr, step, rate, bias, first, second, out};
+  dtype == FLOAT32 ? follow<float, false>(call) : follow<bf16, false>(call);
 }
 
 QUIRE_API void quire_gated_norm(int64_t dtype, int64_t tokens, int64_t heads, int64_t size, int64_t gate_stride,
@@ -263,3 +290,4 @@ QUIRE_API void quire_gated_norm(int64_t dtype, int64_t tokens, int64_t heads, in
 QUIRE_RECORDABLE(short_convolution);
 QUIRE_RECORDABLE(gated_delta_rule);
 QUIRE_RECORDABLE(gated_norm);
+QUIRE_RECORDABLE(state_space_scan);

@@ -21,11 +21,13 @@ def short_convolution(
     query_start: Tensor | None,
     seq_lens: Tensor,
     block_size: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     code = DTYPES.get(x.dtype)
     if code is None or weight.size(1) > MOST_TAPS:
-        return reference.short_convolution(x, weight, pages, block_tables, query_start, seq_lens, block_size)
+        return reference.short_convolution(x, weight, pages, block_tables, query_start, seq_lens, block_size, bias)
     assert weight.dtype is x.dtype
+    assert bias is None or (bias.dtype is x.dtype and bias.is_contiguous())
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     _check(pages, block_tables, query_start, seq_lens)
@@ -42,6 +44,7 @@ def short_convolution(
         block_size,
         x.data_ptr(),
         weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         pages.first.data_ptr(),
         block_tables.data_ptr(),
         None if query_start is None else query_start.data_ptr(),
@@ -94,6 +97,59 @@ def gated_delta_rule(
         block_size,
         qkv.data_ptr(),
         strength.data_ptr(),
+        step.data_ptr(),
+        rate.data_ptr(),
+        step_bias.data_ptr(),
+        pages.first.data_ptr(),
+        pages.second.data_ptr(),
+        block_tables.data_ptr(),
+        None if query_start is None else query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
+
+
+def state_space_scan(
+    qkv: Tensor,
+    step: Tensor,
+    rate: Tensor,
+    step_bias: Tensor,
+    pages: StatePages,
+    block_tables: Tensor,
+    query_start: Tensor | None,
+    seq_lens: Tensor,
+    block_size: int,
+) -> Tensor:
+    code = DTYPES.get(qkv.dtype)
+    if code is None:
+        return reference.state_space_scan(
+            qkv, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size
+        )
+    shape = pages.shape
+    assert step.dtype is qkv.dtype
+    assert rate.dtype is step_bias.dtype is torch.float32
+    assert qkv.stride(1) == step.stride(1) == 1
+    assert dense(rate, step_bias)
+    assert pages.first.stride(0) == pages.second.stride(0)
+    _check(pages, block_tables, query_start, seq_lens)
+    keys = (qkv.size(1) - shape.num_heads * shape.value_dim) // 2
+    out = calls.empty(qkv.size(0), shape.num_heads, shape.value_dim, dtype=qkv.dtype)
+    calls.state_space_scan(
+        code,
+        block_tables.size(0),
+        shape.num_heads,
+        keys // shape.key_dim,
+        shape.key_dim,
+        shape.value_dim,
+        shape.num_first,
+        shape.num_inputs,
+        qkv.stride(0),
+        step.stride(0),
+        pages.first.stride(0),
+        block_tables.stride(0),
+        block_size,
+        qkv.data_ptr(),
         step.data_ptr(),
         rate.data_ptr(),
         step_bias.data_ptr(),

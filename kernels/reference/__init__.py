@@ -17,6 +17,7 @@ from kernels.reference.ragged_attention import ragged_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.sampling import sample
 from kernels.reference.short_convolution import short_convolution
+from kernels.reference.state_space_scan import state_space_scan
 from kernels.reference.token_mask import mask_logits
 
 
@@ -53,5 +54,6 @@ __all__ = [
     "sample",
     "short_convolution",
     "silu_mul",
+    "state_space_scan",
     "unavailable",
 ]

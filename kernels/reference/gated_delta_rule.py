@@ -17,14 +17,17 @@ differences are never positive, so that nothing overflows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch.nn import functional
 
-from kernels.reference.state_rows import decode_pages, spans
+from kernels.reference.state_rows import Span, decode_pages, spans
 from kernels.state_pages import StatePages
 
 CHUNK = 64  # tokens that are computed together
 LENGTH_EPS = 1e-6  # of queries and keys
+Chunk = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # outputs and the state behind
 
 
 def gated_delta_rule(
@@ -61,26 +64,40 @@ def gated_delta_rule(
     share = strength.float().sigmoid()
     if query_start is None:
         return _decode(q, k, v, decay, share, pages, block_tables, seq_lens, block_size).to(qkv.dtype)
-    out = torch.empty(v.shape, dtype=qkv.dtype, device=qkv.device)
-    first, others = pages.heads
-    state = torch.zeros(v.shape[1], shape.key_dim, shape.value_dim, device=v.device)
-    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [num_heads, num_tokens, ...]
-    decay, share = decay.t(), share.t()
-    for span in spans(block_tables, query_start, seq_lens, block_size, CHUNK):
-        if span.begins:
-            state = torch.zeros_like(state)
-        elif span.read >= 0:
-            state = torch.cat((first[span.read], others[span.read]))
-        rows = slice(span.begin, span.end)
-        found, state = _chunk(q[:, rows], k[:, rows], v[:, rows], decay[:, rows], share[:, rows], state)
-        out[rows] = found.transpose(0, 1).to(qkv.dtype)
-        if span.written >= 0:
-            first[span.written], others[span.written] = state[: shape.num_first], state[shape.num_first :]
-    return out
+    out = follow(q, k, v, decay, share, pages, spans(block_tables, query_start, seq_lens, block_size, CHUNK), _chunk)
+    return out.to(qkv.dtype)
 
 
 def _of_length_one(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)
+
+
+def follow(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    share: torch.Tensor,
+    pages: StatePages,
+    where: Iterable[Span],
+    chunk: Chunk,
+) -> torch.Tensor:
+    """Spans one after the other; q, k, v [num_tokens, num_heads, ...], the others [num_tokens, num_heads]."""
+    (first, others), num_first = pages.heads, pages.shape.num_first
+    out, state = torch.empty_like(v), first[:0]
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [num_heads, num_tokens, ...]
+    decay, share = decay.t(), share.t()
+    for span in where:
+        if span.begins:
+            state = torch.zeros(v.size(0), k.size(2), v.size(2), device=v.device)
+        elif span.read >= 0:
+            state = torch.cat((first[span.read], others[span.read]))
+        rows = slice(span.begin, span.end)
+        found, state = chunk(q[:, rows], k[:, rows], v[:, rows], decay[:, rows], share[:, rows], state)
+        out[rows] = found.transpose(0, 1)
+        if span.written >= 0:
+            first[span.written], others[span.written] = state[:num_first], state[num_first:]
+    return out
 
 
 def _chunk(

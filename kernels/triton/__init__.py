@@ -16,6 +16,7 @@ from kernels.triton.ragged_attention import ragged_attention
 from kernels.triton.recurrent.gated_delta_rule import gated_delta_rule
 from kernels.triton.recurrent.gated_norm import gated_norm
 from kernels.triton.recurrent.short_convolution import short_convolution
+from kernels.triton.recurrent.state_space_scan import state_space_scan
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
 from kernels.triton.routing import route
 from kernels.triton.sampling import sample
@@ -55,5 +56,6 @@ __all__ = [
     "sample",
     "short_convolution",
     "silu_mul",
+    "state_space_scan",
     "unavailable",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +32,22 @@ class Layer:
     """One layer's weights and pages. Pages begin as NaN: nobody may read what nobody wrote."""
 
     def __init__(
-        self, ops: object, shape: StateShape = SHAPE, dtype: torch.dtype = torch.float32, seed: int = 0
+        self,
+        ops: Any,
+        shape: StateShape = SHAPE,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        *,
+        delta: bool = True,
     ) -> None:
-        self.ops, self.shape, self.dtype = ops, shape, dtype
+        """`delta`: of the gated delta rule, else of a state space."""
+        self.ops, self.shape, self.dtype, self.delta = ops, shape, dtype, delta
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._random = torch.Generator().manual_seed(seed)
         self.weight = self._draw(shape.num_channels, shape.conv_width, scale=0.5)
         self.rate = -self._draw(shape.num_heads).float().abs() - 0.05
         self.bias = self._draw(shape.num_heads).float()
+        self.conv_bias = None if delta else self._draw(shape.num_channels)
         words = shape.part_words + 8
         parts = [torch.full((NUM_BLOCKS, words), float("nan"), device=self.device) for _ in range(2)]
         self.pages = StatePages(parts[0], parts[1], shape)
@@ -72,8 +81,11 @@ class Layer:
         tables, starts, lens = (part.to(self.device) for part in (tables, starts, lens))
         where = (self.pages, tables, None if decode else starts, lens, BLOCK_SIZE)
         wide = torch.cat((x, x[:, :4]), dim=1)  # rows of the projection are longer than what is read of them
-        qkv = self.ops.short_convolution(wide[:, : x.size(1)], self.weight, *where)  # type: ignore[attr-defined]
-        out = self.ops.gated_delta_rule(qkv, strength, step, self.rate, self.bias, *where)  # type: ignore[attr-defined]
+        qkv = self.ops.short_convolution(wide[:, : x.size(1)], self.weight, *where, self.conv_bias)
+        if self.delta:
+            out = self.ops.gated_delta_rule(qkv, strength, step, self.rate, self.bias, *where)
+        else:
+            out = self.ops.state_space_scan(qkv, step, self.rate, self.bias, *where)
         for row, count in rows:
             row.num_computed += count
         return list(out.split([count for _, count in rows]))
@@ -84,28 +96,34 @@ class Layer:
         x, weight = row.x.double(), self.weight.double()
         padded = functional.pad(x, (0, 0, shape.conv_width - 1, 0))
         mixed = sum(padded[i : i + len(x)] * weight[:, i] for i in range(shape.conv_width))
+        mixed = mixed if self.conv_bias is None else mixed + self.conv_bias.double()
         mixed = functional.silu(mixed).to(self.dtype).double()  # as it is handed on
         values = shape.num_heads * shape.value_dim
         keys = (shape.num_channels - values) // 2
         q, k, v = mixed.split((keys, keys, values), dim=1)
         repeats = shape.num_heads * shape.key_dim // keys
         q, k = (part.unflatten(1, (-1, shape.key_dim)).repeat_interleave(repeats, 1) for part in (q, k))
-        q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+        if self.delta:
+            q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
+            q = q * shape.key_dim**-0.5
         v = v.unflatten(1, (shape.num_heads, shape.value_dim))
-        decay = (self.rate.double() * functional.softplus(row.step.double() + self.bias.double())).exp()
-        share = row.strength.double().sigmoid()
+        step = functional.softplus(row.step.double() + self.bias.double())
+        decay = (self.rate.double() * step).exp()
+        share = row.strength.double().sigmoid() if self.delta else step
         state, out = torch.zeros(shape.num_heads, shape.key_dim, shape.value_dim).to(v), []
         for i in range(len(x)):
             state = state * decay[i, :, None, None]
-            missing = v[i] - torch.einsum("hk,hkv->hv", k[i], state)
+            missing = v[i] - torch.einsum("hk,hkv->hv", k[i], state) if self.delta else v[i]
             state = state + torch.einsum("hk,hv->hkv", k[i], missing * share[i, :, None])
-            out.append(torch.einsum("hk,hkv->hv", q[i], state) * shape.key_dim**-0.5)
+            out.append(torch.einsum("hk,hkv->hv", q[i], state))
         return torch.stack(out)
 
     def error(self, row: Sequence, begin: int, found: Tensor) -> float:
+        """A state space's outputs may be large: of what is expected."""
         if row.wanted is None:
             row.wanted = self.expected(row)
-        return float((found.double() - row.wanted[begin : begin + len(found)]).abs().max())
+        largest = 1.0 if self.delta else max(1.0, float(row.wanted.abs().max()))
+        return float((found.double() - row.wanted[begin : begin + len(found)]).abs().max()) / largest
 
 
 def run_of_everything(layer: Layer) -> float:

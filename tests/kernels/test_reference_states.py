@@ -13,9 +13,9 @@ from tests.kernels.states import SHAPE, Layer, run_of_everything
 @pytest.mark.parametrize(
     "shape", [SHAPE, StateShape(16 + 9, 2, 3, 8, 3), StateShape(2 * 8 + 2 * 40, 4, 2, 8, 40)], ids=str
 )
-@pytest.mark.parametrize("seed", range(2))
-def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, seed: int) -> None:
-    assert run_of_everything(Layer(reference, shape, seed=seed)) < 2e-5
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
+def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, delta: bool) -> None:
+    assert run_of_everything(Layer(reference, shape, delta=delta)) < 2e-5
 
 
 def test_a_page_is_cut_so_that_its_larger_part_is_small() -> None:

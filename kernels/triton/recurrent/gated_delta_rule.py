@@ -30,9 +30,9 @@ def _state_of(first_ptr, second_ptr, head, NUM_INPUTS: tl.constexpr, NUM_FIRST: 
 
 
 @triton.jit
-def _decay(rate, step):
-    """Its logarithm; softplus as torch has it."""
-    return rate * tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+def _softplus(x):
+    """As torch has it."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
@@ -91,10 +91,12 @@ def _prompts(
     NUM_FIRST: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    DELTA: tl.constexpr,
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """KEYS, VALUES: powers of two, from KEY_DIM on and of a program's share of VALUE_DIM."""
+    """DELTA: of the gated delta rule, else of a state space. KEYS, VALUES: powers of two, from KEY_DIM on and of a
+    program's share of VALUE_DIM."""
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
     count, seq_len = end - begin, tl.load(len_ptr + row)
@@ -123,22 +125,27 @@ def _prompts(
         there = tokens < behind - position
         places = (begin + position - first + tokens).to(tl.int64)
         of_keys, with_keys = places[:, None] * qkv_stride + keys[None, :], there[:, None] & is_key[None, :]
-        q = _of_length_one(tl.load(q_ptr + of_keys, mask=with_keys, other=0.0).to(tl.float32)) * scale
-        k = _of_length_one(tl.load(k_ptr + of_keys, mask=with_keys, other=0.0).to(tl.float32))
+        q = tl.load(q_ptr + of_keys, mask=with_keys, other=0.0).to(tl.float32)
+        k = tl.load(k_ptr + of_keys, mask=with_keys, other=0.0).to(tl.float32)
         with_values = there[:, None] & is_value[None, :]
         v = tl.load(v_ptr + places[:, None] * qkv_stride + values[None, :], mask=with_values, other=0.0).to(tl.float32)
-        share = tl.load(strength_ptr + places * strength_stride + head, mask=there, other=0.0).to(tl.float32)
-        share = tl.where(there, tl.sigmoid(share), 0.0)
         step = tl.load(step_ptr + places * step_stride + head, mask=there, other=0.0).to(tl.float32)
-        total = tl.cumsum(tl.where(there, _decay(rate, step + bias), 0.0), 0)
+        step = tl.where(there, _softplus(step + bias), 0.0)
+        total = tl.cumsum(rate * step, 0)
         all_of_it = tl.min(total, 0)  # they only fall
         since = total[:, None] - total[None, :]
         ratio = tl.where(rows >= columns, tl.exp(tl.where(rows >= columns, since, 0.0)), 0.0)
         kept = tl.exp(total)
-        alike = _dot(k, tl.trans(k), PRECISION)
-        before = tl.where(rows > columns, share[:, None] * ratio * alike, 0.0)
-        wanted = share[:, None] * (v - kept[:, None] * _dot(k, state, PRECISION))
-        u = _dot(_inverse(before, CHUNK, PRECISION), wanted, PRECISION)
+        if DELTA:
+            q, k = _of_length_one(q) * scale, _of_length_one(k)
+            share = tl.load(strength_ptr + places * strength_stride + head, mask=there, other=0.0).to(tl.float32)
+            share = tl.where(there, tl.sigmoid(share), 0.0)
+            alike = _dot(k, tl.trans(k), PRECISION)
+            before = tl.where(rows > columns, share[:, None] * ratio * alike, 0.0)
+            wanted = share[:, None] * (v - kept[:, None] * _dot(k, state, PRECISION))
+            u = _dot(_inverse(before, CHUNK, PRECISION), wanted, PRECISION)
+        else:
+            u = step[:, None] * v
         found = kept[:, None] * _dot(q, state, PRECISION)
         found += _dot(ratio * _dot(q, tl.trans(k), PRECISION), u, PRECISION)
         out_places = (places[:, None] * HEADS + head) * VALUE_DIM + values[None, :]
@@ -178,6 +185,7 @@ def _decodes(
     NUM_FIRST: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
+    DELTA: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     values = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
@@ -204,12 +212,15 @@ def _decodes(
     q = tl.load(q_ptr + keys, mask=is_key, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + keys, mask=is_key, other=0.0).to(tl.float32)
     v = tl.load(v_ptr + values, mask=is_value, other=0.0).to(tl.float32)
-    q *= tl.rsqrt(tl.sum(q * q, 0) + LENGTH_EPS) * scale
-    k *= tl.rsqrt(tl.sum(k * k, 0) + LENGTH_EPS)
-    share = tl.sigmoid(tl.load(strength_ptr + row * strength_stride + head).to(tl.float32))
-    step = tl.load(step_ptr + row * step_stride + head).to(tl.float32) + tl.load(bias_ptr + head)
-    state *= tl.exp(_decay(tl.load(rate_ptr + head), step))
-    u = share * (v - tl.sum(k[:, None] * state, 0))
+    step = _softplus(tl.load(step_ptr + row * step_stride + head).to(tl.float32) + tl.load(bias_ptr + head))
+    state *= tl.exp(tl.load(rate_ptr + head) * step)
+    if DELTA:
+        q *= tl.rsqrt(tl.sum(q * q, 0) + LENGTH_EPS) * scale
+        k *= tl.rsqrt(tl.sum(k * k, 0) + LENGTH_EPS)
+        share = tl.sigmoid(tl.load(strength_ptr + row * strength_stride + head).to(tl.float32))
+        u = share * (v - tl.sum(k[:, None] * state, 0))
+    else:
+        u = step * v
     state += k[:, None] * u[None, :]
     tl.store(states_ptr + written * page_stride + of_state, state, mask=in_state)
     tl.store(out_ptr + values, tl.sum(q[:, None] * state, 0).to(out_ptr.dtype.element_ty), mask=is_value)
@@ -227,8 +238,25 @@ def gated_delta_rule(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
+    return scan(qkv, strength, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size)
+
+
+def scan(
+    qkv: torch.Tensor,
+    strength: torch.Tensor | None,
+    step: torch.Tensor,
+    rate: torch.Tensor,
+    step_bias: torch.Tensor,
+    pages: StatePages,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    block_size: int,
+) -> torch.Tensor:
+    """`strength`: None for a state space."""
     shape = pages.shape
-    assert qkv.stride(1) == strength.stride(1) == step.stride(1) == 1
+    assert qkv.stride(1) == step.stride(1) == 1
+    assert strength is None or strength.stride(1) == 1
     assert pages.first.stride(0) == pages.second.stride(0)
     heads, key_dim, value_dim = shape.num_heads, shape.key_dim, shape.value_dim
     num_key_heads = (qkv.size(1) - heads * value_dim) // (2 * key_dim)
@@ -236,7 +264,8 @@ def gated_delta_rule(
     num_rows = block_tables.size(0)
     if not qkv.size(0) or not num_rows:
         return out
-    given = (qkv, qkv.stride(0), strength, strength.stride(0), step, step.stride(0), rate, step_bias, out)
+    shares = step if strength is None else strength
+    given = (qkv, qkv.stride(0), shares, shares.stride(0), step, step.stride(0), rate, step_bias, out)
     where = (pages.first, pages.second, pages.first.stride(0), block_tables, block_tables.stride(0))
     sizes = {
         "HEADS": heads,
@@ -245,6 +274,7 @@ def gated_delta_rule(
         "VALUE_DIM": value_dim,
         "NUM_INPUTS": shape.num_inputs,
         "NUM_FIRST": shape.num_first,
+        "DELTA": strength is not None,
     }
     if query_start is None:
         values = min(DECODE_VALUES, triton.next_power_of_2(value_dim))

@@ -17,6 +17,7 @@ def _convolve(
     x_ptr,
     x_stride,
     weight_ptr,
+    bias_ptr,
     out_ptr,
     inputs_ptr,
     page_stride,
@@ -31,6 +32,7 @@ def _convolve(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
     DECODE: tl.constexpr,
+    BIASED: tl.constexpr,
 ):
     """KEPT: WIDTH - 1, or more: a power of two."""
     row = tl.program_id(0)
@@ -61,6 +63,8 @@ def _convolve(
             x += tl.load(before_ptr + source * num_channels + channels[None, :], mask=old, other=0.0)
             weight = tl.load(weight_ptr + channels * WIDTH + tap, mask=inside, other=0.0).to(tl.float32)
             total += x * weight[None, :]
+        if BIASED:
+            total += tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)[None, :]
         places = (begin + tokens).to(tl.int64)[:, None] * num_channels + channels[None, :]
         found = total * tl.sigmoid(total)
         tl.store(out_ptr + places, found.to(out_ptr.dtype.element_ty), mask=(tokens < count)[:, None] & inside[None, :])
@@ -91,6 +95,7 @@ def short_convolution(
     query_start: torch.Tensor | None,
     seq_lens: torch.Tensor,
     block_size: int,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     assert x.stride(1) == 1
     assert weight.is_contiguous()
@@ -104,6 +109,7 @@ def short_convolution(
         x,
         x.stride(0),
         weight,
+        weight if bias is None else bias,
         out,
         pages.first,
         pages.first.stride(0),
@@ -118,5 +124,6 @@ def short_convolution(
         TOKENS=1 if decode else TOKENS,
         CHANNELS=channels,
         DECODE=decode,
+        BIASED=bias is not None,
     )
     return out

@@ -44,7 +44,7 @@ def fit(
 
 def records_chunks(config: DecoderConfig, place: Placement) -> bool:
     """Whether no layer asks on the host how long the rows of a step are, as the reference of recurrent layers does."""
-    names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule")
+    names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule", "state_space_scan")
     return all(place.ops.sources[name] != BY_TORCH for name in names)
 
 

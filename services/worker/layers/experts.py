@@ -107,9 +107,16 @@ class SparseMLP:
     """Every token's best experts, weighted, and the shared expert's addition where there is one."""
 
     def __init__(
-        self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement, experts: Experts | None = None
+        self,
+        name: str,
+        hidden_size: int,
+        config: ExpertsConfig,
+        place: Placement,
+        experts: Experts | None = None,
+        *,
+        shared: MLP | None = None,
     ) -> None:
-        """`name`: of the layer's module in the checkpoint; `experts`: of another layout."""
+        """`name`: of the layer's module in the checkpoint; `experts`: of another layout; `shared`: from elsewhere."""
         if place.quantization != "none":
             raise InvalidArgument(
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
@@ -120,13 +127,13 @@ class SparseMLP:
         self.router = Linear([router], hidden_size, config.router_bias, place)
         self.experts = experts or Experts(f"{name}.experts", hidden_size, config, place)
         self._choice_bias = ChoiceBias(router.name, config.num_experts, place) if config.choice_bias else None
-        self._shared: MLP | None = None
+        self._shared = shared
         self._shared_gate: Linear | None = None
-        if config.shared_intermediate_size:
-            shared = f"{name}.{config.names.shared}"
-            self._shared = MLP(shared, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
+        if config.shared_intermediate_size and shared is None:
+            shared_name = f"{name}.{config.names.shared}"
+            self._shared = MLP(shared_name, hidden_size, config.shared_intermediate_size, False, place, adds_up=False)
             if config.shared_is_gated:
-                self._shared_gate = Linear([Projection(f"{shared}_gate", 1)], hidden_size, False, place)
+                self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
         # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
         self.load: Tensor | None = None
 

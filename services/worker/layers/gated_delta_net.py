@@ -75,27 +75,36 @@ class HeadRates:
 class Convolution:
     """Its weights."""
 
-    def __init__(self, name: str, num_channels: int, width: int, place: Placement) -> None:
+    def __init__(self, name: str, num_channels: int, width: int, place: Placement, *, bias: bool = False) -> None:
         self._name = name
         self._given: Tensor = place.empty(num_channels, 1, width)
         self.weight: Tensor = self._given.squeeze(1)
+        self.bias: Tensor | None = place.empty(num_channels) if bias else None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.weight", self._given
+        if self.bias is not None:
+            yield f"{self._name}.bias", self.bias
+
+    def reorder(self, channels: Tensor) -> None:
+        for part in (self.weight, self.bias):
+            if part is not None:
+                part.copy_(part[channels])
 
     def finish(self) -> None:
-        """Used as it is."""
+        """Used as they are."""
 
 
 class GatedDeltaNet:
     """As Qwen3-Next has it: projections of a key head, and of the values that read it, lie side by side."""
 
     def __init__(self, name: str, config: DecoderConfig, place: Placement) -> None:
-        assert config.recurrent is not None
+        sizes = config.recurrent
+        assert isinstance(sizes, DeltaConfig)
         if not place.shard.is_whole:
             text = f"{place.shard.size} ranks: recurrent layers are not cut among ranks"
             raise InvalidArgument(f"tensor_parallel_size: {text}", field="tensor_parallel_size")
-        sizes, hidden = config.recurrent, config.hidden_size
+        hidden = config.hidden_size
         self._sizes, self._ops, self._place = sizes, place.ops, place
         shape = self._shape = sizes.state
         size = 2 * sizes.keys + 2 * sizes.values

@@ -54,20 +54,22 @@ class MLP:
         *,
         activation: str = "silu",
         fused: bool = False,
+        names: tuple[str, str] = ("gate_up_proj", "down_proj"),
         scale: float = 1.0,
         adds_up: bool = True,
     ) -> None:
-        """`fused`: gate and up are one tensor in the checkpoint. `scale`: of what the layer gives. `adds_up`: ranks do;
+        """`fused`: gate and up are one tensor in the checkpoint, with the first of `names`; the second is that of down.
+        `scale`: of what the layer gives. `adds_up`: ranks do;
         otherwise what one gives is its part of the sum."""
         features = place.shard.part(intermediate_size, "intermediate_size")
         gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
         if fused:
             both = (features, shifted(features, intermediate_size))
-            gate_up = [Projection(f"{name}.gate_up_proj", 2 * intermediate_size, taken=both)]
+            gate_up = [Projection(f"{name}.{names[0]}", 2 * intermediate_size, taken=both)]
         self._scale = scale
         self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
         self.gate_up = Linear(gate_up, hidden_size, bias, place)
-        down = Projection(f"{name}.down_proj", hidden_size)
+        down = Projection(f"{name}.{names[1]}", hidden_size)
         self.down = Linear([down], intermediate_size, bias, place, columns=features, adds_up=adds_up)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:

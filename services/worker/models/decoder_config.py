@@ -9,6 +9,7 @@ from services.worker.layers.gated_delta_net import DeltaConfig
 from services.worker.layers.latent_attention import LatentConfig
 from services.worker.layers.quantization.port import CheckpointQuantization
 from services.worker.layers.quantization.registry import read_quantization
+from services.worker.layers.state_space import SpaceConfig
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.experts_config import ExpertsConfig
 from services.worker.models.rope_config import RopeConfig, max_positions, read_rope
@@ -38,7 +39,7 @@ class DecoderConfig:
     attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
-    recurrent: DeltaConfig | None = None  # some layers keep a state in place of keys and values
+    recurrent: DeltaConfig | SpaceConfig | None = None  # some layers keep a state in place of keys and values
     activation: str = "silu"
     fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
     fused_mlp: bool = False  # gates and ups are

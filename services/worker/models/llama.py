@@ -12,6 +12,7 @@ from services.worker.layers.gated_delta_net import GatedDeltaNet
 from services.worker.layers.latent_attention import LatentAttention
 from services.worker.layers.mlp import MLP
 from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.state_space import StateSpace
 from services.worker.models import single_row
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
@@ -37,14 +38,14 @@ class LlamaLayer:
         backend: AttentionBackend,
         place: Placement,
         *,
-        attention: Attention | LatentAttention | GatedDeltaNet | None = None,
-        experts: SparseMLP | None = None,
+        attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
+        experts: SparseMLP | MLP | None = None,
     ) -> None:
         """`attention`: another than Llama's; `experts`: what there is in place of one feed-forward for all tokens."""
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         offset, window = config.norm_offset, config.sliding_windows[index]
         self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place, offset=offset)
-        self._attention: Attention | LatentAttention | GatedDeltaNet = attention or Attention(
+        self._attention: Attention | LatentAttention | GatedDeltaNet | StateSpace = attention or Attention(
             f"{name}.self_attn", config, window, backend, place
         )
         self._middle_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place, offset=offset)

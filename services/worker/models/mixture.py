@@ -11,6 +11,7 @@ from services.worker.layers.experts import SparseMLP
 from services.worker.layers.gated_delta_net import GatedDeltaNet
 from services.worker.layers.latent_attention import LatentAttention
 from services.worker.layers.quantized_experts import experts_of
+from services.worker.layers.state_space import StateSpace
 from services.worker.models import single_row
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
@@ -32,7 +33,7 @@ class MixtureLayer(LlamaLayer):
         place: Placement,
         experts: SparseMLP | None = None,
         *,
-        attention: Attention | LatentAttention | GatedDeltaNet | None = None,
+        attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
     ) -> None:
         """`experts`, `attention`: others than those that the configuration says."""
         assert config.experts is not None
@@ -53,9 +54,10 @@ class MixtureForCausalLM(LlamaForCausalLM):
         super().__init__(config, backend, place, num_positions)
         import torch  # here: families are also read where there is none
 
+        if config.experts is None:
+            return  # a family that may have none
         here = zip(self.here, self._mixture_layers, strict=True)
         sparse = {index: layer.experts for index, layer in here if layer.experts is not None}
-        assert config.experts is not None
         counts = torch.zeros(len(sparse), config.experts.num_experts, dtype=torch.int64, device=place.device)
         for experts, row in zip(sparse.values(), counts, strict=True):
             own = experts.experts.here

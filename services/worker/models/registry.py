@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "GlmForCausalLM": "services.worker.models.glm4:GlmForCausalLM",
     "GraniteForCausalLM": "services.worker.models.granite:GraniteForCausalLM",
     "GptOssForCausalLM": "services.worker.models.gpt_oss:GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM": "services.worker.models.granite_hybrid:GraniteMoeHybridForCausalLM",
     "GraniteMoeForCausalLM": "services.worker.models.granite_moe:GraniteMoeForCausalLM",
     "LlamaForCausalLM": "services.worker.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "services.worker.models.mistral:MistralForCausalLM",

@@ -24,7 +24,7 @@ NOT_CALLED = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_
 # Not called where there is no adapter, where nothing latent is cached, and where no layer is recurrent.
 OF_ADAPTERS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
 OF_LATENT = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
-OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution"})
+OF_RECURRENT = frozenset({"gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan"})
 TAKES_ROWS = {"cpu": frozenset({"log_softmax"}) | NOT_CALLED, "cuda": frozenset({"embed"}) | NOT_CALLED}
 PACKAGE = {"cpu": "kernels.cpu", "cuda": "kernels.triton"}  # without which there is none for a device
 

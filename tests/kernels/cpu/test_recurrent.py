@@ -17,8 +17,11 @@ WIDE = StateShape(2 * 40 + 2 * 100, 4, 2, 40, 100)
 
 @pytest.mark.parametrize("shape", [SHAPE, ODD, WIDE], ids=str)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, dtype: torch.dtype, most: float) -> None:
-    assert run_of_everything(Layer(cpu, shape, dtype)) < most
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
+def test_any_cut_gives_what_token_by_token_gives(
+    shape: StateShape, dtype: torch.dtype, most: float, delta: bool
+) -> None:
+    assert run_of_everything(Layer(cpu, shape, dtype, delta=delta)) < most
 
 
 def test_a_row_has_the_same_bits_in_any_batch_and_any_cut() -> None:

@@ -14,14 +14,16 @@ from tests.kernels.states import SHAPE, Layer, run_of_everything
 DEVICE = "cuda" if ON_GPU else "cpu"
 SMALL = StateShape(16 + 12, 3, 4, 8, 3)
 WIDE = StateShape(2 * 40 + 2 * 40, 4, 2, 40, 40)
+GRANITE = StateShape(2 * 128 + 4 * 64, 4, 4, 128, 64)
 QWEN3_NEXT = StateShape(2 * 2 * 128 + 4 * 128, 4, 4, 128, 128)
 
 
 @pytest.mark.parametrize(
     "shape", [SMALL, *(pytest.param(shape, marks=pytest.mark.slow) for shape in (SHAPE, WIDE))], ids=str
 )
-def test_any_cut_gives_what_token_by_token_gives(shape: StateShape) -> None:
-    assert run_of_everything(Layer(triton, shape)) < 5e-5
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
+def test_any_cut_gives_what_token_by_token_gives(shape: StateShape, delta: bool) -> None:
+    assert run_of_everything(Layer(triton, shape, delta=delta)) < 5e-5
 
 
 @pytest.mark.slow
@@ -58,5 +60,8 @@ def test_rows_that_a_recording_has_too_many_touch_nothing() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(3))
-def test_sizes_of_the_real_model_on_a_gpu(dtype: torch.dtype, seed: int) -> None:
-    assert run_of_everything(Layer(triton, QWEN3_NEXT, dtype, seed)) < (1e-4 if dtype == torch.float32 else 2e-2)
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
+def test_sizes_of_real_models_on_a_gpu(dtype: torch.dtype, seed: int, delta: bool) -> None:
+    shape = QWEN3_NEXT if delta else GRANITE
+    found = run_of_everything(Layer(triton, shape, dtype, seed, delta=delta))
+    assert found < (1e-4 if dtype == torch.float32 else 2e-2)

@@ -146,6 +146,13 @@ HYBRID = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 6},
 }
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
+SPACE = {
+    **{"embedding_multiplier": 2.0, "logits_scaling": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2},
+    **{"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 4, "mamba_d_head": 8, "mamba_expand": 1},
+    **{"num_local_experts": 0, "shared_intermediate_size": 56, "tie_word_embeddings": True, "head_dim": 8},
+    **{"num_hidden_layers": 4, "layer_types": [RECURRENT, RECURRENT, ATTENTION, RECURRENT], "pad_token_id": 0},
+    "num_key_value_heads": 3,
+}
 # Layers that keep a state in place of keys and values: a page of 8 positions of theirs holds it.
 RECURRENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", HYBRID),
@@ -153,6 +160,11 @@ RECURRENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next-narrow": (  # 4 positions hold it
         "Qwen3Next",
         {**HYBRID, "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 4},
+    ),
+    "granite-hybrid": ("GraniteMoeHybrid", SPACE),
+    "granite-hybrid-experts": (
+        "GraniteMoeHybrid",
+        {**SPACE, "num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
     ),
     "qwen3-next-ends-recurrent": (
         "Qwen3Next",

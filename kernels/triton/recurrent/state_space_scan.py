@@ -1,0 +1,22 @@
+"""The same programs as of the gated delta rule, which correct nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.state_pages import StatePages
+from kernels.triton.recurrent.gated_delta_rule import scan
+
+
+def state_space_scan(
+    qkv: torch.Tensor,
+    step: torch.Tensor,
+    rate: torch.Tensor,
+    step_bias: torch.Tensor,
+    pages: StatePages,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    block_size: int,
+) -> torch.Tensor:
+    return scan(qkv, None, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size)
