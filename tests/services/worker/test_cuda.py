@@ -167,9 +167,10 @@ def test_rows_behind_one_prefix(tmp_path: Path) -> None:
     assert max(error(rig, made, slot) for slot in (0, 1, 11)) < MAX_ERROR
 
 
-def test_a_cache_of_8_bits(checkpoint: Make, way: dict[str, object]) -> None:
+@pytest.mark.parametrize("family", ["llama", "deepseek-v2"])
+def test_a_cache_of_8_bits(checkpoint: Make, family: str, way: dict[str, object]) -> None:
     """Near what the model is with a cache of its own dtype, in chunks and in decodes."""
-    made = checkpoint("llama")
+    made = checkpoint(family)
     rig = cuda_rig(made, kv_cache_dtype="fp8", **way)
     rig.step([New(0, prompt(30, 1)), New(1, prompt(6, 2))], {0: 20, 1: 6})
     rig.step(counts={0: 10})
