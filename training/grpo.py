@@ -2,19 +2,21 @@
 
 quire-tiny adds well where it is asked as it was trained. Asked in words that it has never seen it is right one time in
 five, and learns from rewards alone. The trainer is the model as transformers has it; the engine takes its weights after
-every step.
+every step. So does a cluster (`--address HOST:PORT`, of a frontend of one's own on this machine), as a stream.
 """
 
 from __future__ import annotations
 
+import argparse
+from contextlib import closing
 from random import Random
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quire import LLMEngine, SamplingParams, bundled
+from quire import Client, LLMEngine, SamplingParams, bundled
 from quire.outputs import CompletionOutput
 
 NUM_STEPS, NUM_QUESTIONS, GROUP, LR, CLIP = 10, 12, 8, 3e-5, 0.2
@@ -30,8 +32,10 @@ def all_sums(rng: Random, tokenizer: Any) -> list[Asked]:
     return [(prompt, str(a + b)) for prompt, (a, b) in zip(prompts, pairs, strict=True)]
 
 
-def answers(engine: LLMEngine, asked: list[Asked], params: SamplingParams) -> list[list[CompletionOutput]]:
+def answers(engine: LLMEngine | Client, asked: list[Asked], params: SamplingParams) -> list[list[CompletionOutput]]:
     """Of each question all samples."""
+    if isinstance(engine, Client):
+        return [output.outputs for output in engine.generate([{"prompt_token_ids": ids} for ids, _ in asked], params)]
     done = {}
     for number, (prompt, _) in enumerate(asked):
         engine.add_request(str(number), prompt, params)
@@ -40,7 +44,7 @@ def answers(engine: LLMEngine, asked: list[Asked], params: SamplingParams) -> li
     return [done[str(number)] for number in range(len(asked))]
 
 
-def share_right(engine: LLMEngine, asked: list[Asked]) -> float:
+def share_right(engine: LLMEngine | Client, asked: list[Asked]) -> float:
     found = answers(engine, asked, SamplingParams(temperature=0, max_tokens=8))
     return sum(samples[0].text == right for (_, right), samples in zip(asked, found, strict=True)) / len(asked)
 
@@ -59,14 +63,14 @@ def loss_of(model: torch.nn.Module, prompt: list[int], samples: list[CompletionO
     return -(gains * (torch.arange(tokens.shape[1] - len(prompt)) < lengths[:, None])).sum() / lengths.sum()
 
 
-def train(num_steps: int = NUM_STEPS, seed: int = 1) -> tuple[float, float]:
-    """The share of right answers to held-back questions, before and after."""
+def train(num_steps: int = NUM_STEPS, seed: int = 1, address: str = "") -> tuple[float, float]:
+    """The share of right answers to held-back questions, before and after. `address`: of a cluster that samples."""
     rng = Random(seed)
     model = AutoModelForCausalLM.from_pretrained(bundled.FOLDER, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
-    with LLMEngine(dtype="float32") as engine:
-        tokenizer = engine.get_tokenizer()
-        sums = all_sums(rng, tokenizer)
+    engine = Client(address) if address else LLMEngine(dtype="float32")
+    with closing(engine):
+        sums = all_sums(rng, AutoTokenizer.from_pretrained(bundled.FOLDER))
         held_back, sums = sums[:NUM_HELD_BACK], sums[NUM_HELD_BACK:]
         before = share_right(engine, held_back)
         for step in range(num_steps):
@@ -77,11 +81,13 @@ def train(num_steps: int = NUM_STEPS, seed: int = 1) -> tuple[float, float]:
             for (prompt, right), samples in zip(asked, found, strict=True):
                 (loss_of(model, prompt, samples, right) / NUM_QUESTIONS).backward()
             optimizer.step()
-            engine.update_weights_from_tensor(model.state_dict().items())
+            engine.update_weights_from_tensor(model.state_dict().items(), f"step-{step + 1}")
             share = sum(s.text == right for (_, right), samples in zip(asked, found, strict=True) for s in samples)
-            print(f"step {engine.weight_version}: right {share / NUM_QUESTIONS / GROUP:.0%}", flush=True)
+            print(f"step {step + 1}: right {share / NUM_QUESTIONS / GROUP:.0%}", flush=True)
         return before, share_right(engine, held_back)
 
 
 if __name__ == "__main__":
-    print("right before and after: {:.0%}, {:.0%}".format(*train()))
+    parser = argparse.ArgumentParser("python -m training.grpo")
+    parser.add_argument("--address", default="", help="of a cluster's frontend, in place of an engine in this program")
+    print("right before and after: {:.0%}, {:.0%}".format(*train(address=parser.parse_args().address)))

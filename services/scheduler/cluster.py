@@ -342,6 +342,7 @@ class Cluster:
             max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
             logits_processors=_common([r.hello for r in taking]),
             structured_output_backends=self.terms.grammar_libraries,
+            weights=self.wanted.weights if self.wanted.weights.update else None,
             adapters=adapters,
             adapter_digests=b"".join(adapters.values()),
             kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,

@@ -221,6 +221,7 @@ class SchedulerClient:
         self._notify()
 
     def on_view(self, session: Session) -> None:
+        self._share_weights()
         if usable(session.view):
             for group in self._room.clear():
                 self._place(group)
@@ -256,6 +257,12 @@ class SchedulerClient:
         sequences = tuple(session.live.values())
         session.withdraw(sequences, finish_pb2.FINISH_REASON_CANCELLED)
         self._fail_for_want_of_workers(sequences)
+
+    def _share_weights(self) -> None:
+        """A scheduler that was away when the others changed theirs hears of it from those who know all."""
+        newest = max((session.view.weights for session in self._sessions), key=lambda weights: weights.update)
+        for session in self._sessions:
+            session.tell_weights(newest)
 
     def on_resumed(self, sequence: Sequence, now: float) -> None:
         assert sequence.silent_since is not None

@@ -15,7 +15,7 @@ from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32_bytes
 from shared.errors import Internal, QuireError, Unavailable
 from shared.lifecycle import first
-from shared.pb.common.v1 import finish_pb2
+from shared.pb.common.v1 import finish_pb2, model_pb2
 from shared.pb.common.v1.finish_pb2 import FinishReason
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.rpc.duplex import Duplex
@@ -60,6 +60,7 @@ class Session:
         self.live: dict[int, Sequence] = {}
         self.view = pb.ClusterView()
         self.num_tokens_since_view = 0  # submitted after the last view, and still waiting as far as is known
+        self._told_update = 0  # of other schedulers' weights
         self._since_view: dict[int, int] = {}  # by sequence: its part of that
         self.last_tokens_s = self._loop.time()
 
@@ -117,6 +118,12 @@ class Session:
         self._outbox.submit(message)
         if self._next_id > RENEW_AFTER_ID:
             self._link.close()
+
+    def tell_weights(self, newest: model_pb2.WeightsIdentity) -> None:
+        """Of another scheduler; once."""
+        if max(self.view.weights.update, self._told_update) < newest.update:
+            self._told_update = newest.update
+            self._link.send(pb.SessionRequest(weights=newest))
 
     def withdraw(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Ends them here; nothing more comes from them."""

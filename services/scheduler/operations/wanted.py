@@ -12,6 +12,8 @@ from shared.pb.common.v1 import model_pb2
 log = logger("operations")
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
+MOST_AHEAD_MS = 3_600_000  # numbers of updates are the time of day, of a machine whose clock may be wrong
+LONGEST_NAME = 4096
 ALL = frozenset({WEIGHTS, KV_CACHE})
 
 
@@ -37,6 +39,17 @@ class Wanted:
             for other in others:
                 self.compare(other)
         else:
+            self.compare(replica)
+
+    def learn(self, weights: model_pb2.WeightsIdentity, now_ms: int, replicas: Iterable[Replica]) -> None:
+        """Another scheduler has them: this one has missed the decision. Nothing happens for what is older, or makes no
+        sense."""
+        sizes = len(weights.version), len(weights.path)
+        if not self.weights.update < weights.update <= now_ms + MOST_AHEAD_MS or max(sizes) > LONGEST_NAME:
+            return
+        log.info("the cluster's weights are another scheduler's", version=weights.version)
+        self.weights = weights
+        for replica in replicas:
             self.compare(replica)
 
     def has_right_weights(self, replica: Replica) -> bool:

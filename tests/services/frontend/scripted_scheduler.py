@@ -141,6 +141,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.refusal: finish_pb2.Error | None = None
         self.reject_hello: str | None = None
         self.takes_further_submissions = True
+        self.weights_told: list[model_pb2.WeightsIdentity] = []
         self.view = pb.ClusterView(
             **{
                 "layout": model_pb2.BlockLayout(block_size=16, hash_scheme="sha256/1"),
@@ -226,6 +227,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                         self._submit(session, submission)
                 case "cancellation":
                     self._cancel(session, message.cancellation)
+                case "weights":
+                    self.weights_told.append(message.weights)
             await self._notify()
 
     def _submit(self, session: Session, told: pb.Submission) -> None:

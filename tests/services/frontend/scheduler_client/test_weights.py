@@ -1,0 +1,34 @@
+"""A scheduler that has missed an update of weights hears of it from frontends, which know all schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from shared.pb.common.v1 import model_pb2
+from tests.services.frontend.running import running
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, echo, scheduler
+
+PATIENCE_S = 60.0
+
+
+async def test_the_others_are_told_once_what_is_newest(folder: Path) -> None:
+    newest = model_pb2.WeightsIdentity(update=7, version="seven", path="step-7")
+    first = ScriptedScheduler(echo, weights=newest)
+    second = ScriptedScheduler(echo, weights=model_pb2.WeightsIdentity(update=5, version="five"))
+    third = ScriptedScheduler(echo)
+    async with (
+        scheduler(first),
+        scheduler(second),
+        scheduler(third),
+        running(folder, first.address, second.address, third.address) as frontend,
+    ):
+        await frontend.until_sessions(3)
+        async with asyncio.timeout(PATIENCE_S):
+            while not (newest in second.weights_told and newest in third.weights_told):
+                await asyncio.sleep(0.01)
+        first.set_view(num_waiting=3)  # once more
+        await frontend.until_view(lambda view: view.weights.update < 7 or view.num_waiting == 3)
+        assert (first.weights_told, second.weights_told) == ([], [newest])
+        updates = [weights.update for weights in third.weights_told]
+        assert updates in ([7], [5, 7]), "as sessions were opened, and nothing twice"
