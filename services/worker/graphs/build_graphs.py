@@ -110,7 +110,7 @@ class GraphMaker:
                 graphs.record(most)
 
     def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
-        size = most_tokens, self._model.config.hidden_size
+        size = most_tokens, self._model.hidden_width
         memory = torch.zeros(size, dtype=self._place.dtype, device=self._place.device)
         return KeptHidden(lambda batch: self._model.forward(batch, caches), self._model.logits, memory)
 

@@ -1,4 +1,4 @@
-"""Features for a drafter: what the model's output head gets, of every token of a step."""
+"""Features for a drafter, of every token of a step: what the model's output head gets, and what it keeps of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 class Features:
     """Of one step; they stay on the device."""
 
-    states: Tensor  # [num_tokens, hidden_size]
+    states: Tensor  # [num_tokens, hidden_width]
 
     @property
     def tensors(self) -> list[Tensor]:

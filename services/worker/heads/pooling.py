@@ -130,11 +130,11 @@ class PoolingHead:
         return Part(asked, slot, np.arange(start, end, dtype=np.int32), ends)
 
     def pool(self, parts: list[Part], hidden: Tensor) -> PooledStep:
-        """`hidden` [num_read, hidden_size]: those of the parts, one after the other."""
+        """`hidden` [num_read, hidden_size or more]: those of the parts, one after the other."""
         vectors, done, at = [], [], 0
         for part in parts:
             count = len(part.tokens)
-            found = self._of_part(part, hidden[at : at + count])
+            found = self._of_part(part, hidden[at : at + count, : self._hidden_size])
             at += count
             if found is not None:
                 vectors.append(found)

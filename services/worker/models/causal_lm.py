@@ -18,6 +18,7 @@ from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
+from shared.errors import InvalidArgument
 from shared.kv_specs import FULL, KVSpec, Latent, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
@@ -67,6 +68,19 @@ class Layer(Protocol):
         """All of it for a step of one token, in fused kernels; changes `residual`. Called if `single_row` allows it."""
 
 
+State = tuple["Tensor", ...]  # whose sum is what a layer reads, [num_samples, hidden_size]
+
+
+def joined(hidden: Tensor, kept: Sequence[State]) -> Tensor:
+    """One behind the other, along the last axis."""
+    if not kept:
+        return hidden
+    import torch
+
+    states = [parts[0] if len(parts) == 1 else parts[0] + parts[1] for parts in kept]
+    return torch.cat([hidden, *states], dim=-1)
+
+
 class CausalLM(ABC):
     """Tokens to logits."""
 
@@ -82,6 +96,9 @@ class CausalLM(ABC):
 
     # Tokens that each expert has had, int64 [layers with experts, num_experts], and which layers these are.
     expert_counts: tuple[Tensor, tuple[int, ...]] | None = None
+
+    # Layers whose input goes behind the hidden states, for a drafter that reads it (keep_states).
+    kept_layers: tuple[int, ...] = ()
 
     def __init__(self, config: DecoderConfig, backend: AttentionBackend, place: Placement, num_positions: int) -> None:
         """`num_positions`: longest sequence that will be run."""
@@ -180,9 +197,26 @@ class CausalLM(ABC):
         embedded: Tensor = self.embedding(batch.token_ids)
         return embedded
 
+    def keep_states(self, layers: tuple[int, ...]) -> None:
+        """From now on forward() gives the inputs of these layers, too, in this order. Raises InvalidArgument where a
+        model cannot."""
+        if not self.stage.is_whole:
+            text = "speculative_config: its drafts need what layers read, and here these lie in stages"
+            raise InvalidArgument(text, field="speculative_config")
+        self.kept_layers = layers
+
+    @property
+    def hidden_width(self) -> int:
+        """Of what forward() gives."""
+        return self.config.hidden_size * (1 + len(self.kept_layers))
+
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
-        return self.last_layers(self.embed(batch), batch, caches)
+        """Hidden states [num_samples, hidden_width] of the tokens whose logits are wanted."""
+        return joined(*self.run(batch, caches))
+
+    def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> tuple[Tensor, list[State]]:
+        """Hidden states [num_samples, hidden_size], and those that are kept."""
+        return self._last_layers(self.embed(batch), batch, caches)
 
     def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """The residual stream behind the layers that are here, where others follow; may change `residual`."""
@@ -195,18 +229,33 @@ class CausalLM(ABC):
     def last_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states, as forward(), from the residual stream before the first layer that is here; the last one of
         all is. May change `residual`."""
+        return joined(*self._last_layers(residual, batch, caches))
+
+    def _last_layers(
+        self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]
+    ) -> tuple[Tensor, list[State]]:
+        wanted = batch.logit_tokens
         x: Tensor | None = None
-        for layer, cache, cos_sin in zip(self.layers[:-1], caches[:-1], self._rotations[:-1], strict=True):
-            x = layer(x, residual, batch.of(cache.group), cache, cos_sin)
-        layer, cache, cos_sin, wanted = self.layers[-1], caches[-1], self._rotations[-1], batch.logit_tokens
-        batch = batch.of(cache.group)
-        if batch.last is not None and wanted is not None:
-            q = layer.store(x, residual, batch, cache, cos_sin)
-            return self._complete(q, residual, cache, wanted, batch.last)
-        x = layer(x, residual, batch, cache, cos_sin)
+        kept: dict[int, State] = {}
+        for index, (layer, cache, cos_sin) in enumerate(zip(self.layers, caches, self._rotations, strict=True)):
+            if index in self.kept_layers:
+                kept[index] = self._state(x, residual, wanted)
+            of_group = batch.of(cache.group)
+            is_last = layer is self.layers[-1]
+            if is_last and of_group.last is not None and wanted is not None and not self.kept_layers:
+                q = layer.store(x, residual, of_group, cache, cos_sin)
+                return self._complete(q, residual, cache, wanted, of_group.last), []
+            x = layer(x, residual, of_group, cache, cos_sin)
+        assert x is not None, "there is a layer"
         if wanted is not None:
-            x, residual = (self._embed(wanted, t) for t in (x, residual))  # a gather of rows
-        return self.norm(x, residual)
+            x, residual = self._embed(wanted, x), self._embed(wanted, residual)  # gathers of rows
+        return self.norm(x, residual), [kept[index] for index in self.kept_layers]
+
+    def _state(self, x: Tensor | None, residual: Tensor, wanted: Tensor | None) -> State:
+        """In memory of its own: layers change the residual."""
+        if wanted is None:
+            return (residual.clone() if x is None else x + residual,)
+        return tuple(self._embed(wanted, t) for t in (x, residual) if t is not None)
 
     def _complete(
         self, q: Tensor, residual: Tensor, cache: LayerCache, wanted: Tensor, metadata: AttentionMetadata
@@ -218,8 +267,9 @@ class CausalLM(ABC):
         return self.norm(self.layers[-1].complete(q, residual, cache, metadata), residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[num_samples, vocab_size] in the model's dtype"""
-        logits: Tensor = self.head(hidden)
+        """[num_samples, vocab_size] in the model's dtype; of `hidden` [num_samples, hidden_size or more]"""
+        size = self.config.hidden_size
+        logits: Tensor = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous())
         cap = self.config.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

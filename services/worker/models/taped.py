@@ -15,7 +15,7 @@ from services.worker.attention.port import AttentionBackend, AttentionMetadata
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.models.causal_lm import CausalLM
+from services.worker.models.causal_lm import CausalLM, joined
 from services.worker.step.forward_batch import ForwardBatch
 
 PACKAGE = "kernels.cpu"
@@ -53,16 +53,17 @@ class TapedModel:
         self._every = torch.arange(num_samples, dtype=torch.int32)
         self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
         with self._tape.recording():
-            self._hidden: Tensor = model.forward(self._inputs, caches)
+            self._hidden, self._kept = model.run(self._inputs, caches)
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states [num_samples, hidden_size], until the next step."""
+        """Hidden states [num_samples, hidden_width], until the next step."""
         assert caches is self._caches
         wanted = self._every[: len(batch.token_ids)] if batch.logit_tokens is None else batch.logit_tokens
         self._put(batch, wanted)
         num_seqs = len(batch.attention.seq_lens)
         self._tape.replay(num_tokens=len(batch.token_ids), num_seqs=num_seqs, num_samples=len(wanted))
-        return self._hidden[: len(wanted)]
+        kept = [tuple(part[: len(wanted)] for part in state) for state in self._kept]
+        return joined(self._hidden[: len(wanted)], kept)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_samples, vocab_size] in the model's dtype"""

@@ -101,6 +101,10 @@ class TransformersCausalLM(CausalLM):
         hidden: Tensor = found.last_hidden_state[0]
         return hidden if batch.logit_tokens is None else hidden.index_select(0, batch.logit_tokens)
 
+    def keep_states(self, layers: tuple[int, ...]) -> None:
+        text = "speculative_config: its drafts need what layers read, which the code of transformers does not give"
+        raise InvalidArgument(text, field="speculative_config")
+
     def logits(self, hidden: Tensor) -> Tensor:
         return self._behind(hidden)
 

@@ -45,7 +45,7 @@ class RunnerOutput:
 
     @property
     def features(self) -> Tensor | None:
-        """[num_tokens, hidden_size] on the device, where a drafter wanted them."""
+        """[num_tokens, hidden_width] on the device, where a drafter wanted them."""
         return next((answer.states for answer in self.answers if isinstance(answer, Features)), None)
 
 

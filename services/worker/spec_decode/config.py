@@ -21,11 +21,12 @@ METHODS = {
     "suffix": "services.worker.spec_decode.suffix:Suffix",
     "draft_model": "services.worker.spec_decode.draft_model:DraftModel",
     "eagle": "services.worker.spec_decode.eagle:Eagle",
+    "eagle3": "services.worker.spec_decode.eagle3:Eagle3",
     "medusa": "services.worker.spec_decode.medusa:Medusa",
     "mtp": "services.worker.spec_decode.mtp:Mtp",
     "grammar": "services.worker.spec_decode.grammar:Grammar",
 }
-WITH_WEIGHTS = ("draft_model", "eagle", "medusa")
+WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa")
 OTHER_NAMES = {"deepseek_mtp": "mtp"}
 MOST_TOKENS = 128
 SETTING = "speculative_config"
@@ -98,6 +99,8 @@ def method_of(values: dict[str, Any]) -> str:
     named = " ".join(map(str, names if isinstance(names, list) else [])).lower()
     if "medusa_num_heads" in values or "medusa" in named:
         return "medusa"
+    if "eagle3" in named or "draft_vocab_size" in values:
+        return "eagle3"
     if "eagle" in named:
         return "eagle"
     if values.get("num_hidden_layers") == 1:

@@ -24,6 +24,7 @@ from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.proposer import Wanted
+from services.worker.spec_decode.same_tokens import check_same_tokens
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
@@ -49,6 +50,7 @@ class DraftModel:
                 f"{target.model.config.vocab_size}",
                 field="speculative_config",
             )
+        check_same_tokens(folder, target.folder)
         limits, self.place = target.limits, replace(target.place, checkpoint=config.quantization)
         spec = attention_spec(config, limits.block_size, self.place)
         self.backend = choose_attention(target.attention_backend, spec)

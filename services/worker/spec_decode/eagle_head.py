@@ -42,7 +42,7 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> EagleConfig:
     config = ConfigFile(values)
     _check_fits(config, target)
     return EagleConfig(
-        _read_decoder(config),
+        read_head_decoder(config),
         norms_inputs=config.flag("add_para_norm"),
         norms_layer=not config.flag("skip_prenorm", True),
         norms_output=not config.flag("skip_output_norm", True),
@@ -51,15 +51,15 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> EagleConfig:
 
 def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
     if config.has("draft_vocab_size") or "Eagle3" in _architectures(config):
-        raise _refused("an EAGLE-3 head (draft_vocab_size, architectures): heads of the first EAGLE are read")
+        raise refused('an EAGLE-3 head (draft_vocab_size, architectures): its method is "eagle3"')
     if config.integer("num_hidden_layers") != 1:
-        raise _refused(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
+        raise refused(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
     for name, ours in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config.integer(name) != ours:
-            raise _refused(f"the head's {name} is {config.integer(name)}, the model's {ours}")
+            raise refused(f"the head's {name} is {config.integer(name)}, the model's {ours}")
 
 
-def _read_decoder(config: ConfigFile) -> DecoderConfig:
+def read_head_decoder(config: ConfigFile) -> DecoderConfig:
     """Its architecture says whether queries and keys are normed and whether projections have biases."""
     names = _architectures(config)
     bias = config.flag("attention_bias")
@@ -76,7 +76,7 @@ def _architectures(config: ConfigFile) -> str:
     return " ".join(map(str, config.get("architectures", [])))
 
 
-def _refused(reason: str) -> InvalidArgument:
+def refused(reason: str) -> InvalidArgument:
     return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 

@@ -6,6 +6,7 @@ position i + 1, which says the token of position i + 2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -63,16 +64,24 @@ class FeatureProposer:
     """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
     and prefixes that came in large steps then) it never sees."""
 
-    def __init__(self, drafter: FeatureDrafter, worker: DrafterWorker) -> None:
-        self._worker, self._drafter = worker, drafter
+    def __init__(
+        self,
+        drafter: FeatureDrafter,
+        worker: DrafterWorker,
+        *,
+        size: int = 0,
+        enter: Callable[[Tensor], Tensor] = lambda features: features,
+    ) -> None:
+        """`size`: of the layer's features; 0: as the model's. `enter`: from what the model gives to such."""
+        self._worker, self._drafter, self._enter = worker, drafter, enter
         limits, place = worker.limits, drafter.place
         (self._cache,) = kv_cache.allocate(drafter.shape, limits.num_blocks, place.device)
         self._passes = Passes(worker.table, place.device)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
         self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
         self._feature_at = np.full(limits.max_num_seqs, -1, dtype=np.int32)  # position of the slot's latest feature
-        size = drafter.model.config.hidden_size
-        self._features: Tensor = torch.zeros((limits.max_num_seqs, size), dtype=place.dtype, device=place.device)
+        shape = limits.max_num_seqs, size or drafter.model.config.hidden_size
+        self._features: Tensor = torch.zeros(shape, dtype=place.dtype, device=place.device)
 
     def hand_out(self, new: NewBlocks) -> None:
         self._blocks.hand_out(new)
@@ -108,7 +117,8 @@ class FeatureProposer:
             features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
         rows, positions = spread(starts, counts)
         batch = self._passes.known(slots, starts, counts, history.tokens[slots[rows], positions + 1])
-        self._features[self._up(slots)] = self._drafter.head(self._drafter.model, features, batch, self._cache)
+        drafter, features = self._drafter, self._enter(features)
+        self._features[self._up(slots)] = drafter.head(drafter.model, features, batch, self._cache)
         self._feature_at[slots] = starts + counts
         self._note(slots, starts, counts)
 
