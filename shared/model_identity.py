@@ -9,9 +9,11 @@ from typing import Any
 
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import model_pb2 as pb
+from shared.text_part import text_part
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; of a model that also sees or hears, its text part's."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
@@ -23,7 +25,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(config, dict):
         raise InvalidArgument(f"model: {path} holds no JSON object", field="model")
-    return config
+    return text_part(config)
 
 
 def class_names(config: dict[str, Any]) -> tuple[str, ...]:

@@ -39,6 +39,14 @@ OTHER_NAMES = {
 
 BASES = ("model.", "transformer.", "model.decoder.", "bert.", "roberta.")  # what families call what is below their head
 
+# What models that also see or hear call what is beside their text part, and what they call that.
+BESIDE_TEXT = tuple(
+    base + name
+    for base in ("", "model.")
+    for name in ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
+)
+TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+
 DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
 
@@ -83,7 +91,7 @@ def _load(
 ) -> None:
     missing, alternatives = dict(model.destinations()), model.alternatives
     unexpected, passed_over = [], frozenset(model.passed_over)
-    beginnings = tuple(name for name in passed_over if name.endswith("."))
+    beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
         name = _full(_usual(written), known)
@@ -107,7 +115,11 @@ def _load(
 
 
 def _full(name: str, known: Collection[str]) -> str:
-    """Checkpoints of GPT-2 and of many embedding models hold the decoder alone: names begin inside of it."""
+    """Checkpoints of GPT-2 and of many embedding models hold the decoder alone: names begin inside of it. Those of
+    models that also see hold it among others."""
+    for prefix, instead in TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            name = instead + name.removeprefix(prefix)
     return name if name in known else next((base + name for base in BASES if base + name in known), name)
 
 
