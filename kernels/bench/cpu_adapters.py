@@ -16,6 +16,7 @@ from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
 NUM_ADAPTERS, BATCH = 8, 8
 PLACES = {"attention": (0, 1), "all layers": (0, 1, 2, 3)}  # of a layer's four products
 RANKS = (8, 16)
+SMALL = 1e-4  # so that no layer overflows
 
 
 def bench() -> Iterator[Row]:
@@ -55,7 +56,7 @@ class AdaptedPackage:
     def add_to(self, weights: list[Any], rank: int) -> None:
         for weight in weights:
             sizes = weight.in_features, weight.out_features
-            pairs = [(torch.randn(rank, sizes[0]), torch.randn(sizes[1], rank)) for _ in range(NUM_ADAPTERS)]
+            pairs = [(torch.randn(rank, sizes[0]), torch.randn(sizes[1], rank) * SMALL) for _ in range(NUM_ADAPTERS)]
             updates = [LowRankUpdate([(down.bfloat16(), up.bfloat16())]) for down, up in pairs]
             self._low_ranks[weight.pointer] = cpu.prepare_low_rank(updates, sizes[0], sizes[1:], torch.bfloat16)
 
