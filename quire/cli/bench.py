@@ -14,6 +14,7 @@ MODES = {
     "latency": ("quire.bench.latency", "one stream: latency by token, and where the time of a step goes"),
     "embed": ("quire.bench.embed", "vectors of many inputs at once: inputs and tokens per second"),
     "startup": ("quire.bench.startup", "from the command to the ready line and to the first token"),
+    "restart": ("quire.bench.restart", "prompts that come back to a worker that was killed and started again"),
     "scheduler": ("quire.bench.scheduler", "microseconds of planning a step, without workers"),
     "placement": (
         "quire.bench.placement",

@@ -178,6 +178,15 @@ def test_startup_says_when_what_was_ready(capsys: pytest.CaptureFixture[str]) ->
     assert all(0 < event["at_s"] <= whole["first_token_s"] for event in events)
 
 
+@pytest.mark.slow
+def test_restart_says_what_a_killed_worker_still_had(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "restart", "--count", "3", "--num-blocks", "2000", "--kv-offloading-size", "0.05", "--json")
+    shares = {row["kept"]: row["cached_share"] for row in rows}
+    assert list(shares) == ["nothing", "region", "disk"]
+    assert shares["nothing"] == 0
+    assert min(shares["region"], shares["disk"]) > 0.9
+
+
 def test_a_start_that_fails_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 10}')
     assert main(["bench", "startup", str(tmp_path), "--runs", "1", "--cold", "0"]) == 1
