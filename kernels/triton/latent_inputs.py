@@ -57,10 +57,10 @@ def _latent_store(
         head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
         tails = q_ptr + ((token * NUM_HEADS + head + 1) * HEAD_DIM - ROPE)[:, None] + at[None, :]
         exists = (head < NUM_HEADS)[:, None] & in_half[None, :]
-        left = tl.load(tails, mask=exists, other=0.0).to(tl.float32)
-        right = tl.load(tails + HALF, mask=exists, other=0.0).to(tl.float32)
-        tl.store(tails, (left * cos[None, :] - right * sin[None, :]).to(q_ptr.dtype.element_ty), mask=exists)
-        tl.store(tails + HALF, (right * cos[None, :] + left * sin[None, :]).to(q_ptr.dtype.element_ty), mask=exists)
+        lefts = tl.load(tails, mask=exists, other=0.0).to(tl.float32)
+        rights = tl.load(tails + HALF, mask=exists, other=0.0).to(tl.float32)
+        tl.store(tails, (lefts * cos[None, :] - rights * sin[None, :]).to(q_ptr.dtype.element_ty), mask=exists)
+        tl.store(tails + HALF, (rights * cos[None, :] + lefts * sin[None, :]).to(q_ptr.dtype.element_ty), mask=exists)
 
 
 def latent_store(

@@ -12,7 +12,7 @@ import pytest
 import triton
 
 from kernels.triton import precompile
-from kernels.triton.precompile import ModelShape, PackedShape, missing
+from kernels.triton.precompile import LatentShape, ModelShape, PackedShape, missing
 from kernels.triton.precompile_jobs import jobs
 
 TINY = ModelShape(256, 768, 8, 4, 32, 1000, True, 16, 8, "float16", "float16", single_row=True)
@@ -20,7 +20,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from kernels.triton import precompile_processes as processes
-from kernels.triton.precompile import Missing, ModelShape, PackedShape
+from kernels.triton.precompile import LatentShape, Missing, ModelShape, PackedShape
 every, folder = processes.jobs, Path({folder!r})
 def done():
     (folder / "done").open("a").write("x")
@@ -67,6 +67,18 @@ def test_products_with_codes_of_4_bits_have_jobs_that_compile(tmp_path: Path) ->
     few = compile_some(tmp_path, "list(every(shape))[:2]", shape)
     assert few == 0
     assert {"_packed_row_linear", "_packed_linear"} <= {path.stem for path in tmp_path.rglob("*.cubin")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("latent", {"latent": LatentShape(64, 16, 32)}), ("adapters", {"num_adapters": 4}), ("packed", {})],
+)
+def test_what_the_interpreter_takes_compiles_as_well(tmp_path: Path, kind: str, more: dict[str, object]) -> None:
+    shape = dataclasses.replace(TINY, packed=PackedShape(64, 8.0), **more)
+    of_kind = f"[job for job in every(shape) if job.__module__ == 'kernels.triton.precompile_{kind}']"
+    assert compile_some(tmp_path, of_kind, shape) == 0
+    assert list(tmp_path.rglob("*.cubin"))
 
 
 def test_nothing_is_missing_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
