@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,9 @@ def weights_digest(folder: Path, memo: Path) -> str:
     """SHA-256 of all weights in a model's folder. Reading them takes about as long as loading them does, so what was
     found is noted in the file `memo`, for files that have not changed since."""
     files = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+    if not files:  # whatever the model is read from is unknown here: no later life finds what this one keeps
+        log.warning("no files of weights are known: KV is not kept over restarts", folder=str(folder))
+        return secrets.token_hex(32)
     stamps = [_stamp(path) for path in files]
     noted = _noted(memo)
     with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="digest") as readers:

@@ -44,6 +44,11 @@ def test_notes_that_are_none_cost_a_reading(model: Path, tmp_path: Path, noted: 
     assert weights_digest(model, memo) == before
 
 
+def test_weights_that_nobody_knows_are_never_the_same(tmp_path: Path) -> None:
+    found = {weights_digest(tmp_path, tmp_path / "weights.json") for _ in range(2)}
+    assert len(found) == 2
+
+
 def test_every_fact_counts() -> None:
     facts = [
         identity_of(b"l", "w", device="cpu")[0],
