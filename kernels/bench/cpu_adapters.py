@@ -11,7 +11,7 @@ from kernels import cpu
 from kernels.bench.cpu_step import LENGTH, MOST, Decoder, Inputs
 from kernels.bench.timing import Row, medians
 from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
+from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 
 NUM_ADAPTERS, BATCH = 8, 8
 PLACES = {"attention": (0, 1), "all layers": (0, 1, 2, 3)}  # of a layer's four products
@@ -57,7 +57,7 @@ class AdaptedPackage:
         for weight in weights:
             sizes = weight.in_features, weight.out_features
             pairs = [(torch.randn(rank, sizes[0]), torch.randn(sizes[1], rank) * SMALL) for _ in range(NUM_ADAPTERS)]
-            updates = [LowRankUpdate([(down.bfloat16(), up.bfloat16())]) for down, up in pairs]
+            updates = [LowRankAddition([(down.bfloat16(), up.bfloat16())]) for down, up in pairs]
             self._low_ranks[weight.pointer] = cpu.prepare_low_rank(updates, sizes[0], sizes[1:], torch.bfloat16)
 
     def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from kernels import reference
 from kernels.cpu.functions import PackedWeight, dense, prepare_linear
 from kernels.cpu.native import DTYPES, LIBRARY, calls
-from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankUpdate, LowRankWeights
+from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition, LowRankWeights
 
 Tensor = torch.Tensor
 NUM_WORDS = 5  # of LowRank in low_rank.cpp
@@ -33,7 +33,7 @@ class PackedLowRanks:
 
 
 def prepare_low_rank(
-    adapters: Sequence[LowRankUpdate | None],
+    adapters: Sequence[LowRankAddition | None],
     in_features: int,
     sizes: Sequence[int],
     dtype: torch.dtype,
@@ -51,7 +51,7 @@ def prepare_low_rank(
     return weights
 
 
-def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: LowRankUpdate | None) -> None:
+def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: LowRankAddition | None) -> None:
     if type(weights) is not PackedLowRanks:
         reference.put_low_rank(weights, number, update)
         return
@@ -74,7 +74,7 @@ def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: 
     weights.table[number] = torch.tensor([*places, down.size(0)])
 
 
-def fused(update: LowRankUpdate, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def fused(update: LowRankAddition, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Of a layer's projections: `down` [ranks of all, one after the other, in_features], and `up` [out_features of all,
     the same ranks], blocks along the diagonal."""
     downs = [pair[0] for pair in update.pairs if pair is not None]

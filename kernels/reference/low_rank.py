@@ -11,7 +11,7 @@ MOST_RANK = 256
 
 
 @dataclass(frozen=True)
-class LowRankUpdate:
+class LowRankAddition:
     """Of one adapter and one layer."""
 
     # For each of the layer's projections: `down` [rank, in_features] and `up` [the projection's out_features, rank];
@@ -48,13 +48,13 @@ class AdaptedRows:
 class LowRankWeights:
     """By adapter's number. Opaque to callers: each package packs in its own way."""
 
-    adapters: list[LowRankUpdate | None]
+    adapters: list[LowRankAddition | None]
     in_features: int
     sizes: tuple[int, ...]  # out_features of each projection
 
 
 def prepare_low_rank(
-    adapters: Sequence[LowRankUpdate | None],
+    adapters: Sequence[LowRankAddition | None],
     in_features: int,
     sizes: Sequence[int],
     dtype: torch.dtype,
@@ -70,7 +70,7 @@ def prepare_low_rank(
     return weights
 
 
-def put_low_rank(weights: LowRankWeights, number: int, update: LowRankUpdate | None) -> None:
+def put_low_rank(weights: LowRankWeights, number: int, update: LowRankAddition | None) -> None:
     """Others for the adapter of that number, one of those that `weights` were prepared for. Recordings see them from
     their next replay on; between two steps only."""
     for pair, size in zip(update.pairs if update else (), weights.sizes, strict=update is not None):

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankUpdate
+from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition
 from kernels.triton.attention_tile import MIN_DOT, dot_precision
 from kernels.triton.grouped_linear import most_tiles
 
@@ -27,7 +27,7 @@ FEW_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Cut:
+class LowRankCut:
     """How the products are cut up."""
 
     rows: int  # of a tile
@@ -40,15 +40,15 @@ class Cut:
 # By how many rows a step has at most. Chosen by reasoning: with few rows bytes in flight are all that counts, so that
 # the input features are cut until there are as many programs as multiprocessors; with many, tiles share what they read.
 CUTS = {
-    64: Cut(16, 32, 128, 16, 4),
-    FEW_ROWS: Cut(16, 32, 128, 8, 4),
-    2048: Cut(64, 64, 64, 4, 8),
-    1 << 30: Cut(64, 64, 64, 1, 8),
+    64: LowRankCut(16, 32, 128, 16, 4),
+    FEW_ROWS: LowRankCut(16, 32, 128, 8, 4),
+    2048: LowRankCut(64, 64, 64, 4, 8),
+    1 << 30: LowRankCut(64, 64, 64, 1, 8),
 }
 WIDE_DEPTH = 32  # of float32
 
 
-def cut_for(num_rows: int) -> Cut:
+def cut_for(num_rows: int) -> LowRankCut:
     return next(cut for most, cut in CUTS.items() if num_rows <= most)
 
 
@@ -71,7 +71,7 @@ def padded(rank: int) -> int:
 
 
 def prepare_low_rank(
-    adapters: Sequence[LowRankUpdate | None],
+    adapters: Sequence[LowRankAddition | None],
     in_features: int,
     sizes: Sequence[int],
     dtype: torch.dtype,
@@ -96,7 +96,7 @@ def prepare_low_rank(
     return weights
 
 
-def put_low_rank(weights: LowRankTable, number: int, update: LowRankUpdate | None) -> None:
+def put_low_rank(weights: LowRankTable, number: int, update: LowRankAddition | None) -> None:
     words = [0] * NUM_WORDS.value
     weights.owners.pop(number, None)
     if update is not None and any(pair is not None for pair in update.pairs):
@@ -107,7 +107,7 @@ def put_low_rank(weights: LowRankTable, number: int, update: LowRankUpdate | Non
     weights.table[number].copy_(torch.tensor(words, dtype=torch.int64))
 
 
-def _packed(update: LowRankUpdate, weights: LowRankTable) -> tuple[torch.Tensor, torch.Tensor]:
+def _packed(update: LowRankAddition, weights: LowRankTable) -> tuple[torch.Tensor, torch.Tensor]:
     ranks = padded(max(pair[0].size(0) for pair in update.pairs if pair is not None))
     assert ranks * len(weights.sizes) <= weights.most_ranks
     device, sizes = weights.table.device, weights.sizes
@@ -284,7 +284,7 @@ def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, r
 
 
 def add_low_rank_cut(
-    x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, cut: Cut
+    x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, cut: LowRankCut
 ) -> None:
     """`rows` may be of more than x has, if those in use are not."""
     num_rows, in_features = x.shape

@@ -16,7 +16,7 @@ import torch
 
 from kernels import Ops
 from services.worker.device.staging import Staging
-from services.worker.lora.linear_adapters import LayerShape, LinearAdapters, Room
+from services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import NO_ADAPTER, StepRows
@@ -51,14 +51,14 @@ class Adapters:
         limits: Limits,
         *,
         staging: Staging,
-        room: Room,
+        room: AdapterRoom,
     ) -> None:
         """`folders`: those that are there from the start, by ascending names; `room`: for others, which come while the
         worker runs; of no adapters: none do."""
         self._ops, self._dtype, self._device = ops, dtype, device
         capacity, ranks = max(room.num_adapters, len(folders)), [folder.rank for folder in folders]
         self.max_adapters = capacity if room.num_adapters else 0
-        self._room = Room(capacity, room.most_rank if room.num_adapters else max(ranks))
+        self._room = AdapterRoom(capacity, room.most_rank if room.num_adapters else max(ranks))
         self._first = list(folders)  # until the model is built
         self._held: dict[AdapterId, Held] = {}  # of one name the newest last
         self._layers: list[LinearAdapters] = []

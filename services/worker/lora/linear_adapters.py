@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
+from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from services.worker.lora.peft_folder import LowRank, PeftFolder
 from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import StepRows
@@ -57,7 +57,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class AdapterRoom:
     """For adapters, in every layer."""
 
     num_adapters: int  # numbers are below that
@@ -70,7 +70,7 @@ class LinearAdapters:
     def __init__(
         self,
         shape: LayerShape,
-        room: Room,
+        room: AdapterRoom,
         step: StepRows,
         ops: Ops,
         product: Product,
@@ -141,18 +141,18 @@ class LinearAdapters:
         if self._step.is_active:
             self._ops.add_low_rank(x, result, self.packed, self._step.rows)
 
-    def _update(self, modules: Mapping[str, LowRank] | None) -> LowRankUpdate | None:
+    def _update(self, modules: Mapping[str, LowRank] | None) -> LowRankAddition | None:
         """As the layer is cut, ordered and scaled."""
         pairs = self.shape.pairs_of(modules or {})
         if not any(pairs):
             return None
         placed = [None if pair is None else self._of_part(i, pair) for i, pair in enumerate(pairs)]
         if not any(pair is not None and pair.magnitude is not None for pair in pairs):
-            return LowRankUpdate(placed)
+            return LowRankAddition(placed)
         magnitudes = [None if pair is None else self._magnitude(i, pair) for i, pair in enumerate(pairs)]
         gains = self._norms.gains(placed, magnitudes, self.shape.sizes)
         scaled = zip(placed, gains[0].split(list(self.shape.sizes)), strict=True)
-        return LowRankUpdate(
+        return LowRankAddition(
             [None if pair is None else (pair[0], (pair[1] * gain[:, None]).to(self._dtype)) for pair, gain in scaled],
             gains,
         )

@@ -12,7 +12,7 @@ from services.worker.device.staging import staging_for
 from services.worker.limits import Limits
 from services.worker.lora import peft_folder
 from services.worker.lora.adapters import Adapters
-from services.worker.lora.linear_adapters import Room
+from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.lora.peft_scales import refusal
 from shared import model_identity
 from shared.errors import InvalidArgument
@@ -51,5 +51,5 @@ def open_adapters(
                 f"use_dora is True: beside tensor_parallel_size {settings.tensor_parallel_size} no rank has whole rows"
             )
             raise refusal(folder.name, text)
-    room = Room(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
+    room = AdapterRoom(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
     return Adapters(folders, ops, dtype, device.torch_device, wanted, staging=staging_for(device), room=room)

@@ -5,7 +5,7 @@ import torch
 
 from kernels import cpu, reference
 from kernels.cpu.tape import Tape
-from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
+from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from tests.kernels.cpu.closeness import assert_close, needs_library
 
 pytestmark = pytest.mark.skipif(**needs_library)
@@ -19,7 +19,7 @@ def update(ranks, sizes, in_features, dtype, *, gains=False):
         ((torch.randn(rank, in_features) / in_features**0.5).to(dtype), torch.randn(size, rank).to(dtype))
         for rank, size in zip(ranks, sizes, strict=True)
     ]
-    return LowRankUpdate(pairs, torch.rand(2, sum(sizes)) + 0.5 if gains else None)
+    return LowRankAddition(pairs, torch.rand(2, sum(sizes)) + 0.5 if gains else None)
 
 
 def put(rows: AdaptedRows, numbers: list[int]) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from kernels import reference, triton
 from kernels.reference.linear import LinearWeight
-from kernels.reference.low_rank import AdaptedRows, LowRankUpdate
+from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from kernels.triton import low_rank
-from kernels.triton.low_rank import Cut, add_low_rank_cut, cut_for
+from kernels.triton.low_rank import LowRankCut, add_low_rank_cut, cut_for
 from kernels.triton.row_linear import Norm, RowTile, row_linear, row_narrow_as_cut
 from kernels.triton.row_low_rank import row_low_rank
 from kernels.triton.row_narrow import Narrow
@@ -19,7 +19,7 @@ from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 
 NONE = -1
-SMALL = Cut(16, 16, 32, 3, 4)
+SMALL = LowRankCut(16, 16, 32, 3, 4)
 
 
 def adapted(numbers, num_adapters, device, most=0):
@@ -44,7 +44,7 @@ def update(device, dtype, in_features, sizes, ranks, *, gains=False):
         else None
         for rank, size in zip(ranks, sizes, strict=True)
     ]
-    return LowRankUpdate(pairs, torch.rand(2, sum(sizes)).to(device) + 0.5 if gains else None)
+    return LowRankAddition(pairs, torch.rand(2, sum(sizes)).to(device) + 0.5 if gains else None)
 
 
 def check(device, dtype, updates, in_features, sizes, numbers, cut=None):

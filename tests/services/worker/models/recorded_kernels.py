@@ -40,7 +40,7 @@ from services.worker.kv.kv_memory import block_shape
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.lora.adapters import Adapters
-from services.worker.lora.linear_adapters import Room
+from services.worker.lora.linear_adapters import AdapterRoom
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.single_row import SingleRowProgram
@@ -109,7 +109,7 @@ def record_all(settings: WorkerSettings) -> None:
     fitting = limits.fit(wanted, NUM_BLOCKS, explicit=False)
     triton_package.unavailable = lambda: None
     ops, dtype = kernels.load("cuda"), torch.bfloat16
-    staging, room = NoCopies(), Room(settings.max_loras, settings.max_lora_rank)
+    staging, room = NoCopies(), AdapterRoom(settings.max_loras, settings.max_lora_rank)
     adapters = Adapters([], ops, dtype, META, wanted, staging=staging, room=room) if settings.lora_folders else None
     place = Placement(ops, dtype, META, adapters=adapters)
     backend, spec = TritonAttention(), replace(attention_spec(config, fitting.block_size, place), device="cuda")
