@@ -114,7 +114,7 @@ def build_replica(
     )
     staged.check(settings, family, seat)
     compiling = Kernels(settings, compiler) if seat.rank == 0 else None
-    device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
+    device = open_device(settings.device, settings.threads or num_cores(seat), seat.local_rank)
     place = _place(settings, config, device, seat, wanted)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, place.dtype, device)
     wanted = state_blocks.fit(wanted, config, kv_dtype, settings, drafting)
@@ -250,11 +250,11 @@ def _fitting(settings: WorkerSettings, wanted: Limits, num_blocks: int) -> Limit
 
 def num_cores(seat: Seat) -> int:
     """For one of the ranks, which are at work at the same time."""
-    return max(1, len(os.sched_getaffinity(0)) // seat.size)
+    return max(1, len(os.sched_getaffinity(0)) // (seat.per_host or seat.size))
 
 
 def _encoder(settings: WorkerSettings, family: type[Encoder], values: dict[str, Any], seat: Seat) -> Replica:
-    device = open_device(settings.device, settings.threads or num_cores(seat), seat.rank)
+    device = open_device(settings.device, settings.threads or num_cores(seat), seat.local_rank)
     return build_encoder(settings, family, values, device, _ops(settings, device, seat))
 
 

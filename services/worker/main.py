@@ -21,6 +21,11 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     logs.configure(settings.name, settings.log_level, settings.log_format)
     if settings.engine == "device":  # what is not supported is said before torch is imported
         check_config(read_config(Path(settings.model)), settings.model_impl)
+    if settings.node_rank:
+        from services.worker.node import serve_node
+
+        await serve_node(settings, shutdown)
+        return
     compiler = compile_process.begin(settings)
     if settings.device == "cuda":
         ahead.begin()

@@ -74,6 +74,12 @@ class WorkerSettings(Settings):
         le=MOST_RANKS,
         description="stages that a model's layers are shared out among, each of tensor_parallel_size ranks",
     )
+    nnodes: int = Field(1, ge=1, le=MOST_RANKS, description="hosts that have equally many of the ranks")
+    node_rank: int = Field(
+        0, ge=0, description="which of them this is: 0 has rank 0 and a scheduler, others do what that one says"
+    )
+    master_addr: str = Field("", description="node 0's IPv4 address or a name of it, the same on all nodes")
+    master_port: int = Field(29500, ge=1, le=65535, description="port of node 0 that the others dial")
     expert_parallel: bool = Field(
         False, description="a mixture's experts are shared out among its ranks whole, instead of each one being cut"
     )

@@ -36,6 +36,13 @@ class Seat:
     host: str = ""  # where rank 0 is reached
     port: int = 0
     stages: int = 1  # that the ranks are shared out among, neighbours together
+    per_host: int = 0  # ranks of each host, neighbours together; 0: all are on one
+    interface: str = "lo"  # by which ranks reach each other
+
+    @property
+    def local_rank(self) -> int:
+        """Among those of this host."""
+        return self.rank % (self.per_host or self.size)
 
     @property
     def width(self) -> int:
@@ -49,7 +56,7 @@ class Seat:
             return WHOLE, ALL_LAYERS
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, "lo")  # nobody else is to reach what is not encrypted
+            os.environ.setdefault(variable, self.interface)  # nobody else is to reach what is not encrypted
         store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=MEETING)
         distributed.init_process_group(
             BACKENDS[device.type],

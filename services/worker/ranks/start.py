@@ -1,25 +1,49 @@
-"""The ranks of a worker, as its settings want them."""
+"""The ranks of a worker, as its settings want them, on this host and on others."""
 
 from __future__ import annotations
 
 import functools
+import socket
+import threading
+from pathlib import Path
+from typing import Any
 
 from services.worker.build import build_replica, open_grammars
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
+from services.worker.ranks.hosts import node
+from services.worker.ranks.hosts.channel import Proofs
+from services.worker.ranks.hosts.interfaces import interface_of
+from services.worker.ranks.hosts.nodes import ALONE, Nodes
+from services.worker.ranks.hosts.wire import Welcome
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.seat import Seat
 from services.worker.structured.compile_pool import CompilePool
-from shared import logs
-from shared.settings import WorkerSettings
+from shared import logs, model_identity
+from shared.errors import FailedPrecondition, InvalidArgument
+from shared.settings import Settings, WorkerSettings
+from shared.settings.base import is_secret
+from shared.version import VERSION
+
+log = logs.logger("worker.node")
+
+# Of a worker's settings, what is each host's own.
+OF_A_HOST = frozenset(
+    {"model", "revision", "scheduler", "grpc_port", "metrics_port", "share_ports", "threads"}
+    | {"node_rank", "master_addr", "master_port", "nnodes", "weights_folders"}
+)
 
 
 def start_ranks(settings: WorkerSettings) -> LocalRanks | None:
-    """None for a replica of one."""
+    """None for a replica of one. Raises InvalidArgument."""
+    check_nodes(settings)
     if settings.num_ranks == 1:
         return None
     return LocalRanks(
-        settings.num_ranks, functools.partial(build_part, settings), stages=settings.pipeline_parallel_size
+        settings.num_ranks,
+        functools.partial(build_part, settings),
+        stages=settings.pipeline_parallel_size,
+        nodes=_nodes(settings),
     )
 
 
@@ -35,3 +59,85 @@ def build_part(settings: WorkerSettings, seat: Seat) -> RankReplica:
         synchronous=settings.device == "cpu",
         in_first_stage=seat.rank < seat.width,
     )
+
+
+def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
+    """Of another host than rank 0's: one life of the replica after the other, until it is to stop. Raises QuireError
+    for what does not fit."""
+    check_nodes(settings)
+    while not stopping.is_set():
+        number = settings.node_rank
+        found = node.dial(settings.master_addr, settings.master_port, _proofs(settings), number, stopping)
+        if found is None:
+            return
+        ranks = node.NodeRanks(*found, number, functools.partial(_build, settings))
+        threading.Thread(target=_end_with, args=(stopping, ranks), daemon=True).start()
+        log.info("joined", master=f"{settings.master_addr}:{settings.master_port}", node=number)
+        log.warning("the ranks of this host have ended", reason=ranks.run())
+
+
+def _end_with(stopping: threading.Event, ranks: node.NodeRanks) -> None:
+    stopping.wait()
+    ranks.end(0.0)
+
+
+def check_nodes(settings: WorkerSettings) -> None:
+    """Raises InvalidArgument."""
+    if settings.nnodes == 1 and settings.node_rank == 0:
+        return
+    reasons = {
+        "node_rank": settings.node_rank >= settings.nnodes and f"{settings.node_rank} of {settings.nnodes} nodes",
+        "nnodes": settings.node_rank == 0
+        and settings.num_ranks % settings.nnodes
+        and f"{settings.nnodes} nodes do not divide {settings.num_ranks} ranks",
+        "master_addr": not settings.master_addr and "several nodes need the address of node 0",
+        "custom_all_reduce": settings.custom_all_reduce and "GPUs of several hosts have no memory in common",
+        "cluster_secret_file": not (settings.cluster_secret_file or settings.insecure)
+        and "nodes prove a secret to each other; set one, or insecure, where nobody else is on the network",
+    }
+    for field, reason in reasons.items():
+        if reason:
+            raise InvalidArgument(f"{field}: {reason}", field=field)
+
+
+def _proofs(settings: WorkerSettings) -> Proofs:
+    return Proofs(settings.cluster_secret(), f"{settings.master_addr}:{settings.master_port}")
+
+
+def _nodes(settings: WorkerSettings) -> Nodes:
+    if settings.nnodes == 1:
+        return ALONE
+    try:
+        address = socket.gethostbyname(settings.master_addr)
+    except OSError as error:
+        raise InvalidArgument(f"master_addr: {settings.master_addr}: {error.strerror}", field="master_addr") from None
+    welcome = functools.partial(_welcome, settings)
+    interface = interface_of(address)
+    return Nodes(settings.nnodes, address, settings.master_port, interface, proofs=_proofs(settings), welcome=welcome)
+
+
+def _welcome(settings: WorkerSettings, seat: Seat) -> Welcome:
+    return Welcome(
+        VERSION, _model(settings), seat.host, seat.port, seat.size, seat.stages, seat.per_host, _shared(settings)
+    )
+
+
+def _shared(settings: WorkerSettings) -> dict[str, Any]:
+    own = WorkerSettings.model_fields.keys() - Settings.model_fields.keys() - OF_A_HOST
+    names = {name for name in own if not is_secret(WorkerSettings.model_fields[name])}
+    return settings.model_dump(mode="json", include=names)
+
+
+def _model(settings: WorkerSettings) -> str:
+    """What both sides must have alike, whatever their folders are called."""
+    return model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True).hex()
+
+
+def _build(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
+    """How ranks of this host are built: as rank 0's. Raises FailedPrecondition."""
+    if welcome.version != VERSION:
+        raise FailedPrecondition(f"node 0 runs Quire {welcome.version}, this node {VERSION}")
+    if welcome.model != _model(own):
+        raise FailedPrecondition(f"model: node 0 serves another model than the one in {own.model}", field="model")
+    settings = WorkerSettings(**{**own.model_dump(), **welcome.settings})
+    return functools.partial(build_part, settings)

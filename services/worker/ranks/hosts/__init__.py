@@ -1,0 +1,1 @@
+"""Ranks of a replica that are on other hosts than rank 0."""

@@ -1,0 +1,28 @@
+"""Which network interface of this host has an address."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+from shared.errors import InvalidArgument
+
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux: the first IPv4 address
+NAME_BYTES, AT = 256, slice(20, 24)
+
+
+def interface_of(address: str) -> str:
+    """Raises InvalidArgument."""
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(asked.fileno(), GET_ADDRESS, struct.pack(f"{NAME_BYTES}s", name.encode()))
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(found[AT]) == address:
+                return name
+    text = f"no interface of this host has {address} as its first address"
+    raise InvalidArgument(f"master_addr: {text}", field="master_addr")

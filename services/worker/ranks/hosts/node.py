@@ -1,0 +1,131 @@
+"""A host that has ranks of a replica whose rank 0 is elsewhere: it dials that, obeys it, and ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+
+from services.worker.ranks.follower import RankReplica
+from services.worker.ranks.group import RankFailure
+from services.worker.ranks.hosts import wire
+from services.worker.ranks.hosts.channel import Channel, Proofs
+from services.worker.ranks.hosts.interfaces import interface_of
+from services.worker.ranks.hosts.wire import Welcome
+from services.worker.ranks.processes import RankProcesses
+from services.worker.ranks.seat import Seat
+from services.worker.ranks.wire import Command, Kind
+from shared.errors import QuireError, Unavailable
+from shared.logs import logger
+
+log = logger("worker.node")
+
+DIAL_PAUSE_S = 0.5
+DIAL_PATIENCE_S = 5.0
+MOST_SILENT_LOOKS = 40  # at the link, without a word of rank 0, which says something twice a second
+WRITE_PATIENCE_S = 120.0
+END_PATIENCE_S = 10.0
+
+Build = Callable[[Welcome], Callable[[Seat], RankReplica]]
+
+
+def dial(host: str, port: int, proofs: Proofs, node: int, stopping: threading.Event) -> tuple[Channel, Welcome] | None:
+    """Again and again until rank 0 is there and takes this host; None if that is to stop. Raises Unauthenticated."""
+    told = ""
+    while not stopping.is_set():
+        channel = None
+        try:
+            channel = Channel(socket.create_connection((host, port), timeout=DIAL_PATIENCE_S))
+            proofs.offer(channel, node)
+            return channel, Welcome.decode(channel.receive())
+        except (OSError, Unavailable) as error:  # it is not there yet, or about to end
+            if channel is not None:
+                channel.close()
+            if told != str(error):
+                log.info("rank 0 does not take this host yet", at=f"{host}:{port}", reason=str(error))
+            told = str(error)
+            stopping.wait(DIAL_PAUSE_S)
+    return None
+
+
+class NodeRanks:
+    """One life of a replica, on this host."""
+
+    def __init__(self, channel: Channel, welcome: Welcome, node: int, build: Build) -> None:
+        """Raises QuireError where both sides do not fit."""
+        self._channel = channel
+        interface, first = interface_of(channel.own_address), node * welcome.per_host
+        seats = [
+            Seat(rank, welcome.size, welcome.host, welcome.port, welcome.stages, welcome.per_host, interface)
+            for rank in range(first, first + welcome.per_host)
+        ]
+        self.processes = RankProcesses(seats, build(welcome))
+        self._over = threading.Event()
+        self._silent_looks = 0
+
+    def run(self) -> str:
+        """Until rank 0 stops, is gone, or a rank of this host is: why."""
+        for work in (self._relay_answers, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+        patience_s, reason = END_PATIENCE_S, "rank 0 has stopped"
+        try:
+            self._channel.patience(None)
+            self._relay_commands()
+        except (OSError, QuireError) as error:
+            patience_s, reason = 0.0, str(error)
+        finally:
+            self.end(patience_s)
+        return reason
+
+    def end(self, timeout_s: float) -> None:
+        self._over.set()
+        deadline = time.monotonic() + timeout_s
+        for rank in self.processes.ranks:
+            rank.end(deadline)
+        self._channel.close()
+
+    def _relay_commands(self) -> None:
+        """Up to the last one."""
+        while True:
+            frame = self._channel.receive()
+            self._silent_looks = 0
+            if not frame:
+                continue
+            is_last = Command.decode(frame).kind == Kind.STOP
+            for rank in self.processes.ranks:
+                rank.stopping = is_last
+            self.processes.write(frame, WRITE_PATIENCE_S)
+            if is_last:
+                return
+
+    def _relay_answers(self) -> None:
+        numbers: dict[object, int] = {rank.replies: rank.number for rank in self.processes.ranks}
+        links: list[Connection] = [rank.replies for rank in self.processes.ranks]
+        while links and not self._over.is_set():
+            for link in wait(links, timeout=wire.BEAT_S):
+                assert isinstance(link, Connection)
+                try:
+                    self._channel.send(wire.answer(numbers[link], link.recv_bytes()))
+                except (EOFError, OSError):
+                    links.remove(link)  # _watch() says so
+
+    def _watch(self) -> None:
+        """Tells that ranks live; ends the link when one is gone, or when rank 0 has been silent."""
+        ranks = self.processes.ranks
+        while not self._over.wait(wire.BEAT_S):
+            self._silent_looks += 1
+            try:
+                gone = next((rank for rank in ranks if not rank.stopping and not rank.process.is_alive()), None)
+                if gone is not None:
+                    raise RankFailure(f"the process of rank {gone.number} ended with {gone.process.exitcode}")
+                if self._silent_looks > MOST_SILENT_LOOKS:
+                    raise RankFailure("rank 0 gives no sign of life")
+                self._channel.send(wire.pulses({rank.number: rank.read_pulse() for rank in ranks}))
+            except (OSError, RankFailure) as failure:
+                with contextlib.suppress(OSError):
+                    self._channel.send(wire.FAILURE + str(failure).encode())
+                self._channel.close()
+                return

@@ -1,0 +1,51 @@
+"""What goes between rank 0's host and another one, once they know each other.
+
+To the other: a welcome, then commands as ranks read them (ranks/wire.py); an empty frame says that rank 0 is there.
+From it: a letter, then an answer of a rank, the pulses of all its ranks, or why it cannot go on.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ANSWER, PULSES, FAILURE = b"A", b"P", b"F"
+RANK = struct.Struct("<I")
+PULSE = struct.Struct("<IQ")
+HELLO = b""
+BEAT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a host has to know."""
+
+    version: str
+    model: str  # hex of what both must serve
+    host: str  # where ranks meet
+    port: int
+    size: int
+    stages: int
+    per_host: int
+    settings: dict[str, Any]
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Welcome:
+        return cls(**json.loads(frame))
+
+
+def answer(rank: int, reply: bytes) -> bytes:
+    return ANSWER + RANK.pack(rank) + reply
+
+
+def pulses(by_rank: dict[int, int]) -> bytes:
+    return PULSES + b"".join(PULSE.pack(rank, pulse) for rank, pulse in by_rank.items())
+
+
+def read_pulses(body: bytes) -> dict[int, int]:
+    return dict(PULSE.iter_unpack(body))

@@ -1,0 +1,31 @@
+"""Rank 0 of two hosts, of which this is one: python -m tests.services.worker.ranks.say FOLDER SECRET_FILE"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+from services.worker.ranks import start
+from services.worker.ranks.local import LocalRanks
+from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
+from tests.services.worker.ranks.test_sharding import RankedRig
+from tests.services.worker.rig import Rig
+
+
+def main(folder: Path, secret: str) -> None:
+    where = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29500, "cluster_secret_file": secret}
+    worker = Rig.settings(folder, pipeline_parallel_size=2, **where)
+    group = LocalRanks(2, functools.partial(start.build_part, worker), 2, start._nodes(worker))
+    try:
+        rig = RankedRig(folder, group, pipeline_parallel_size=2, **where)
+        group.start()
+        prefill(rig)
+        by_turns(rig, 8, 2)
+        print([rig.tokens(slot) for slot in SLOTS])
+    finally:
+        group.stop(10.0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

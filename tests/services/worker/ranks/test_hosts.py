@@ -1,0 +1,245 @@
+"""Ranks on several hosts: two addresses of this machine, or two network namespaces; and what ends when one is gone."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.ranks import seat, start
+from services.worker.ranks.group import RankFailure
+from services.worker.ranks.hosts.channel import Channel, Proofs
+from services.worker.ranks.local import LocalRanks
+from shared.errors import InvalidArgument, Unauthenticated, Unavailable
+from shared.secret_file import SecretFile, write
+from shared.settings import WorkerSettings
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
+from tests.services.worker.ranks.test_sharding import RankedRig
+from tests.services.worker.rig import Rig
+
+Make = Callable[[str], Checkpoint]
+MASTER = "127.0.0.2"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    write(tmp_path / "secret", "a" * 64)
+    return str(tmp_path / "secret")
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def node_command(folder: Path, **settings: Any) -> list[str]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    return [sys.executable, "-m", "quire", "worker", f"--model={folder}", "--node-rank=1", *flags]
+
+
+@contextmanager
+def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[RankedRig, subprocess.Popen[bytes]]]:
+    """Rank 0 is here; the other node is a process of its own, which is told nothing but where rank 0 is."""
+    where = {"nnodes": 2, "master_addr": MASTER, "master_port": free_port(MASTER), "cluster_secret_file": secret}
+    worker = Rig.settings(folder, **settings, **where)
+    node = subprocess.Popen(node_command(folder, **where))
+    group = LocalRanks(
+        worker.num_ranks,
+        functools.partial(start.build_part, worker),
+        worker.pipeline_parallel_size,
+        start._nodes(worker),
+    )
+    rig = None
+    try:
+        rig = RankedRig(folder, group, **settings, **where)
+        group.start()
+        yield rig, node
+    finally:
+        group.stop(10.0)
+        if rig is not None:
+            rig.forget()
+        seat.leave()
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(60) is not None
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            status = (folder / "stat").read_text()
+            is_rank = b"spawn_main" in (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if is_rank and int(status.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(folder.name))
+    return found
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.05)
+
+
+def test_a_stage_on_another_host_says_what_one_process_does_and_dies_with_its_replica(
+    checkpoint: Make, secret: str
+) -> None:
+    made, whole = checkpoint("llama"), Rig(checkpoint("llama").folder)
+    prefill(whole)
+    for _ in range(4):
+        whole.step()
+    with two_nodes(made.folder, secret, pipeline_parallel_size=2) as (rig, node):
+        prefill(rig)
+        by_turns(rig, 8, 2)
+        assert [rig.tokens(one) for one in SLOTS] == [whole.tokens(one) for one in SLOTS]
+        rig._group.check()
+        ranks = children(node.pid)
+        assert ranks
+        node.kill()
+
+        def is_noticed() -> bool:
+            try:
+                rig._group.check()
+            except RankFailure as failure:
+                return "rank 1 on node 1 is gone" in failure.message
+            return False
+
+        await_that(is_noticed)
+        await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+        with pytest.raises(RankFailure, match="node 1"), torch.inference_mode():
+            rig._group.collect(rig._group.broadcast(rig.scheduler.plan()), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_ranks_of_a_host_end_with_rank_0_and_the_host_waits_for_the_next_one(checkpoint: Make, secret: str) -> None:
+    folder = checkpoint("llama").folder
+    with two_nodes(folder, secret, tensor_parallel_size=2) as (rig, node):
+        prefill(rig)
+        ranks = children(node.pid)
+        assert ranks
+        (remote,) = rig._group._nodes.ranks
+        assert remote.node.channel is not None
+        remote.node.channel.close()  # as when the host of rank 0 is gone
+        await_that(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+        assert node.poll() is None
+
+
+def meet(rank_0: Proofs, other: Proofs) -> int | Exception:
+    """The number that rank 0 was told, or what it met."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dialled = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    found: list[Any] = []
+
+    def ask() -> None:
+        channel = Channel(accepted)
+        try:
+            found.append(rank_0.ask(channel))
+        except (Unauthenticated, Unavailable, OSError) as error:
+            found.append(error)
+        channel.close()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    channel = Channel(dialled)
+    try:
+        other.offer(channel, 3)
+    except (Unauthenticated, Unavailable) as error:
+        found.append(error)
+    asking.join(60)
+    channel.close()
+    return found[0]
+
+
+def test_hosts_prove_the_clusters_secret_to_each_other(tmp_path: Path, secret: str) -> None:
+    write(tmp_path / "other", "b" * 64)
+    known = Proofs(SecretFile(secret, "cluster_secret_file"), "h:1")
+    assert meet(known, known) == 3
+    for wrong in (Proofs(SecretFile(str(tmp_path / "other"), "s"), "h:1"), Proofs(None, "h:1")):
+        assert isinstance(meet(known, wrong), Unauthenticated)
+    elsewhere = Proofs(SecretFile(secret, "cluster_secret_file"), "h:2")  # a proof for another place is none here
+    assert isinstance(meet(known, elsewhere), Unauthenticated)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"nnodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes"),
+        ({"nnodes": 2, "master_addr": "h", "insecure": True}, "nnodes: 2 nodes do not divide 1 ranks"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "insecure": True}, "master_addr: several nodes need"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "h"}, "cluster_secret_file: nodes prove a secret"),
+        ({"node_rank": 1}, "node_rank: 1 of 1 nodes"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused_by_name(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        start.check_nodes(WorkerSettings(model="m", **settings))
+
+
+def test_a_node_with_another_model_is_refused(checkpoint: Make) -> None:
+    ours, theirs = checkpoint("llama").folder, checkpoint("gpt2").folder
+    welcome = start._welcome(Rig.settings(ours, tensor_parallel_size=2), seat.Seat(0, 2))
+    with pytest.raises(Exception, match="node 0 serves another model"):
+        start._build(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)
+    build = start._build(WorkerSettings(model=str(ours), node_rank=1, nnodes=2, threads=1), welcome)
+    assert (build.args[0].block_size, build.args[0].tensor_parallel_size) == (4, 2)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two hosts with a cable between them."""
+    names = (f"quire-a{os.getpid()}", f"quire-b{os.getpid()}")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "qa", "netns", names[0], "type", "veth", "peer", "name", "qb", "netns", names[1])
+        for name, link, address in ((names[0], "qa", "10.77.0.1/24"), (names[1], "qb", "10.77.0.2/24")):
+            ip("-n", name, "addr", "add", address, "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        pytest.skip(f"network namespaces are not permitted here: {getattr(error, 'stderr', error)}")
+    yield names
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_network_namespaces_are_two_hosts(checkpoint: Make, secret: str, namespaces: tuple[str, str]) -> None:
+    folder = checkpoint("llama").folder
+    where = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29500, "cluster_secret_file": secret}
+    node = subprocess.Popen(["ip", "netns", "exec", namespaces[1], *node_command(folder, **where)])
+    try:
+        script = [sys.executable, "-m", "tests.services.worker.ranks.say", str(folder), secret]
+        said = subprocess.run(
+            ["ip", "netns", "exec", namespaces[0], *script], check=True, capture_output=True, text=True, timeout=240
+        ).stdout
+    finally:
+        node.send_signal(signal.SIGTERM)
+        node.wait(60)
+    whole = Rig(folder)
+    prefill(whole)
+    for _ in range(4):
+        whole.step()
+    assert said.splitlines()[-1] == str([whole.tokens(one) for one in SLOTS])
