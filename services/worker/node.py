@@ -13,9 +13,9 @@ from shared.settings import WorkerSettings
 async def serve_node(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     """Until `shutdown`; one that comes while steps run ends the replica. Raises QuireError for what does not fit."""
     stopping = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(run_node, settings, stopping))
-    asked = asyncio.create_task(shutdown.wait())
-    await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.set()
-    asked.cancel()
+    work = asyncio.get_running_loop().run_in_executor(None, run_node, settings, stopping)
+    try:
+        await lifecycle.first(asyncio.shield(work), shutdown.wait())
+    finally:
+        stopping.set()
     await work
