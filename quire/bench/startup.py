@@ -30,7 +30,7 @@ from quire.params import SamplingParams
 from shared.errors import Unavailable
 
 NUMBERS = re.compile(r"\d[\d.,x]*")
-CLUSTER_FLAGS = ("workers", "frontends", "schedulers", "redis")
+CLUSTER_FLAGS = ("workers", "prefill_workers", "decode_workers", "frontends", "schedulers", "redis")
 END_TIMEOUT_S = 60.0
 
 
@@ -65,6 +65,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 def command_of(arguments: argparse.Namespace, shape: shapes.Shape) -> list[str]:
     """`quire up` with the flags that were given to us."""
     flags: dict[str, Any] = {name: getattr(arguments, name) for name in CLUSTER_FLAGS}
+    if flags["workers"] is None:
+        del flags["workers"]  # as many as there are without roles
     flags |= {"http_port": 0, "grpc_port": 0, "log_format": "json"}
     if shape.random_weights:
         flags["load_format"] = "dummy"

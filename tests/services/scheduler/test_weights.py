@@ -224,6 +224,7 @@ async def test_a_scheduler_that_has_missed_an_update_hears_of_it_from_a_frontend
     bench = await start()
     peer = await worker(bench, hold_orders={STAGE: (staged := asyncio.Event())})
     frontend = await bench.frontend()
+    await frontend.until(lambda: frontend.view.num_workers == 1)
     now_ms = time.time_ns() // 1_000_000
     for number, name in ((now_ms, "newer"), (now_ms - 5, "older"), (now_ms + 10**9, "of a day to come")):
         told = model_pb2.WeightsIdentity(update=number, version=name, path=f"folder-{name}")
