@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from dataclasses import replace
@@ -17,12 +16,10 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.port import AttentionBackend, AttentionSpec
 from services.worker.attention.spec import attention_spec
 from services.worker.build_encoder import build_encoder
+from services.worker.build_heads import build_heads
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from services.worker.graphs.build_graphs import GraphMaker
-from services.worker.heads.features import FeaturesHead
 from services.worker.heads.heads import Heads
-from services.worker.heads.pooling import PoolingHead
-from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.kv import kv_cache, kv_memory, state_blocks
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.kv.kv_memory import BlockShape, block_shape
@@ -54,22 +51,14 @@ from services.worker.runner.model_runner import ModelRunner
 from services.worker.runner.pipeline import stage_of_steps
 from services.worker.runner.profiling import run_largest_steps
 from services.worker.runner.step_cost import CostModel, WeightCounts
-from services.worker.sampling import logits_processors
-from services.worker.sampling.accept import CHOICES
-from services.worker.sampling.sampler import Sampler
 from services.worker.sleep.open_places import SleepMemory
 from services.worker.sleep.sleeper import Sleeper
-from services.worker.spec_decode import config as speculative_config
 from services.worker.spec_decode.config import SpeculativeConfig
-from services.worker.spec_decode.drafter import Drafter, DrafterWorker, Target
-from services.worker.spec_decode.grammar import JumpForward
-from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.registry import open_drafter
+from services.worker.spec_decode.drafter import Drafter, Target
+from services.worker.spec_decode.open_speculation import drafter_for, read_drafting, start_speculation
 from services.worker.spec_decode.rehearsal import rehearse
 from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.spec_decode.speculation import Speculation
 from services.worker.step.slots import SlotTable
-from services.worker.step.step_inputs import StepInputs
 from services.worker.structured.backends import chosen
 from services.worker.structured.compile_pool import CompilePool
 from services.worker.structured.port import GrammarBackend
@@ -78,13 +67,9 @@ from services.worker.warmup.compile_process import CompileProcess
 from shared.errors import InvalidArgument
 from shared.logs import logger
 from shared.model_identity import read_config
-from shared.pb.common.v1 import pooling_pb2
-from shared.sentence_transformers import read_sentence_model
 from shared.settings import WorkerSettings
 
 log = logger("worker.build")
-
-FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
 
 
 def build_replica(
@@ -105,7 +90,7 @@ def build_replica(
         return _encoder(settings, encoder, values, seat)
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
-    drafting = _drafting(settings, config)
+    drafting = read_drafting(settings, config)
     wanted = limits.from_settings(settings, config.max_positions)
     wanted = replace(
         wanted,
@@ -137,8 +122,8 @@ def build_replica(
     _load(model, settings, loader, place)
     sleep_memory = SleepMemory(place.device, changing, enabled=settings.enable_sleep_mode)
     target = Target(model, replace(place, adapters=None), wanted, settings.attention_backend, loader, folder)
-    drafter = _drafter(drafting, target, wanted)
-    runner = _runner(model, _heads(settings, model, wanted, place, grammars), device, place, wanted)
+    drafter = drafter_for(drafting, target, wanted)
+    runner = _runner(model, build_heads(settings, model, wanted, place, grammars), device, place, wanted)
     graphs = _graph_maker(settings, model, backend, spec, place, drafting=drafting, drafter=drafter)
     if compiling is not None:
         compiling.wait()
@@ -157,7 +142,7 @@ def build_replica(
     _use_tape(runner, model, backend, place, fitting)
     kv_memory.report(fitting, shape)
     speculation = (
-        _speculation(drafting, drafter, runner, table, fitting)
+        start_speculation(drafting, drafter, runner, table, fitting)
         if drafting and drafter and isinstance(table, DraftingSlotTable)
         else None
     )
@@ -286,92 +271,6 @@ def _place(settings: WorkerSettings, config: DecoderConfig, device: Device, seat
         open_adapters(settings, ops, dtype, device, wanted),
         stage,
     )
-
-
-def _sampler(
-    settings: WorkerSettings, config: DecoderConfig, wanted: Limits, place: Placement, grammars: CompilePool | None
-) -> Sampler:
-    return Sampler(
-        wanted.max_num_seqs,
-        config.vocab_size,
-        settings.max_logprobs,
-        place.ops,
-        place.device,
-        logprobs_mode=settings.logprobs_mode,
-        grammars=grammars,
-        batch_invariant=settings.batch_invariant,
-        processors=logits_processors.installed(),
-    )
-
-
-def _drafting(settings: WorkerSettings, config: DecoderConfig) -> SpeculativeConfig | None:
-    """Raises InvalidArgument, also for a grammar library that is not there, or that forces no tokens where drafts are
-    those."""
-    drafting = speculative_config.parse_for(config, settings.speculative_config)
-    names = chosen.names(settings.structured_output_backend)
-    if drafting is not None and drafting.method == "grammar" and chosen.FORCE_TOKENS.isdisjoint(names):
-        text = (
-            f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
-        )
-        raise InvalidArgument(f"{text} grammar drafts only those", field=chosen.FIELD)
-    return drafting
-
-
-def _drafter(drafting: SpeculativeConfig | None, target: Target, wanted: Limits) -> Drafter | None:
-    drafter = open_drafter(drafting, target) if drafting else None
-    if drafter is not None and drafter.block_bytes and wanted.layout.windows:
-        raise InvalidArgument(
-            "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window only; "
-            "ngram, suffix, medusa and grammar need none",
-            field="speculative_config",
-        )
-    return drafter
-
-
-def _heads(
-    settings: WorkerSettings,
-    model: CausalLM,
-    wanted: Limits,
-    place: Placement,
-    grammars: CompilePool | None,
-) -> Heads:
-    sampler = _sampler(settings, model.config, wanted, place, grammars)
-    prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, model.logits)
-    told = () if place.adapters is None else (place.adapters,)
-    return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model)], told)
-
-
-def _pooling_head(folder: Path, model: CausalLM) -> PoolingHead:
-    """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
-    size, sentence = model.config.hidden_size, read_sentence_model(folder)
-    if sentence is None:
-        return PoolingHead(size, classifier=model.classifier)
-    poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
-    if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
-        text = f"model: {folder} pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models "
-        raise InvalidArgument(f"{text}that go on have {', '.join(poolers)} and none", field="model")
-    default = poolers[sentence.modes[0]]
-    return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes)
-
-
-def _speculation(
-    config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: Limits
-) -> Speculation:
-    history = TokenHistory(fitting)
-    other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
-    proposer = JumpForward(runner.sampler.grammar_masks, other)
-    runner.heads.sampling.choose_draft = CHOICES[config.rejection_sample_method]
-    runner.heads.add(FeaturesHead(functools.partial(_wants_features, drafter, table)))
-    forced_only = config.method == "grammar"
-    adaptive = config.adaptive_length and not forced_only
-    return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
-
-
-def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:
-    """Where few sequences run, a drafter sees prompts although no step has drafts: else it could not begin to."""
-    if table.num_draft_tokens > 0:
-        return drafter.needs_features
-    return drafter.needs_prompts and inputs.num_rows <= FEW_ROWS and inputs.num_tokens > inputs.num_rows
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:

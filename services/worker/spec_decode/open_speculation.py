@@ -1,0 +1,69 @@
+"""From settings to drafts: what is asked for, who drafts, and what goes with it. Refuses by name what cannot be."""
+
+from __future__ import annotations
+
+import functools
+
+from services.worker.heads.features import FeaturesHead
+from services.worker.limits import Limits
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.runner.model_runner import ModelRunner
+from services.worker.sampling.accept import CHOICES
+from services.worker.spec_decode import config as speculative_config
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.drafter import Drafter, DrafterWorker, Target
+from services.worker.spec_decode.grammar import JumpForward
+from services.worker.spec_decode.history import TokenHistory
+from services.worker.spec_decode.registry import open_drafter
+from services.worker.spec_decode.slot_table import DraftingSlotTable
+from services.worker.spec_decode.speculation import Speculation
+from services.worker.step.step_inputs import StepInputs
+from services.worker.structured.backends import chosen
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+
+FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
+
+
+def read_drafting(settings: WorkerSettings, config: DecoderConfig) -> SpeculativeConfig | None:
+    """Raises InvalidArgument, also for a grammar library that is not there, or that forces no tokens where drafts are
+    those."""
+    drafting = speculative_config.parse_for(config, settings.speculative_config)
+    names = chosen.names(settings.structured_output_backend)
+    if drafting is not None and drafting.method == "grammar" and chosen.FORCE_TOKENS.isdisjoint(names):
+        text = (
+            f"structured_output_backend: {names[0]} finds no tokens that a form forces, and speculative_config's method"
+        )
+        raise InvalidArgument(f"{text} grammar drafts only those", field=chosen.FIELD)
+    return drafting
+
+
+def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limits) -> Drafter | None:
+    drafter = open_drafter(drafting, target) if drafting else None
+    if drafter is not None and drafter.block_bytes and wanted.layout.windows:
+        raise InvalidArgument(
+            "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window only; "
+            "ngram, suffix, medusa and grammar need none",
+            field="speculative_config",
+        )
+    return drafter
+
+
+def start_speculation(
+    config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: Limits
+) -> Speculation:
+    history = TokenHistory(fitting)
+    other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
+    proposer = JumpForward(runner.sampler.grammar_masks, other)
+    runner.heads.sampling.choose_draft = CHOICES[config.rejection_sample_method]
+    runner.heads.add(FeaturesHead(functools.partial(_wants_features, drafter, table)))
+    forced_only = config.method == "grammar"
+    adaptive = config.adaptive_length and not forced_only
+    return Speculation(proposer, history, table, fitting, adaptive=adaptive, constrained_only=forced_only)
+
+
+def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:
+    """Where few sequences run, a drafter sees prompts although no step has drafts: else it could not begin to."""
+    if table.num_draft_tokens > 0:
+        return drafter.needs_features
+    return drafter.needs_prompts and inputs.num_rows <= FEW_ROWS and inputs.num_tokens > inputs.num_rows
