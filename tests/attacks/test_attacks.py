@@ -52,6 +52,7 @@ async def target() -> AsyncIterator[Target]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", NAMES)
 async def test_others_need_not_wait_for_it(target: Target, name: str) -> None:

@@ -83,6 +83,7 @@ def with_graphs(rig: Rig) -> Rig:
     return rig
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_logits_are_the_same_bits_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
     tokens = prompt(70, 1)

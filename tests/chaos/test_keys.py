@@ -143,6 +143,7 @@ async def test_a_wrong_secret_behind_a_restart_is_a_pause_until_it_is_right(
     await kept.survives(undisturbed, exchange)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["torn", "removed"])
 async def test_files_that_are_torn_or_gone_leave_the_old_ones_in_force(
     kept: Kept, undisturbed: dict[str, Said], how: str

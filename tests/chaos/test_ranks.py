@@ -74,6 +74,7 @@ async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed:
     await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
 
 
+@pytest.mark.slow
 async def test_the_rank_with_the_stream_is_killed_and_leaves_none_behind(
     alone: Cluster, undisturbed: dict[str, Said]
 ) -> None:

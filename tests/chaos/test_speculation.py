@@ -39,6 +39,7 @@ def accepted_tokens(cluster: Cluster) -> float:
     return sum(s.value for s in samples if s.name == "vllm:spec_decode_num_accepted_tokens_total")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_of_two_is_killed(drafting: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
     await survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-0"), signal.SIGKILL), kind)

@@ -102,6 +102,7 @@ def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     assert {"quire", "scheduler-0", "worker-0"} <= {line["service"] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_is_restarted_and_reported() -> None:
     with up() as (_process, _http, address):
         before = services(address)
@@ -236,6 +237,7 @@ def test_a_port_in_use_is_one_line_that_names_it(command: str, flag: str) -> Non
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_nobody_can_take_a_service_s_port_while_it_is_restarted() -> None:
     with running_cluster(worker={"num_blocks": 300}) as cluster:
         process = cluster.process("scheduler-0")

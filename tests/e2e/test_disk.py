@@ -63,6 +63,7 @@ def kill_worker(cluster: Cluster) -> None:
     os.kill(pid(cluster, "worker-0"), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_prompts_come_back_from_disk_also_after_a_worker_was_killed(client: Client, tmp_path: Path) -> None:
     asked = questions()
     expected, num_prompt_tokens, _ = say(client, asked)

@@ -34,6 +34,7 @@ def test_the_usage_says_what_was_cached(client: Client) -> None:
     assert third.text == client.chat(follow_up, GREEDY)[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("config", ["", '{"method": "ngram", "num_speculative_tokens": 3}'])
 def test_many_at_once_in_few_blocks_say_what_they_say_alone(config: str) -> None:

@@ -66,6 +66,7 @@ def test_memory_goes_back_and_answers_are_the_same(client: Client, level: int) -
     assert after.cached_tokens == 0
 
 
+@pytest.mark.slow
 def test_a_stream_sleeps_with_it_and_goes_on(client: Client) -> None:
     (expected,) = client.generate("Count", LONG)
     stream = client.stream("Count", LONG)

@@ -184,6 +184,7 @@ def test_python_says_what_is_wrong(client: Client) -> None:
         client.generate("x", SamplingParams(structured_output=StructuredOutput(json=False)))
 
 
+@pytest.mark.slow
 def test_preemption_chunks_and_several_frontends_change_nothing(cluster: Cluster) -> None:
     """A worker with hardly any memory and small steps, behind two frontends, says what the roomy one says."""
 

@@ -121,6 +121,7 @@ def test_who_is_not_sampled_leaves_nothing_and_ratios_hold_for_the_undecided() -
     assert len(spans) == 2 + len(PARTS)
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_holds_up_nobody() -> None:
     settings = {"otlp_traces_endpoint": "http://127.0.0.1:1"}
     with running_cluster(worker={"num_blocks": 300}, scheduler=settings, frontend=settings) as cluster:

@@ -87,6 +87,7 @@ def test_a_library_for_another_cpu_is_refused(tmp_path: Path):
     assert "pdp11" in built.unsuitable(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiler is None or platform.machine() != "x86_64", reason="needs a compiler for x86-64")
 @pytest.mark.parametrize("arch", ["x86-64", "x86-64-v3", "sapphirerapids"])
 def test_every_width_compiles(arch: str):

@@ -73,6 +73,7 @@ def test_every_service_of_a_cluster_is_on_its_page_and_in_the_file_for_prometheu
         assert len(json.loads(file.read_text())) == len(listed) + 1
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_is_said_to_be_so_and_comes_back_on_its_port() -> None:
     with Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=FEW_BLOCKS)) as cluster:
         assert cluster.metrics is not None

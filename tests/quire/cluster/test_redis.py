@@ -14,6 +14,7 @@ from quire.cluster.options import ClusterOptions, RedisSpec, ServiceSpec, plan
 from quire.cluster.process import ServiceProcess
 
 
+@pytest.mark.slow
 def test_its_password_is_on_no_command_line_and_all_services_know_it() -> None:
     endpoints = Endpoints()
     try:

@@ -507,6 +507,7 @@ async def test_health_fails_while_steps_do_not_advance(start: Start, monkeypatch
         await becomes(health_pb2.HealthCheckResponse.SERVING)
 
 
+@pytest.mark.slow
 async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: Start) -> None:
     """Whatever runs a prompt that begins with 13 loses its connection."""
     bench = await start()

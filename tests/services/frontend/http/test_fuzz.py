@@ -11,6 +11,7 @@ from tests.services.frontend.http.fuzz import Findings, fuzz
 DOCUMENT_EXAMPLES, FIELD_EXAMPLES = 8, 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "examples"),
     [(Findings.of_document, DOCUMENT_EXAMPLES), (Findings.of_fields, FIELD_EXAMPLES)],

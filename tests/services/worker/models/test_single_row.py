@@ -26,6 +26,7 @@ PROMPT = [5, 9, 1, 77, 30, 12]
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows", "qwen3-moe-some-layers"])
 @torch.inference_mode()
 def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +113,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
     assert "kernels.triton" in str(single_row.reject_reason(Config(), Place()))
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank runs the decoder as it is, whose sums are the same ones in the same order."""

@@ -175,6 +175,7 @@ def test_tokens_that_a_form_does_not_allow_are_not_taken(library: str, tokenizer
     assert matcher.can_end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", OTHERS)
 def test_sequences_under_a_library_in_a_worker(library: str, tokenizer: Tokenizer) -> None:
     """Beside each other, at a high temperature, with a seed, and gone on with elsewhere in the middle of the form."""
