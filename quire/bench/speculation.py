@@ -16,6 +16,7 @@ from quire.bench.ratio import of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.timing import Outcome
+from quire.cli import up
 from quire.cli.flags import human_int
 from quire.client import Client
 from shared.errors import InvalidArgument
@@ -78,7 +79,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _at_once(arguments: argparse.Namespace, num_requests: int) -> int:
     """How many requests run at the same time, where that is known and more are sent; else 0."""
-    limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * arguments.workers
+    limit = int(vars(arguments).get("worker.max_num_seqs") or 0) * up.num_workers(vars(arguments))
     return limit if limit < num_requests else 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Any
 
@@ -98,7 +99,7 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
         model=values["model"],
         revision=values["revision"],
         served_model_name=values["served_model_name"],
-        workers=_num_workers(values),
+        workers=num_workers(values),
         prefill_workers=values["prefill_workers"],
         decode_workers=values["decode_workers"],
         frontends=values["frontends"],
@@ -114,7 +115,8 @@ def options_from(arguments: argparse.Namespace) -> ClusterOptions:
     )
 
 
-def _num_workers(values: dict[str, Any]) -> int:
+def num_workers(values: Mapping[str, Any]) -> int:
+    """That do both, prefill and decode."""
     if values["workers"] is not None:
         return int(values["workers"])
     return 0 if values["prefill_workers"] or values["decode_workers"] else 1

@@ -51,7 +51,6 @@ class ServiceProcess:
         return self._process.poll() if self._process is not None else None
 
     def start(self) -> None:
-        self.ready.clear()
         environment = {**os.environ, **self.spec.environment(), PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": _python_path()}
         self._process = subprocess.Popen(
             self.spec.command(),
@@ -63,6 +62,7 @@ class ServiceProcess:
             env=environment,
             start_new_session=True,  # Ctrl-C is for us to pass on, once
         )
+        self.ready.clear()  # a line of the process before counts no longer
         hear = self._await_socket if isinstance(self.spec, RedisSpec) else self._listen
         threading.Thread(target=hear, args=(self._process,), daemon=True).start()
 
@@ -76,9 +76,9 @@ class ServiceProcess:
             self._report(f"{self.spec.id} ended with status {self.exit_status}; restarting in {pause_s:g} s")
         elif now >= self._restart_at:
             self._restart_at = 0.0
-            self.restarts += 1
             self._close_pipes()
             self.start()
+            self.restarts += 1  # whoever sees it sees the new process, and not ready before it says so
 
     def signal(self, number: int) -> None:
         if self._process is not None and self.running:

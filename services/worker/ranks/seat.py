@@ -26,6 +26,9 @@ MEETING = timedelta(minutes=10)  # a rank may have to be started on another host
 # Longest that a collective waits: rank 0 may compile kernels meanwhile. Steps have a watch of their own (engine.py).
 PATIENCE = timedelta(minutes=10)
 
+INTERFACES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+_named_here: set[str] = set()  # of them those that nobody else has set
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -55,8 +58,9 @@ class Seat:
         if self.size == 1:
             return WHOLE, ALL_LAYERS
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
-        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, self.interface)  # nobody else is to reach what is not encrypted
+        for variable in INTERFACES - os.environ.keys():
+            os.environ[variable] = self.interface  # nobody else is to reach what is not encrypted
+            _named_here.add(variable)
         store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=MEETING)
         distributed.init_process_group(
             BACKENDS[device.type],
@@ -87,6 +91,8 @@ def leave() -> None:
     """CUDA graphs that hold collectives must be gone by now: NCCL would wait for them for ever."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+    while _named_here:
+        os.environ.pop(_named_here.pop(), None)  # the next group may meet elsewhere
 
 
 class Together:

@@ -72,6 +72,7 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
         if rig is not None:
             rig.forget()
         seat.leave()
+        assert not seat.INTERFACES & os.environ.keys(), "a group that meets elsewhere finds no interface of this one"
         node.send_signal(signal.SIGTERM)
         assert node.wait(60) is not None
 
@@ -233,7 +234,7 @@ def test_two_network_namespaces_are_two_hosts(checkpoint: Make, secret: str, nam
     try:
         script = [sys.executable, "-m", "tests.services.worker.ranks.say", str(folder), secret]
         said = subprocess.run(
-            ["ip", "netns", "exec", namespaces[0], *script], check=True, capture_output=True, text=True, timeout=240
+            ["ip", "netns", "exec", namespaces[0], *script], check=True, stdout=subprocess.PIPE, text=True, timeout=240
         ).stdout
     finally:
         node.send_signal(signal.SIGTERM)
