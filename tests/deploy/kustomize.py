@@ -18,7 +18,7 @@ Resource = dict[str, Any]
 
 FIELDS = {
     "apiVersion", "kind", "namespace", "resources", "components", "configMapGenerator", "patches", "labels", "images",
-    "replicas",
+    "replicas", "configurations",
 }  # fmt: skip
 # Of lists that a strategic merge joins by key. All others are replaced.
 MERGE_KEYS = {
@@ -30,6 +30,7 @@ MERGE_KEYS = {
 }
 BUILT_IN_GROUPS = ("", "apps", "batch", "policy", "networking.k8s.io", "rbac.authorization.k8s.io")
 NOT_NAMESPACED = ("Namespace",)
+POD_TEMPLATES = ("leaderTemplate", "workerTemplate")  # of a LeaderWorkerSet
 GENERATED = "tests/generated"  # marks a ConfigMap whose name gets the hash of its content
 
 
@@ -51,6 +52,8 @@ def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
     """Adds what `folder` holds to `resources`, which a component may also change."""
     document = yaml.safe_load((folder / "kustomization.yaml").read_text())
     _only(document, FIELDS, folder)
+    for entry in document.get("configurations", []):
+        _only(yaml.safe_load((folder / entry).read_text()), {"nameReference"}, entry)
     for entry in document.get("resources", []):
         path = folder / entry
         resources.extend(_accumulate(path, []) if path.is_dir() else _read(path))
@@ -73,7 +76,8 @@ def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
 
 
 def _read(path: Path) -> list[Resource]:
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+    """What anchors stand for is copied: each place is patched for itself."""
+    return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(path.read_text()) if document]
 
 
 def _only(mapping: dict[str, Any], known: set[str], where: object) -> None:
@@ -194,8 +198,17 @@ def _set_image(image: dict[str, str], resources: list[Resource]) -> None:
 
 def pod_specs(resources: list[Resource]) -> Iterator[dict[str, Any]]:
     for resource in resources:
-        if "template" in resource.get("spec", {}):
-            yield resource["spec"]["template"]["spec"]
+        for template in pod_templates(resource):
+            yield template["spec"]
+
+
+def pod_templates(resource: Resource) -> list[dict[str, Any]]:
+    spec = resource.get("spec", {})
+    group = spec.get("leaderWorkerTemplate", {})
+    return [
+        *([spec["template"]] if "template" in spec else []),
+        *(group[name] for name in POD_TEMPLATES if name in group),
+    ]
 
 
 def containers(resources: list[Resource]) -> Iterator[dict[str, Any]]:

@@ -9,4 +9,11 @@ PROMETHEUS = K8S / "observability" / "prometheus"
 GRAFANA = K8S / "observability" / "grafana"
 BASE_CONFIG = K8S / "base" / "quire.yaml"
 DOCKERFILES = {role: ROOT / "services" / role / "Dockerfile" for role in ("frontend", "scheduler", "worker")}
-KUSTOMIZATIONS = ["base", "overlays/cpu-demo", "overlays/gpu", "overlays/gpu-to-zero", "overlays/gateway"]
+KUSTOMIZATIONS = [
+    "base",
+    "overlays/cpu-demo",
+    "overlays/gpu",
+    "overlays/gpu-to-zero",
+    "overlays/gpu-hosts",
+    "overlays/gateway",
+]

@@ -135,12 +135,26 @@ HTTP_ROUTE = closed(
     ),
 )  # fmt: skip
 
+# leaderworkerset.x-k8s.io/v1; the templates are Kubernetes' own.
+LEADER_WORKER_SET = closed(
+    "leaderWorkerTemplate",
+    replicas=NUMBER,
+    leaderWorkerTemplate=closed(
+        "workerTemplate",
+        leaderTemplate={"type": "object"},
+        workerTemplate={"type": "object"},
+        size={"type": "integer", "minimum": 1},
+        restartPolicy=one_of("RecreateGroupOnPodRestart", "None"),
+    ),
+)
+
 SPECS: dict[tuple[str, str], Schema] = {
     ("keda.sh/v1alpha1", "ScaledObject"): SCALED_OBJECT,
     ("monitoring.coreos.com/v1", "PodMonitor"): POD_MONITOR,
     ("monitoring.coreos.com/v1", "PrometheusRule"): PROMETHEUS_RULE,
     ("inference.networking.k8s.io/v1", "InferencePool"): INFERENCE_POOL,
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): HTTP_ROUTE,
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): LEADER_WORKER_SET,
 }
 
 

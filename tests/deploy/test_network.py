@@ -63,6 +63,17 @@ def pods(folder: str) -> list[Pod]:
     return found
 
 
+def hosts(folder: str) -> list[Pod]:
+    """Of ranks: with the label that LeaderWorkerSet gives its pods."""
+    found = []
+    for group in of_kind(folder, "LeaderWorkerSet"):
+        for template in kustomize.pod_templates(group):
+            labels = template["metadata"]["labels"] | {"leaderworkerset.sigs.k8s.io/name": group["metadata"]["name"]}
+            ports = {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", [])}
+            found.append(Pod(labels["app.kubernetes.io/component"], NAMESPACE, labels, ports))
+    return found
+
+
 def network(folder: str) -> Network:
     policies = [{**p, "metadata": {"namespace": NAMESPACE, **p["metadata"]}} for p in of_kind(folder, "NetworkPolicy")]
     return Network(tuple(policies))
@@ -158,6 +169,18 @@ def test_workers_reach_each_others_kv_and_nobody_else_does(folder: str) -> None:
     assert open_ports == {worker.ports["grpc"]}
 
 
+def test_ranks_on_several_hosts_meet_and_nobody_else_gets_there() -> None:
+    folder, ephemeral = "overlays/gpu-hosts", 29_500
+    policies, (leader, other) = network(folder), hosts(folder)
+    assert policies.allows(leader, other, ephemeral)
+    assert policies.allows(other, leader, ephemeral)
+    (scheduler,) = [pod for pod in pods(folder) if pod.name == "scheduler"]
+    assert policies.allows(leader, scheduler, scheduler.ports["grpc"])
+    assert not policies.allows(other, scheduler, scheduler.ports["grpc"])
+    for stranger, host in product(everybody(folder), (leader, other)):
+        assert not policies.allows(stranger, host, ephemeral), stranger.name
+
+
 @every
 def test_redis_reaches_nobody(folder: str) -> None:
     for source, target in product(pods(folder), everybody(folder)):
@@ -167,7 +190,7 @@ def test_redis_reaches_nobody(folder: str) -> None:
 
 @every
 def test_every_policy_is_about_somebody(folder: str) -> None:
-    selecting = {name for pod in pods(folder) for name in network(folder).selecting(pod)}
+    selecting = {name for pod in [*pods(folder), *hosts(folder)] for name in network(folder).selecting(pod)}
     assert selecting == {policy["metadata"]["name"] for policy in of_kind(folder, "NetworkPolicy")}
 
 
