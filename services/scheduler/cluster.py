@@ -25,9 +25,8 @@ from shared.adapter_contents import AdapterId
 from shared.columns import ColumnError
 from shared.errors import InvalidArgument
 from shared.logs import logger
-from shared.metrics.scheduler import ClusterGauges, SchedulerMetrics
+from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
-from shared.pb.worker.v1 import worker_pb2
 from shared.settings import SchedulerSettings
 from shared.tracing import NoTraces
 
@@ -322,41 +321,6 @@ class Cluster:
     def idle(self) -> bool:
         return not self.lobby and not self._replica_of
 
-    def view(self) -> pb.ClusterView:
-        """What frontends are told."""
-        taking = [r for r in self.replicas.values() if r.takes_sequences]
-        waiting_tokens = sum(sequence.num_tokens for sequence in self.lobby)
-        blocks = [r.core.kv.use for r in taking]
-        num_blocks = sum(use.total for use in blocks)
-        adapters = self.adapters.offered if taking else {}
-        return pb.ClusterView(
-            model=self.terms.model if self.terms.layout is not None else None,
-            layout=self.terms.layout,
-            max_model_len=max((r.core.limits.max_model_len for r in taking), default=0),
-            num_workers=len(taking),
-            num_waiting=self.num_waiting,
-            num_running=self.num_running,
-            num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in taking),
-            draining=self.draining,
-            scheduling_policy=self._settings.scheduling_policy,
-            max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
-            logits_processors=_common([r.hello for r in taking]),
-            structured_output_backends=self.terms.grammar_libraries,
-            weights=self.wanted.weights if self.wanted.weights.update else None,
-            adapters=adapters,
-            adapter_digests=b"".join(adapters.values()),
-            kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,
-        )
-
-    def gauges(self) -> ClusterGauges:
-        layout = self.terms.layout
-        return ClusterGauges(
-            deferred=len(self.lobby) + sum(r.core.grammars.num_blocked for r in self.replicas.values()),
-            paused=self.is_held,
-            unowned_blocks=sum(replica.core.kv.num_unowned() for replica in self.replicas.values()),
-            block_size=layout.block_size if layout is not None else 0,
-        )
-
     # Events.
 
     def deliver(self, events: Events) -> None:
@@ -467,8 +431,3 @@ class Cluster:
         if reason is Reason.DEADLINE:
             failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
         self.deliver(Events(finished=finish(sequence, reason, failure=failure)))
-
-
-def _common(hellos: list[worker_pb2.WorkerHello]) -> list[str]:
-    """Logits processors that all have."""
-    return sorted(set.intersection(*(set(hello.logits_processors) for hello in hellos))) if hellos else []

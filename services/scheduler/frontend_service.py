@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from services.scheduler.batches import FROM_WIRE
 from services.scheduler.cluster import Cluster
+from services.scheduler.cluster_view import view_of
 from services.scheduler.core.ending import Reason
 from services.scheduler.outbox import Outbox
 from services.scheduler.terms import check_model, check_name
@@ -80,11 +81,14 @@ class FrontendService:
             self.num_rounds += 1
 
     def publish(self) -> None:
-        view = self._cluster.view()
+        view = self._view()
         if view != self._last_view:
             self._last_view = view
             for send in self._cluster.frontends.values():
                 send(pb.SessionResponse(cluster=view))
+
+    def _view(self) -> pb.ClusterView:
+        return view_of(self._cluster, self._settings.scheduling_policy)
 
     async def _hello(self, session: FrontendSession) -> pb.FrontendHello:
         first = await session.receive()
@@ -108,7 +112,7 @@ class FrontendService:
             takes_further_submissions=True,
         )
         session.send(pb.SessionResponse(welcome=welcome))
-        session.send(pb.SessionResponse(cluster=self._cluster.view()))
+        session.send(pb.SessionResponse(cluster=self._view()))
         self._cluster.join(owner, Outbox(session).send)
         self.hellos[owner] = hello
         log.info("frontend joined", frontend=hello.frontend_id)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.scheduler import scheduler_service, stat_loggers, worker_service
 from services.scheduler.administration import Administration
 from services.scheduler.cluster import Cluster
+from services.scheduler.cluster_view import gauges_of
 from services.scheduler.drain import drain
 from services.scheduler.frontend_service import FrontendService
 from services.scheduler.operations.keeping_up import KeepingUp
@@ -64,7 +65,9 @@ class Scheduler:
         self.frontends = FrontendService(settings, self.cluster, door)
         self.status = Status(settings, self.cluster, self.frontends)
         registry.register(
-            ClusterCollector(lambda: self.cluster.terms.model_name, self.status.workers, self.cluster.gauges)
+            ClusterCollector(
+                lambda: self.cluster.terms.model_name, self.status.workers, lambda: gauges_of(self.cluster)
+            )
         )
         self.reporter = stat_loggers.Reporter(
             stat_loggers.find(settings.stat_loggers),

@@ -8,13 +8,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.worker.flight import StepInFlight
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv.host_memory import Moving
 from services.worker.kv_transfer.orders import BegunPages, PageOrder, PageReads, ReadBlocks, WriteBlocks
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.orders import REPEATABLE, undoing
 from services.worker.ranks.group import RankFailure, RankGroup
-from services.worker.replica import Replica, StepInFlight
+from services.worker.replica import Replica
 from services.worker.runner.output import RunnerOutput
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.structured.compile_pool import CompilePool

@@ -45,6 +45,7 @@ from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.reader import AdapterReader
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
+from services.worker.replies import Replies, set_exception
 from services.worker.runner.expert_load import LoadByLayer
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.step_inputs import StepInputs
@@ -97,11 +98,11 @@ class Engine:
         self._synchronous = synchronous
         self._ranks: RankGroup = ranks or OneRank()
         self._loop = asyncio.get_running_loop()
+        self._replies = Replies(self._loop)
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: stop
         self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # None: stop
         self._sent: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # to other stages; None: stop
         self._moves: queue.SimpleQueue[BegunMove | BegunPages | None] = queue.SimpleQueue()  # None: stop
-        self._receiver: Receiver | None = None
         self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
         self._broken: Receiver | None = None  # its later plans are skipped
         self._work: DeviceWork | None = None  # once the replica is built
@@ -144,7 +145,7 @@ class Engine:
 
     async def rest(self, receiver: Receiver) -> HeldReport:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
-        self._receiver = receiver
+        self._replies.receiver = receiver
         self._pending_s.clear()
         reply: asyncio.Future[HeldReport] = self._loop.create_future()
         self._inbox.put(Rest(reply))
@@ -164,7 +165,7 @@ class Engine:
         def answer(lost: list[int], took_us: int) -> None:
             column = columns.u32_bytes(lost)
             done = pb.Transferred(transfer_id=order.transfer_id, transfer_us=took_us, lost_blocks=column)
-            self._post(self._deliver_move, receiver, done)
+            self._replies.moved(receiver, done)
 
         try:
             self.started.result().move_on_disk(order, answer)
@@ -181,7 +182,7 @@ class Engine:
     @property
     def receiver(self) -> Receiver | None:
         """The attachment that lasts."""
-        return self._receiver
+        return self._replies.receiver
 
     async def ask(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
         """The reply to an order about pages. Raises what it met."""
@@ -197,7 +198,8 @@ class Engine:
         grammar_id = order.grammar_id
 
         def done(prepared: Prepared) -> None:
-            self._post(self._deliver_grammar, receiver, grammar_id, prepared)
+            self._replies.post(self._observer.grammar_prepared, prepared)
+            self._replies.grammar_prepared(receiver, grammar_id, prepared)
 
         try:
             constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
@@ -220,7 +222,7 @@ class Engine:
 
         def done(found: tuple[PeftFolder, bytes] | QuireError) -> None:
             if isinstance(found, QuireError):
-                self._post(self._deliver_adapter, receiver, _not_loaded(order.order_id, found))
+                self._replies.adapter_not_loaded(receiver, order.order_id, found)
             else:
                 self._inbox.put(AddAdapter(receiver, order.order_id, *found))
 
@@ -242,7 +244,7 @@ class Engine:
                 error = raised
             if not self.takes(receiver):
                 replica.drop_weights()
-            self._post(self._deliver_order, receiver, _order_done(order, error))
+            self._replies.order_done(receiver, order, error)
 
         if self._stager is None:
             self._stager = Background("weights", begin=lambda: torch.set_num_threads(1))
@@ -264,7 +266,7 @@ class Engine:
             self._check_progress()
         except RankFailure as failure:
             self._ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
-            _set_exception(self.died, failure)
+            set_exception(self.died, failure)
 
     def _check_progress(self) -> None:
         """A collective that some ranks are not in waits for ever."""
@@ -294,10 +296,10 @@ class Engine:
                 replica = self._build()
                 self._ranks.start()
             except Exception as error:
-                self._post(_set_exception, self.started, error)
+                self._replies.fail(self.started, error)
                 return
             self._work = DeviceWork(replica, self._ranks, self._grammars, self)
-            self._post(_set_result, self.started, replica)
+            self._replies.resolve(self.started, replica)
             try:
                 while (command := self._next_on_device(replica)) is not None:
                     self._num_begun += 1
@@ -306,7 +308,7 @@ class Engine:
                     self._num_obeyed += 1
             except Exception as error:
                 log.exception("the engine failed")
-                self._post(_set_exception, self.died, error)
+                self._replies.fail(self.died, error)
 
     def _next_on_device(self, replica: Replica) -> Command | None:
         if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
@@ -327,7 +329,7 @@ class Engine:
     # Outlet of DeviceWork, on the device's thread
 
     def takes(self, receiver: Receiver) -> bool:
-        return receiver is self._receiver and receiver is not self._broken
+        return receiver is self._replies.receiver and receiver is not self._broken
 
     def launched(self, step: LaunchedStep) -> FinishedStep | None:
         if self._synchronous:
@@ -339,7 +341,7 @@ class Engine:
         self._sent.put(step)
 
     def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
-        self._post(_set_result, reply, report)
+        self._replies.resolve(reply, report)
 
     def moving(self, move: BegunMove) -> None:
         if self._synchronous:
@@ -356,14 +358,12 @@ class Engine:
     def not_paged(self, order: PageOrder, error: Exception) -> None:
         if is_broken(error):
             raise error
-        self._post(_set_exception, order.reply, error)
+        self._replies.fail(order.reply, error)
 
     def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
         if is_broken(error):
             raise error
-        log.error("blocks could not be moved", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
-        told = to_proto(Internal(f"{type(error).__name__}: {error}"))
-        self._post(self._deliver_move, receiver, pb.Transferred(transfer_id=transfer_id, error=told))
+        self._replies.not_moved(receiver, transfer_id, error)
 
     def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
         if error is not None and is_broken(error):
@@ -371,16 +371,15 @@ class Engine:
         name = command.folder.name
         if error is None:
             log.info("adapter loaded", adapter=name, digest=command.digest.hex()[:16])
-            told = pb.AdapterLoaded(order_id=command.order_id, digest=command.digest)
+            self._replies.adapter_loaded(command.receiver, command.order_id, command.digest)
         else:
             log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
-            told = _not_loaded(command.order_id, error)
-        self._post(self._deliver_adapter, command.receiver, told)
+            self._replies.adapter_not_loaded(command.receiver, command.order_id, error)
 
     def operated(self, command: Operate, error: Exception | None) -> None:
         if error is not None and is_broken(error):
             raise error
-        self._post(self._deliver_order, command.receiver, _order_done(command.order, error))
+        self._replies.order_done(command.receiver, command.order, error)
 
     # On the waiting thread and the moving one (on the device's, if that is synchronous)
 
@@ -390,16 +389,16 @@ class Engine:
                 self._finish_move(move)
         except Exception as error:  # of the device: steps will meet it as well
             log.exception("the thread that waits for blocks failed")
-            self._post(_set_exception, self.died, error)
+            self._replies.fail(self.died, error)
 
     def _finish_move(self, move: BegunMove | BegunPages) -> None:
         move.moving.wait()
         if isinstance(move, BegunPages):
-            self._post(_set_result, move.order.reply, move.content)
+            self._replies.resolve(move.order.reply, move.content)
             return
         took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
         done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
-        self._post(self._deliver_move, move.receiver, done)
+        self._replies.moved(move.receiver, done)
 
     def _run_arrivals(self) -> None:
         try:
@@ -408,7 +407,7 @@ class Engine:
                 self._inbox.put(Arrived(step))
         except Exception as error:
             log.exception("the thread that waits for other stages failed")
-            self._post(_set_exception, self.died, error)
+            self._replies.fail(self.died, error)
 
     def _run_waiting(self) -> None:
         try:
@@ -416,7 +415,7 @@ class Engine:
                 self._inbox.put(self._finish(step))
         except Exception as error:
             log.exception("the thread that waits for steps failed")
-            self._post(_set_exception, self.died, error)
+            self._replies.fail(self.died, error)
 
     def _finish(self, step: LaunchedStep) -> FinishedStep:
         flight = step.flight
@@ -427,75 +426,27 @@ class Engine:
         except Exception as error:
             self.failed(step.receiver, flight.step_id, error)
             return FinishedStep(step, None)
-        self._post(self._deliver, step.receiver, result, flight.inputs)
+        self._replies.post(self._deliver, step.receiver, result, flight.inputs)
         return FinishedStep(step, output)
 
     # On either thread, to the loop
 
     def broke(self, receiver: Receiver, reason: str) -> None:
         self._broken = receiver
-        self._post(receiver.break_off, reason)
+        self._replies.post(receiver.break_off, reason)
 
     def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
         log.exception("step failed", step=step_id)
         self.broke(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
         if is_broken(error):
-            self._post(_set_exception, self.died, Internal(f"the device is broken: {error}"))
+            self._replies.fail(self.died, Internal(f"the device is broken: {error}"))
         elif isinstance(error, RankFailure):
-            self._post(_set_exception, self.died, error)
-
-    def _post(self, call: Callable[..., None], *arguments: Any) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-    def _deliver_grammar(self, receiver: Receiver, grammar_id: bytes, prepared: Prepared) -> None:
-        self._observer.grammar_prepared(prepared)
-        if receiver is self._receiver:
-            error = to_proto(prepared.error) if prepared.error else None
-            message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
-            receiver.grammar_prepared(message)
-
-    def _deliver_move(self, receiver: Receiver, done: pb.Transferred) -> None:
-        if receiver is self._receiver:
-            receiver.transferred(done)
-
-    def _deliver_adapter(self, receiver: Receiver, loaded: pb.AdapterLoaded) -> None:
-        if receiver is self._receiver:
-            receiver.adapter_loaded(loaded)
-
-    def _deliver_order(self, receiver: Receiver, done: pb.DeviceOrderDone) -> None:
-        if receiver is self._receiver:
-            receiver.device_order_done(done)
+            self._replies.fail(self.died, error)
 
     def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()
-        if receiver is self._receiver:
+        if receiver is self._replies.receiver:
             self._pending_s.popleft()
             receiver.deliver(result)
         cost = self.started.result().cost_model
         self._observer.step_done(result, inputs.num_tokens, cost.of(inputs) if cost else NO_COST)
-
-
-def _not_loaded(order_id: int, error: Exception) -> pb.AdapterLoaded:
-    known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
-    return pb.AdapterLoaded(order_id=order_id, error=to_proto(known))
-
-
-def _order_done(order: pb.DeviceOrder, error: Exception | None) -> pb.DeviceOrderDone:
-    kind = order.WhichOneof("order")
-    if error is None:
-        log.info("order carried out", order=kind)
-        return pb.DeviceOrderDone(order_id=order.order_id)
-    log.warning("an order cannot be carried out", order=kind, error=f"{type(error).__name__}: {error}")
-    known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
-    return pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(known))
-
-
-def _set_result(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)

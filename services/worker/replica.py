@@ -7,10 +7,11 @@ up to two or three may be between launch and record, and they are recorded in or
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.worker.flight import Runner, StepInFlight
 from services.worker.kv.held_blocks import NO_PARENT, HeldBlocks, HeldReport
 from services.worker.kv.host_memory import BlockMove, Moving
 from services.worker.kv_transfer.pages import Pages, ReadPages
@@ -21,7 +22,7 @@ from services.worker.offload.tiers import NOTHING_BELOW, Tiers
 from services.worker.runner.expert_load import ExpertLoad, LoadByLayer
 from services.worker.runner.output import RunnerOutput
 from services.worker.runner.step_cost import CostModel
-from services.worker.sampling.component import SlotState, check_token_ids
+from services.worker.sampling.component import check_token_ids
 from services.worker.spec_decode.speculation import Speculation
 from services.worker.step.admission import Admission
 from services.worker.step.beam_moves import BeamMoves
@@ -30,9 +31,8 @@ from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.slots import NO_SLOTS, NewBlocks, Rows, SlotTable
 from services.worker.step.steady import Steady
 from services.worker.step.step_inputs import StepInputs, assemble
-from shared import columns
-from shared.columns import I32, U32
-from shared.errors import FailedPrecondition, Internal, QuireError, to_proto
+from shared.columns import U32
+from shared.errors import FailedPrecondition, QuireError
 from shared.pb.worker.v1 import worker_pb2 as pb
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
@@ -40,90 +40,6 @@ if TYPE_CHECKING:  # this module is also read where there is no torch
 
     from services.worker.models.weights import NewWeights
     from services.worker.orders import Orders
-
-
-class Launch(Protocol):
-    """A step under way."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether all of it is launched. A step whose layers are shared out among stages is so only when they are done:
-        Replica.settle()."""
-
-    def await_arrival(self) -> None:
-        """Until it can be settled without waiting. On a thread that has nothing else to do."""
-
-    def wait(self) -> RunnerOutput: ...
-
-
-class Runner(Protocol):
-    """The device's side of a step."""
-
-    @property
-    def heads(self) -> SlotState:
-        """What each slot's passes end in."""
-
-    def copy_blocks(self, copies: BlockCopies) -> None:
-        """Before the next launch."""
-
-    def move_beams(self, moves: BeamMoves) -> None:
-        """Before the next launch."""
-
-    def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
-
-    def settle(self, slots: Rows | None = None) -> None:
-        """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """A step between launch and record."""
-
-    epoch: int
-    step_id: int
-    inputs: StepInputs
-    launch: Launch
-    refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
-    idle: Rows  # slots that would have sampled if they had had room
-    num_begun: int  # sequences by then, for speculation
-    copies: BlockCopies | None
-    moves: BeamMoves | None
-
-    def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
-        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
-        drafts = self.inputs.drafts
-        result = pb.StepResult(
-            epoch=self.epoch,
-            step_id=self.step_id,
-            token_ids=columns.i32_bytes(output.token_ids),
-            token_counts=self._column(output.token_counts) if len(self.idle) or output.drafted else b"",
-            draft_counts=self._column(drafts.counts) if drafts else b"",
-            logprobs=output.logprobs,
-            failures=failures,
-            timings=pb.StepTimings(
-                wait_us=wait_us,
-                prepare_us=output.timings.prepare_us,
-                forward_us=output.timings.forward_us,
-                sample_us=output.timings.sample_us,
-            ),
-        )
-        for answer in output.answers:
-            answer.tell(result)
-        return result
-
-    def _column(self, counts: I32) -> bytes:
-        """Of the slots that sampled, with those that sat out among them: 0."""
-        slots = self.inputs.sampled_slots
-        expected = np.sort(np.concatenate([slots, self.idle]))
-        column = np.zeros(len(expected), dtype=np.uint32)
-        column[np.searchsorted(expected, slots)] = counts
-        return columns.u32_bytes(column)
-
-    def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
-        lost = np.repeat(self.inputs.sampled_slots, output.token_counts)[output.token_ids < 0].tolist()
-        text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
-        failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
-        return list((failures | dict(output.faults) | self.refused).items())
 
 
 @dataclass(frozen=True, slots=True)

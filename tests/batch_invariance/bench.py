@@ -9,7 +9,8 @@ import statistics
 import time
 from typing import Any
 
-from services.worker.replica import Replica, StepInFlight
+from services.worker.flight import StepInFlight
+from services.worker.replica import Replica
 from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 

@@ -13,11 +13,12 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from services.worker.flight import StepInFlight
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.ring import RingReader
 from services.worker.ranks.seat import Seat
 from services.worker.ranks.wire import Command, Kind, Reply, fingerprint
-from services.worker.replica import Replica, StepInFlight
+from services.worker.replica import Replica
 from shared import logs
 from shared.errors import QuireError
 from shared.lifecycle import EXIT_FAILED

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.flight import StepInFlight
 from services.worker.layers.sharding import Shard
 from services.worker.ranks import seat
 from services.worker.ranks.follower import RankReplica
 from services.worker.ranks.local import LocalRanks
 from services.worker.ranks.seat import Seat
 from services.worker.ranks.start import build_part
-from services.worker.replica import StepInFlight
 from shared.errors import InvalidArgument
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import FAMILIES, Checkpoint

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.worker.replica import StepInFlight
+from services.worker.flight import StepInFlight
 from services.worker.structured import mask_maker
 from services.worker.structured.stream_gate import StreamGate
 from shared.errors import Internal

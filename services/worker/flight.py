@@ -1,0 +1,103 @@
+"""A step under way on a replica: what the device makes of it, and the result that it ends in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.worker.runner.output import RunnerOutput
+from services.worker.sampling.component import SlotState
+from services.worker.step.beam_moves import BeamMoves
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
+from shared import columns
+from shared.columns import I32
+from shared.errors import Internal, QuireError, to_proto
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+
+class Launch(Protocol):
+    """A step under way."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether all of it is launched. A step whose layers are shared out among stages is so only when they are done:
+        Replica.settle()."""
+
+    def await_arrival(self) -> None:
+        """Until it can be settled without waiting. On a thread that has nothing else to do."""
+
+    def wait(self) -> RunnerOutput: ...
+
+
+class Runner(Protocol):
+    """The device's side of a step."""
+
+    @property
+    def heads(self) -> SlotState:
+        """What each slot's passes end in."""
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Before the next launch."""
+
+    def move_beams(self, moves: BeamMoves) -> None:
+        """Before the next launch."""
+
+    def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
+
+    def settle(self, slots: Rows | None = None) -> None:
+        """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step between launch and record."""
+
+    epoch: int
+    step_id: int
+    inputs: StepInputs
+    launch: Launch
+    refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
+    idle: Rows  # slots that would have sampled if they had had room
+    num_begun: int  # sequences by then, for speculation
+    copies: BlockCopies | None
+    moves: BeamMoves | None
+
+    def result(self, output: RunnerOutput, wait_us: int) -> pb.StepResult:
+        failures = [pb.SlotFailure(slot=slot, error=to_proto(error)) for slot, error in self._failures(output)]
+        drafts = self.inputs.drafts
+        result = pb.StepResult(
+            epoch=self.epoch,
+            step_id=self.step_id,
+            token_ids=columns.i32_bytes(output.token_ids),
+            token_counts=self._column(output.token_counts) if len(self.idle) or output.drafted else b"",
+            draft_counts=self._column(drafts.counts) if drafts else b"",
+            logprobs=output.logprobs,
+            failures=failures,
+            timings=pb.StepTimings(
+                wait_us=wait_us,
+                prepare_us=output.timings.prepare_us,
+                forward_us=output.timings.forward_us,
+                sample_us=output.timings.sample_us,
+            ),
+        )
+        for answer in output.answers:
+            answer.tell(result)
+        return result
+
+    def _column(self, counts: I32) -> bytes:
+        """Of the slots that sampled, with those that sat out among them: 0."""
+        slots = self.inputs.sampled_slots
+        expected = np.sort(np.concatenate([slots, self.idle]))
+        column = np.zeros(len(expected), dtype=np.uint32)
+        column[np.searchsorted(expected, slots)] = counts
+        return columns.u32_bytes(column)
+
+    def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
+        lost = np.repeat(self.inputs.sampled_slots, output.token_counts)[output.token_ids < 0].tolist()
+        text = "no token could be sampled: the logits hold NaN or infinity, or every token is banned"
+        failures: dict[int, QuireError] = {slot: Internal(text) for slot in lost}
+        return list((failures | dict(output.faults) | self.refused).items())
