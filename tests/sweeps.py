@@ -46,6 +46,18 @@ FIRST_CASES = {
     "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_hardly_anything_computed_again": 2,
 }
 
+# Of the slow ones, too, only so many stay where each case takes half a minute; the others are `sweep`.
+FIRST_SLOW_CASES = {
+    "tests/chaos/test_encoders.py::test_vectors_come_although_somebody_is_killed": 1,
+    "tests/chaos/test_handover.py::test_streams_survive": 2,
+    "tests/chaos/test_keys.py::test_a_certificate_that_has_expired_is_a_pause_until_there_is_another": 1,
+    "tests/chaos/test_ranks.py::test_a_stage_of_one_of_two_workers_is_killed_or_hangs": 1,
+    "tests/chaos/test_schedulers.py::test_redis_is_away_while_another_part_goes": 2,
+    "tests/chaos/test_speculation.py::test_one_of_two_is_killed": 1,
+}
+# Where products are so large that `slow` is every third of what is left.
+EVERY_THIRD = ("tests/services/scheduler/core/test_random_operations.py",)
+
 Case = tuple[tuple[str, str], ...]  # (parameter, value) of a test
 
 
@@ -60,13 +72,15 @@ def mark_the_rest(items: Sequence[pytest.Item]) -> None:
             kept = covering([case_of(item) for item in same])
             for number, item in enumerate(same):
                 if number not in kept:
-                    item.add_marker(mark)
+                    item.add_marker("sweep" if number % 3 and item.nodeid.startswith(EVERY_THIRD) else mark)
     seen: dict[str, int] = defaultdict(int)
     for item in items:
         test = item.nodeid.partition("[")[0]
         seen[test] += 1
         if seen[test] > FIRST_CASES.get(test, len(items)):
             item.add_marker("slow")
+        if seen[test] > FIRST_SLOW_CASES.get(test, len(items)):
+            item.add_marker("sweep")
 
 
 def case_of(item: Any) -> Case:

@@ -6,7 +6,7 @@ import itertools
 import random
 from pathlib import Path
 
-from tests.sweeps import FIRST_CASES, covering
+from tests.sweeps import FIRST_CASES, FIRST_SLOW_CASES, covering
 
 
 def test_every_value_occurs_in_few_cases() -> None:
@@ -30,6 +30,6 @@ def test_a_test_of_one_parameter_or_none_is_whole() -> None:
 
 
 def test_what_is_cut_short_exists() -> None:
-    for name in FIRST_CASES:
+    for name in (*FIRST_CASES, *FIRST_SLOW_CASES):
         path, _, test = name.partition("::")
         assert f"def {test}(" in Path(__file__).parents[1].joinpath(path).read_text(), name

@@ -28,7 +28,8 @@ CONFIG = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens"
 @pytest.fixture
 def drafting() -> Iterator[Cluster]:
     worker = WORKER | {"speculative_config": json.dumps(CONFIG)}
-    with running_cluster(workers=2, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+    patient = SCHEDULER | {"step_deadline_s": 30.0}  # a step of all with their drafts, on a busy machine
+    with running_cluster(workers=2, worker=worker, scheduler=patient, frontend=FRONTEND) as cluster:
         yield cluster
 
 

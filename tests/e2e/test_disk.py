@@ -27,7 +27,7 @@ def few(folder: Path) -> dict[str, object]:
     return {
         "num_blocks": 40,
         "block_size": 16,
-        "kv_offloading_size": 0.0008,
+        "kv_offloading_size": 0.004,
         "kv_offloading_disk": str(folder),
         "kv_offloading_disk_size": 0.1,
     }
