@@ -53,7 +53,6 @@ FIRST_SLOW_CASES = {
     "tests/chaos/test_keys.py::test_a_certificate_that_has_expired_is_a_pause_until_there_is_another": 1,
     "tests/chaos/test_ranks.py::test_a_stage_of_one_of_two_workers_is_killed_or_hangs": 1,
     "tests/chaos/test_schedulers.py::test_redis_is_away_while_another_part_goes": 2,
-    "tests/chaos/test_speculation.py::test_one_of_two_is_killed": 1,
 }
 # Where products are so large that `slow` is every third of what is left.
 EVERY_THIRD = ("tests/services/scheduler/core/test_random_operations.py",)
