@@ -70,7 +70,7 @@ class Crowd:
 
     async def talking(self, tokens: int = 20) -> None:
         """Until every stream has so many tokens."""
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(60):
             while not all(
                 stream.error or sum(map(len, stream.token_ids.values())) >= tokens for stream in self.streams
             ):

@@ -54,6 +54,9 @@ def test_templates_fit_the_schemas_of_kubernetes(template: str) -> None:
     pods: dict[str, Any] = {"selector": {"matchLabels": labels}, "template": TEMPLATE[template]}
     wrapped = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": pods}
     kubernetes_validate.validate(wrapped, KUBERNETES, strict=True)
+    pods["template"] = {**TEMPLATE[template], "specs": {}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="specs"):
+        kubernetes_validate.validate(wrapped, KUBERNETES, strict=True)
 
 
 def test_every_host_gets_its_place_and_all_mean_the_same_replica(tmp_path: Path) -> None:

@@ -218,11 +218,13 @@ def test_no_pod_of_quire_has_a_token_or_variables_of_services(folder: str) -> No
 
 @every
 def test_every_container_has_probes_and_resources(folder: str) -> None:
-    for entry in kustomize.containers(BUILDS[folder]):
-        if "ports" in entry:  # what serves nothing, ranks without a stream, ends when something is wrong
-            assert {"startupProbe", "livenessProbe", "readinessProbe"} <= set(entry)
-        assert {"cpu", "memory"} <= set(entry["resources"]["requests"])
-        assert "memory" in entry["resources"]["limits"]
+    templates = [template for resource in BUILDS[folder] for template in kustomize.pod_templates(resource)]
+    for template in templates:
+        serves = template["metadata"]["labels"].get("app.kubernetes.io/component") != "ranks"
+        for entry in template["spec"]["containers"]:
+            assert not serves or {"startupProbe", "livenessProbe", "readinessProbe"} <= set(entry)
+            assert {"cpu", "memory"} <= set(entry["resources"]["requests"])
+            assert "memory" in entry["resources"]["limits"]
 
 
 @every

@@ -385,7 +385,7 @@ def test_random_operations_with_host_memory_match_the_oracle(
 
 
 @pytest.mark.parametrize(("policy", "threshold"), [("lru", 0), ("arc", 0), ("arc", 2)])
-@pytest.mark.parametrize("num_host_blocks", [12, 60])
+@pytest.mark.parametrize("num_host_blocks", [12, 30])
 @pytest.mark.parametrize("case", [0, 1, 4])
 def test_random_operations_with_a_disk_match_the_oracle(
     case: int, num_host_blocks: int, policy: str, threshold: int
@@ -395,8 +395,8 @@ def test_random_operations_with_a_disk_match_the_oracle(
     counts = cluster.core.counts
     assert counts.disk_stored_blocks > 10
     if CASES[case]["block_size"] == 4 and threshold == 0:
-        assert counts.disk_fetched_blocks > 0, "more than host memory holds"
-        assert counts.disk_lost_blocks > 0 or num_host_blocks == 60, "few leave that much memory for the disk"
+        assert counts.disk_fetched_blocks > 5, "more than host memory holds"
+        assert counts.disk_lost_blocks > 0
     assert cluster.core.transfers is not None
     assert cluster.core.transfers.num_under_way == 0
 
