@@ -1,4 +1,4 @@
-"""TLS by files that may be exchanged at any time: credentials of gRPC, and contexts of HTTP servers.
+"""TLS by files that may be exchanged at any time: credentials of gRPC, and contexts of other servers and dialling.
 
 Servers look at the files at every handshake, dialling reads them anew: connections that are open go on, those to come
 have the new certificate. Files that do not fit together (one of two is written yet) leave the old ones in force.
@@ -72,15 +72,30 @@ def server_credentials(tls: Tls, setting: str) -> grpc.ServerCredentials:
 
 def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Of the files as they are now; raises Unavailable if they are no use."""
+    client_context(tls)
     try:
-        _context(tls, ssl.PROTOCOL_TLS_CLIENT)
         return grpc.ssl_channel_credentials(_bytes(tls.ca), _bytes(tls.key), _bytes(tls.cert))
-    except (OSError, ssl.SSLError) as error:
-        raise Unavailable(f"tls: cannot use {', '.join(tls.files)}: {error.strerror or error}") from None
+    except OSError as error:
+        raise _no_use(tls, error) from None
+
+
+def client_context(tls: Tls) -> ssl.SSLContext:
+    """To dial with, of the files as they are now; raises Unavailable if they are no use."""
+    try:
+        context = _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+        if not tls.ca:
+            context.load_default_certs()
+        return context
+    except OSError as error:
+        raise _no_use(tls, error) from None
+
+
+def _no_use(tls: Tls, error: OSError) -> Unavailable:
+    return Unavailable(f"tls: cannot use {', '.join(tls.files)}: {error.strerror or error}")
 
 
 def server_context(tls: Tls, setting: str) -> ssl.SSLContext:
-    """For HTTP servers. Raises InvalidArgument, naming `setting`, if the files are no use."""
+    """For servers that are not gRPC's. Raises InvalidArgument, naming `setting`, if the files are no use."""
     kept = _Kept(tls, setting, _server_context)
 
     def at_handshake(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

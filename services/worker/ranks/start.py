@@ -23,6 +23,7 @@ from shared import logs, model_identity
 from shared.errors import FailedPrecondition, InvalidArgument
 from shared.settings import Settings, WorkerSettings
 from shared.settings.base import is_secret
+from shared.tls import server_context
 from shared.version import VERSION
 
 log = logs.logger("worker.node")
@@ -92,6 +93,10 @@ def check_nodes(settings: WorkerSettings) -> None:
         and f"{settings.nnodes} nodes do not divide {settings.num_ranks} ranks",
         "master_addr": not settings.master_addr and "several nodes need the address of node 0",
         "custom_all_reduce": settings.custom_all_reduce and "GPUs of several hosts have no memory in common",
+        "tls": settings.node_rank == 0
+        and settings.tls.dials
+        and not settings.tls.serves
+        and "node 0 is dialled by the others and needs a certificate and its key",
         "cluster_secret_file": not (settings.cluster_secret_file or settings.insecure)
         and "nodes prove a secret to each other; set one, or insecure, where nobody else is on the network",
     }
@@ -101,7 +106,9 @@ def check_nodes(settings: WorkerSettings) -> None:
 
 
 def _proofs(settings: WorkerSettings) -> Proofs:
-    return Proofs(settings.cluster_secret(), f"{settings.master_addr}:{settings.master_port}")
+    place, tls = f"{settings.master_addr}:{settings.master_port}", settings.tls
+    serving = server_context(tls, "tls") if settings.node_rank == 0 and tls.serves else None
+    return Proofs(settings.cluster_secret(), place, tls, serving)
 
 
 def _nodes(settings: WorkerSettings) -> Nodes:

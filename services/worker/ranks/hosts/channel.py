@@ -1,8 +1,8 @@
 """The link between rank 0 and another host of its replica: frames over TCP, behind a proof of the cluster's secret.
 
 A frame is its length (4 bytes) and its bytes. First both sides prove that they know the secret, over nonces of both;
-who does not is told nothing and sends nothing that is read. Frames are not encrypted: hosts of a replica share a
-network of their own, as their collectives do.
+who does not is told nothing and sends nothing that is read. With the files of `tls` all of it goes through TLS; what
+ranks send each other in collectives does not: hosts of a replica share a network of their own.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import contextlib
 import hmac
 import os
 import socket
+import ssl
 import struct
 import threading
 from dataclasses import dataclass
 
+from services.worker.ranks.hosts.tls_session import TlsSession
 from shared.errors import Unauthenticated, Unavailable
 from shared.rpc.trust.meeting import NONCE_BYTES, Meeting
 from shared.secret_file import SecretFile
+from shared.settings.tls import NO_TLS, Tls
+from shared.tls import client_context
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 30
@@ -32,6 +36,7 @@ class Channel:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self._bytes: socket.socket | TlsSession = link
         self._sending = threading.Lock()
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -40,10 +45,15 @@ class Channel:
         address: str = self._link.getsockname()[0]
         return address
 
+    def encrypt(self, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
+        """Before the first frame. `server_name`: of the side that dialled, what the other's certificate must say.
+        Raises OSError."""
+        self._bytes = TlsSession(self._link, context, server_name=server_name)
+
     def send(self, frame: bytes) -> None:
         """Raises OSError."""
         with self._sending:
-            self._link.sendall(LENGTH.pack(len(frame)) + frame)
+            self._bytes.sendall(LENGTH.pack(len(frame)) + frame)
 
     def receive(self, most: int = MOST_BYTES) -> bytes:
         """Raises Unavailable at the end of the link, and OSError."""
@@ -68,7 +78,7 @@ class Channel:
     def _take(self, size: int) -> bytes:
         parts = []
         while size:
-            part = self._link.recv(min(size, 1 << 20))
+            part = self._bytes.recv(min(size, 1 << 20))
             if not part:
                 raise Unavailable("the link has ended")
             parts.append(part)
@@ -82,18 +92,30 @@ class Proofs:
 
     secret: SecretFile | None
     place: str  # HOST:PORT of rank 0's side, as both were told
+    tls: Tls = NO_TLS  # of the host that dials
+    serving: ssl.SSLContext | None = None  # of rank 0's
 
     def offer(self, channel: Channel, node: int) -> None:
         """By the host that dials. Raises Unauthenticated where the other one does not know the secret, Unavailable
-        where it does not want this one."""
-        theirs, mine = channel.receive(MOST_UNPROVED_BYTES), os.urandom(NONCE_BYTES)
+        where it does not want this one, and OSError, also where only one of both speaks TLS."""
+        if self.tls.dials:
+            name = self.tls.server_name or self.place.rpartition(":")[0]
+            channel.encrypt(client_context(self.tls), server_name=name)
+        try:
+            theirs, mine = channel.receive(MOST_UNPROVED_BYTES), os.urandom(NONCE_BYTES)
+        except TimeoutError:
+            raise Unavailable(
+                f"{self.place} does not greet: is it node 0, and is `tls` set there and not here?"
+            ) from None
         meeting = _meeting(self.place, node, mine, theirs)
         channel.send(NODE.pack(node) + mine + meeting.proof(self._secrets[0], "client"))
         if not meeting.is_proved(channel.receive(MOST_UNPROVED_BYTES), self._secrets, "server"):
             raise Unauthenticated(f"{self.place} does not prove that it knows the cluster's secret")
 
     def ask(self, channel: Channel) -> int:
-        """By rank 0's host; returns the number of the one that dialled. Raises Unauthenticated."""
+        """By rank 0's host; returns the number of the one that dialled. Raises Unauthenticated and OSError."""
+        if self.serving is not None:
+            channel.encrypt(self.serving)
         mine = os.urandom(NONCE_BYTES)
         channel.send(mine)
         said = channel.receive(MOST_UNPROVED_BYTES)

@@ -1,10 +1,11 @@
-"""Rank 0 of two hosts, of which this is one: python -m tests.services.worker.ranks.say FOLDER SECRET_FILE"""
+"""Rank 0 of two hosts, of which this is one: python -m tests.services.worker.ranks.say FOLDER SECRET_FILE TLS"""
 
 from __future__ import annotations
 
 import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 from services.worker.ranks import start
 from services.worker.ranks.local import LocalRanks
@@ -13,8 +14,14 @@ from tests.services.worker.ranks.test_sharding import RankedRig
 from tests.services.worker.rig import Rig
 
 
-def main(folder: Path, secret: str) -> None:
-    where = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29500, "cluster_secret_file": secret}
+def main(folder: Path, secret: str, tls: dict[str, str]) -> None:
+    where: dict[str, Any] = {
+        "nnodes": 2,
+        "master_addr": "10.77.0.1",
+        "master_port": 29500,
+        "cluster_secret_file": secret,
+    }
+    where["tls"] = tls
     worker = Rig.settings(folder, pipeline_parallel_size=2, **where)
     group = LocalRanks(2, functools.partial(start.build_part, worker), 2, start._nodes(worker))
     try:
@@ -28,4 +35,4 @@ def main(folder: Path, secret: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], dict(part.split("=", 1) for part in sys.argv[3].split(",")))

@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trustme
 
 from services.worker.ranks import seat, start
 from services.worker.ranks.group import RankFailure
@@ -25,6 +27,8 @@ from services.worker.ranks.local import LocalRanks
 from shared.errors import InvalidArgument, Unauthenticated, Unavailable
 from shared.secret_file import SecretFile, write
 from shared.settings import WorkerSettings
+from shared.settings.tls import Tls
+from shared.tls import server_context
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
@@ -32,6 +36,7 @@ from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
 MASTER = "127.0.0.2"
+TWO = {"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "h"}
 
 
 @pytest.fixture
@@ -140,31 +145,44 @@ def test_ranks_of_a_host_end_with_rank_0_and_the_host_waits_for_the_next_one(che
         assert node.poll() is None
 
 
-def meet(rank_0: Proofs, other: Proofs) -> int | Exception:
-    """The number that rank 0 was told, or what it met."""
+@contextmanager
+def linked() -> Iterator[tuple[Channel, Channel]]:
+    """The side that dialled, and the other."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        dialled = socket.create_connection(server.getsockname())
-        accepted, _ = server.accept()
+        dialled = Channel(socket.create_connection(server.getsockname()))
+        accepted = Channel(server.accept()[0])
+    for channel in (dialled, accepted):
+        channel.patience(60)
+    yield dialled, accepted
+    dialled.close()
+    accepted.close()
+
+
+def meet_on(dialled: Channel, accepted: Channel, rank_0: Proofs, other: Proofs) -> int | Exception:
+    """The number that rank 0 was told, or what it met."""
     found: list[Any] = []
 
     def ask() -> None:
-        channel = Channel(accepted)
         try:
-            found.append(rank_0.ask(channel))
+            found.append(rank_0.ask(accepted))
         except (Unauthenticated, Unavailable, OSError) as error:
             found.append(error)
-        channel.close()
+            accepted.close()
 
     asking = threading.Thread(target=ask)
     asking.start()
-    channel = Channel(dialled)
     try:
-        other.offer(channel, 3)
-    except (Unauthenticated, Unavailable) as error:
+        other.offer(dialled, 3)
+    except (Unauthenticated, Unavailable, OSError) as error:
         found.append(error)
+        dialled.close()
     asking.join(60)
-    channel.close()
     return found[0]
+
+
+def meet(rank_0: Proofs, other: Proofs) -> int | Exception:
+    with linked() as (dialled, accepted):
+        return meet_on(dialled, accepted, rank_0, other)
 
 
 def test_hosts_prove_the_clusters_secret_to_each_other(tmp_path: Path, secret: str) -> None:
@@ -177,13 +195,89 @@ def test_hosts_prove_the_clusters_secret_to_each_other(tmp_path: Path, secret: s
     assert isinstance(meet(known, elsewhere), Unauthenticated)
 
 
+@dataclass(frozen=True)
+class Certified:
+    """What an authority gives to services."""
+
+    folder: Path
+    authority: trustme.CA
+
+    def files(self, role: str, *names: str) -> Tls:
+        issued = self.authority.issue_cert(*(names or ("127.0.0.1",)))
+        paths = {kind: str(self.folder / f"{role}.{kind}") for kind in ("cert", "key", "ca")}
+        Path(paths["cert"]).write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(paths["key"])
+        self.authority.cert_pem.write_to_path(paths["ca"])
+        return Tls(**paths, clients="require")
+
+    def rank_0(self, secret: SecretFile) -> Proofs:
+        tls = self.files("rank-0")
+        return Proofs(secret, "127.0.0.1:1", tls, server_context(tls, "tls"))
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> Certified:
+    return Certified(tmp_path, trustme.CA())
+
+
+def test_frames_go_through_tls_both_ways_at_once(certified: Certified, secret: str) -> None:
+    known = SecretFile(secret, "cluster_secret_file")
+    frames = [os.urandom(size) for size in (0, 1, 1 << 16, 3_000_000, 7)]
+    with linked() as (dialled, accepted):
+        other = Proofs(known, "127.0.0.1:1", certified.files("node"))
+        assert meet_on(dialled, accepted, certified.rank_0(known), other) == 3
+        senders = [
+            threading.Thread(target=lambda to=channel: [to.send(frame) for frame in frames], daemon=True)
+            for channel in (dialled, accepted)
+        ]
+        received: dict[str, list[bytes]] = {}
+
+        def receive(name: str, channel: Channel) -> None:
+            received[name] = [channel.receive() for _ in frames]
+
+        readers = [threading.Thread(target=receive, args=pair) for pair in (("a", dialled), ("b", accepted))]
+        for thread in (*senders, *readers):
+            thread.start()
+        for thread in (*senders, *readers):
+            thread.join(60)
+        assert received == {"a": frames, "b": frames}
+        dialled.close()
+        with pytest.raises((Unavailable, OSError)):
+            accepted.receive()
+
+
+def test_hosts_without_fitting_certificates_do_not_meet(certified: Certified, tmp_path: Path, secret: str) -> None:
+    known = SecretFile(secret, "cluster_secret_file")
+    stranger = Certified(tmp_path / "strange", trustme.CA())
+    stranger.folder.mkdir()
+    theirs, ours = stranger.files("node"), certified.files("node")
+    nobody = Tls(ca=ours.ca)
+    named_otherwise = ours.model_copy(update={"server_name": "rank-1.example"})
+    for wrong in (theirs, nobody, named_otherwise):
+        assert isinstance(meet(certified.rank_0(known), Proofs(known, "127.0.0.1:1", wrong)), OSError)
+    plain = Proofs(known, "127.0.0.1:1")
+    assert isinstance(meet(plain, Proofs(known, "127.0.0.1:1", ours)), (Unauthenticated, Unavailable, OSError))
+
+
+def test_a_host_without_tls_hears_what_may_be_missing(secret: str) -> None:
+    known = SecretFile(secret, "cluster_secret_file")
+    with linked() as (dialled, _):
+        dialled.patience(0.05)  # nobody greets it: rank 0 waits for a handshake
+        with pytest.raises(Unavailable, match="is `tls` set there and not here"):
+            Proofs(known, "127.0.0.1:1").offer(dialled, 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
+        (
+            {**TWO, "insecure": True, "tls": {"ca": "ca.pem"}},
+            "tls: node 0 is dialled by the others and needs a certificate",
+        ),
         ({"nnodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes"),
         ({"nnodes": 2, "master_addr": "h", "insecure": True}, "nnodes: 2 nodes do not divide 1 ranks"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "insecure": True}, "master_addr: several nodes need"),
-        ({"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "h"}, "cluster_secret_file: nodes prove a secret"),
+        (TWO, "cluster_secret_file: nodes prove a secret"),
         ({"node_rank": 1}, "node_rank: 1 of 1 nodes"),
     ],
 )
@@ -227,12 +321,17 @@ def namespaces() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_two_network_namespaces_are_two_hosts(checkpoint: Make, secret: str, namespaces: tuple[str, str]) -> None:
+def test_two_network_namespaces_are_two_hosts(
+    checkpoint: Make, secret: str, namespaces: tuple[str, str], certified: Certified
+) -> None:
+    tls = ",".join(
+        f"{name}={value}" for name, value in certified.files("rank", "10.77.0.1").model_dump().items() if value
+    )
     folder = checkpoint("llama").folder
     where = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29500, "cluster_secret_file": secret}
-    node = subprocess.Popen(["ip", "netns", "exec", namespaces[1], *node_command(folder, **where)])
+    node = subprocess.Popen(["ip", "netns", "exec", namespaces[1], *node_command(folder, **where, tls=tls)])
     try:
-        script = [sys.executable, "-m", "tests.services.worker.ranks.say", str(folder), secret]
+        script = [sys.executable, "-m", "tests.services.worker.ranks.say", str(folder), secret, tls]
         said = subprocess.run(
             ["ip", "netns", "exec", namespaces[0], *script], check=True, stdout=subprocess.PIPE, text=True, timeout=240
         ).stdout
