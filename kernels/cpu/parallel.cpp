@@ -187,7 +187,7 @@ class Pool {
   }
 
   void await_helpers(int64_t begin) {
-    const auto alone = [this] { return (gate_.load(std::memory_order_acquire) & HELPERS) == 0; };
+    const auto alone = [this] { return (gate_.load(std::memory_order_seq_cst) & HELPERS) == 0; };
     if (spin_until(alone, SPIN_NS)) return;
     const int64_t since = now_ns();
     for (auto& worker : workers_) worker->cpu_ns = worker->inside.load(std::memory_order_acquire) ? worker->used_ns() : -1;

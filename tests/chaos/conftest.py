@@ -18,9 +18,11 @@ from tests.e2e.conftest import running_cluster
 
 Said = list[tuple[object, ...]]
 
-# Fast enough to notice within a test, slow enough for a busy machine that two workers share.
-WORKER = {"num_blocks": 1500, "threads": 1}
-SCHEDULER = {"heartbeat_interval_ms": 200, "step_deadline_s": 2.0}
+# Fast enough to notice within a test, slow enough for a busy machine that two workers share: a step of 2,048 tokens of a
+# crowd that moves takes longer than a deadline of 2 s there.
+WORKER = {"num_blocks": 1500, "threads": 1, "max_num_batched_tokens": 256}
+SCHEDULER = {"heartbeat_interval_ms": 200, "step_deadline_s": 5.0}
+LONGER_THAN_A_STEP_S = 8.0
 # What begins anew takes ten times as long on a machine with as much else to do.
 FRONTEND = {"unavailable_after_s": 120.0}
 

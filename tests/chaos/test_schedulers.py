@@ -14,7 +14,15 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.params import SamplingParams
-from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothing_behind, services
+from tests.chaos.conftest import (
+    FRONTEND,
+    LONGER_THAN_A_STEP_S,
+    SCHEDULER,
+    WORKER,
+    Said,
+    leaves_nothing_behind,
+    services,
+)
 from tests.chaos.streams import KINDS, Crowd, greedy, same
 from tests.chaos.test_workers import pid, survives
 from tests.e2e.conftest import running_cluster
@@ -102,7 +110,7 @@ async def test_redis_is_away_while_another_part_goes(
     async def go() -> None:
         os.kill(pid(two_schedulers, part), fault)
         if fault == signal.SIGSTOP:
-            await asyncio.sleep(4)
+            await asyncio.sleep(LONGER_THAN_A_STEP_S)
             os.kill(pid(two_schedulers, part), signal.SIGCONT)
 
     os.kill(pid(two_schedulers, "redis-0"), signal.SIGSTOP)

@@ -15,7 +15,7 @@ import pytest
 from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import DeadlineExceeded
-from tests.chaos.conftest import Said, leaves_nothing_behind, page, services
+from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page, services
 from tests.chaos.streams import KINDS, Crowd, constrained, everything, greedy, same
 
 pytestmark = pytest.mark.timeout(300)
@@ -123,7 +123,7 @@ async def test_a_worker_hangs_and_comes_back_as_a_zombie(two_workers: Cluster, u
 
     async def hang() -> None:
         os.kill(pid(two_workers, "worker-0"), signal.SIGSTOP)
-        await asyncio.sleep(4)  # longer than the step deadline
+        await asyncio.sleep(LONGER_THAN_A_STEP_S)
         os.kill(pid(two_workers, "worker-0"), signal.SIGCONT)
 
     await survives(two_workers, undisturbed, hang)
