@@ -18,8 +18,8 @@ from tests.e2e.conftest import running_cluster
 
 Said = list[tuple[object, ...]]
 
-# Fast enough to notice within a test, slow enough for a busy machine that two workers share: a step of 2,048 tokens of a
-# crowd that moves takes longer than a deadline of 2 s there.
+# Fast enough to notice within a test, slow enough for a busy machine that two workers share: a step of 2,048 tokens of
+# a crowd that moves takes longer than a deadline of 2 s there.
 WORKER = {"num_blocks": 1500, "threads": 1, "max_num_batched_tokens": 256}
 SCHEDULER = {"heartbeat_interval_ms": 200, "step_deadline_s": 5.0}
 LONGER_THAN_A_STEP_S = 8.0
