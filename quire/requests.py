@@ -49,6 +49,7 @@ class Options:
     truncate_prompt_tokens: int | None = None
     truncation_side: str = ""
     stream_interval: int = 0
+    kv_priority: str = ""  # of the prompt in host memory and on disk: low, normal or high
     model: str = ""  # its name or an adapter's; empty: the model
 
     def to_proto(self) -> pb.RequestOptions:
@@ -61,6 +62,7 @@ class Options:
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side,
             stream_interval=self.stream_interval,
+            kv_priority=self.kv_priority,
         )
 
 

@@ -155,6 +155,7 @@ class Request:
     priority: int = 0  # smaller runs earlier, where schedulers go by it
     tenant: str = ""
     cache_salt: str = ""
+    kv_priority: str = "normal"  # of the prompt in tiers below the device
     adapter: str = ""  # that `model` names; empty: the model itself
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as leave room for the output
     truncation_side: str = "left"  # "right": keep the first instead

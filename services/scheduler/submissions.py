@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family, Sequence
+from services.scheduler.kv_cache.kv_priority import KVPriority
 from shared import block_hash
 from shared.adapter_contents import AdapterId
 from shared.columns import u32
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+
+_KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPriority.HIGH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class SequenceFactory:
                 payload=Payload(submission.params, submission.first_sample + i, submission.grammar),
                 request_id=submission.request_id,
                 priority=submission.priority,
+                kv_priority=_KV_PRIORITIES.get(submission.kv_priority, KVPriority.NORMAL),
                 tenant=submission.tenant,
                 arrival=arrival,
                 deadline=deadline,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 
@@ -39,8 +42,20 @@ async def listen(cluster: Cluster, *kinds: Callable[[int], SamplingParams]) -> d
 
 
 @pytest.fixture(scope="session")
-def undisturbed() -> dict[str, Said]:
-    """What every stream says when nothing happens."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+    """What every stream says when nothing happens. One process of a test run finds out, for all."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return hear()
+    kept = tmp_path_factory.getbasetemp().parent / "undisturbed.pickle"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(hear()))
+    said: dict[str, Said] = pickle.loads(kept.read_bytes())
+    return said
+
+
+def hear() -> dict[str, Said]:
     with running_cluster(worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         return asyncio.run(listen(cluster, greedy, everything, constrained))
 

@@ -25,7 +25,7 @@ def undisturbed() -> dict[str, Said]:
     """Sums over ranks round otherwise than one rank's: this is what two of them say."""
 
     with running_cluster(worker=RANKS, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
-        return asyncio.run(listen(cluster, greedy, everything))
+        return asyncio.run(listen(cluster, greedy))
 
 
 @pytest.fixture
@@ -71,6 +71,13 @@ async def gone(number: int) -> None:
 
 @pytest.mark.slow
 async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed: dict[str, Said]) -> None:
+    await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL))
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+async def test_a_rank_is_killed_among_samples_and_their_log_probabilities(two: Cluster) -> None:
+    undisturbed = await listen(two, everything)
     await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
 
 
@@ -92,7 +99,7 @@ async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Si
     """Steps are with it, and with the first stage, at that moment."""
     staged = {**WORKER, "pipeline_parallel_size": 2}
     with running_cluster(workers=2, worker=staged, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
-        undisturbed = await listen(cluster, greedy, everything)
+        undisturbed = await listen(cluster, greedy)
 
         async def strike() -> None:
             rank = rank_of(cluster, "worker-0")

@@ -29,6 +29,7 @@ STREAMS = {
     "each token": Options(),
     "seven tokens a message": Options(stream_interval=7),
     "a salted cache": Options(cache_salt="own", tenant="somebody"),
+    "KV that is kept": Options(kv_priority="high"),
 }
 HTTP: Mapping[str, Mapping[str, Any]] = {"whole": {}, "stream": {"stream": True}, "echo": {"echo": True}}
 NOT_OVER_HTTP = {

@@ -82,6 +82,7 @@ def new_request(
         priority=options.priority,
         tenant=options.tenant or arrival.tenant,
         cache_salt=options.cache_salt,
+        kv_priority=options.kv_priority or "normal",
         truncate_prompt_tokens=options.truncate_prompt_tokens if options.HasField("truncate_prompt_tokens") else None,
         truncation_side=options.truncation_side or "left",
         final_only=options.final_only,

@@ -29,6 +29,7 @@ from services.frontend.request import (
 from services.frontend.scheduler_client.client import Limits
 from services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from services.frontend.scheduler_client.sequence import Work
+from services.frontend.scheduler_client.submission import KV_PRIORITIES
 from services.frontend.tokenizer.encoder import Tokenized
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared import adapter_contents, block_hash
@@ -153,6 +154,9 @@ class InputProcessor:
         if not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
             message = f"priority must be in [-2^31, 2^31 - 1], got {request.priority}."
             raise InvalidArgument(message, field="priority")
+        if request.kv_priority not in KV_PRIORITIES:
+            message = f"kv_priority must be one of {', '.join(KV_PRIORITIES)}, got {request.kv_priority!r}."
+            raise InvalidArgument(message, field="kv_priority")
 
     def estimate_tokens(self, request: Request, max_model_len: int) -> int:
         """Prompt and promised output tokens, roughly and without tokenizing."""
@@ -338,6 +342,7 @@ def _work(
         grammar=asked.grammar,
         samples_nothing=asked.samples_nothing,
         priority=request.priority,
+        kv_priority=request.kv_priority,
         tenant=request.tenant,
         arrival_s=request.arrival_s,
         deadline_s=request.deadline_s,

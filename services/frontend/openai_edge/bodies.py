@@ -132,6 +132,7 @@ class GenerationBody(Body, PlainFields):
     priority: int | None = None
     tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
+    kv_priority: Literal["low", "normal", "high"] = "normal"
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
@@ -192,6 +193,7 @@ class PooledBody(Body):
     priority: int | None = None
     tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
+    kv_priority: Literal["low", "normal", "high"] = "normal"
 
 
 class EmbeddingBody(PooledBody):

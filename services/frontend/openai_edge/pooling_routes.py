@@ -154,6 +154,7 @@ def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: 
         priority=body.priority or 0,
         tenant=body.tenant or call.tenant,
         cache_salt=body.cache_salt or "",
+        kv_priority=body.kv_priority,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "right",
         final_only=True,

@@ -208,6 +208,7 @@ def _request(
         priority=body.priority or 0,
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",
+        kv_priority=body.kv_priority,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "left",
         default_max_tokens=default_max_tokens,

@@ -35,6 +35,7 @@ class Work:
     samples_nothing: bool = False  # it ends with a vector when its prompt is computed; max_tokens is 0
     traceparent: str = ""  # of a request that is sampled
     adapter: AdapterId | None = None  # that it goes through
+    kv_priority: str = "normal"
 
     @property
     def is_search(self) -> bool:

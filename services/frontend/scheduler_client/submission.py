@@ -11,6 +11,8 @@ from shared.columns import u32_bytes
 from shared.pb.common.v1 import model_pb2, sampling_pb2
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
+KV_PRIORITIES = {"low": pb.KV_PRIORITY_LOW, "normal": pb.KV_PRIORITY_UNSPECIFIED, "high": pb.KV_PRIORITY_HIGH}
+
 
 def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout, now: float) -> pb.Submission:
     """`sequences`: consecutive samples of one work that have no tokens yet, or a single one with or without."""
@@ -43,6 +45,7 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         adapter=work.adapter.name if work.adapter else "",
         adapter_digest=work.adapter.digest if work.adapter else b"",
         priority=work.priority,
+        kv_priority=KV_PRIORITIES[work.kv_priority],
         tenant=work.tenant,
         timeout_ms=_timeout_ms(work.deadline_s, now),
         age_ms=max(0, int((now - work.arrival_s) * 1000)),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from services.scheduler.core.repetition import RepetitionRule
+from services.scheduler.kv_cache.kv_priority import KVPriority
 
 if TYPE_CHECKING:
     from services.scheduler.core.beam.search import BeamSearch
@@ -73,6 +74,7 @@ class Sequence:
     payload: object = None  # what the worker needs beside the tokens; not looked at here
     request_id: str = ""
     priority: int = 0
+    kv_priority: KVPriority = KVPriority.NORMAL
     tenant: str = ""
     arrival: float = 0.0  # seconds, the scheduler's clock
     deadline: float = math.inf

@@ -6,18 +6,19 @@ A place is free, being stored into, or holds a block; what is being read, or kep
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from services.scheduler.kv_cache.eviction import LRU, Eviction
+from services.scheduler.kv_cache.kv_priority import ByPriority, KVPriority
 
 
 class BlockTier:
     """Owns the places of one tier of one worker. free + storing + held == total at all times."""
 
-    def __init__(self, num_places: int, eviction: Eviction | None = None) -> None:
-        """`eviction`: which block goes first; None: the least recently used."""
+    def __init__(self, num_places: int, make: Callable[[int], Eviction] = LRU) -> None:
+        """`make`: for a number of places, which block goes first among those of one priority."""
         self.num_places = num_places
-        self._eviction = LRU(num_places) if eviction is None else eviction
+        self._eviction = ByPriority(num_places, make)
         self._free = list(range(num_places - 1, -1, -1))  # taken from the end
         self._held: dict[bytes, int] = {}  # by hash
         self._storing: dict[bytes, int] = {}
@@ -35,6 +36,14 @@ class BlockTier:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def mark(self, block_hashes: Sequence[bytes], priority: KVPriority) -> None:
+        """They are those of a prompt of this priority, held or not."""
+        self._eviction.mark(block_hashes, priority)
+
+    def is_high(self, block_hash: bytes) -> bool:
+        """Whether it goes, or would go, after all others."""
+        return self._eviction.is_high(block_hash)
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether it can be read."""

@@ -84,6 +84,7 @@ class ResponsesBody(PlainFields):
     priority: int | None = None
     tenant: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
+    kv_priority: Literal["low", "normal", "high"] = "normal"
 
     def refuse_unknown(self) -> None:
         """A misspelled field would otherwise be a silent default."""

@@ -57,6 +57,7 @@ def responses_request(
         priority=body.priority or 0,
         tenant=body.tenant or headers.tenant,
         cache_salt=body.cache_salt or "",
+        kv_priority=body.kv_priority,
         truncate_prompt_tokens=prompt_limits.AS_FITS if body.truncation == "auto" else None,
         final_only=not body.stream,
         parse_answer=True,

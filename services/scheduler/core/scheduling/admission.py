@@ -66,7 +66,7 @@ class Admitter:
                 return
             state.next_waiting()
             if state.transfers is not None and not sequence.started:
-                state.transfers.sight(sequence.block_hashes)
+                state.transfers.sight(sequence.block_hashes, sequence.kv_priority)
             self._entry.count(sequence, start.num_cached, now)
             self._entry.give_slot(builder, sequence, start)
 

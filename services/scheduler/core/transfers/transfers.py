@@ -21,6 +21,7 @@ from services.scheduler.core.transfers.orders import MOST_WAITS, DiskOrder, Tran
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.eviction import POLICIES
 from services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
+from services.scheduler.kv_cache.kv_priority import KVPriority
 from services.scheduler.kv_cache.sightings import Sightings
 
 LEAST_BLOCKS = 2  # that are worth the wait
@@ -33,7 +34,7 @@ class Transfers:
     def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: Counts) -> None:
         assert kv.groups.plain, "blocks of several groups stay on the device"
         make = POLICIES[tiers.policy]
-        self.tier = BlockTier(tiers.num_host_blocks, make(tiers.num_host_blocks))
+        self.tier = BlockTier(tiers.num_host_blocks, make)
         self._kv = kv
         self._counts = counts
         self._ids = itertools.count(1)
@@ -45,7 +46,7 @@ class Transfers:
         self._sightings = Sightings(tiers.store_threshold) if tiers.store_threshold > 1 else None
         self.disk: DiskTransfers | None = None
         if tiers.num_disk_blocks:
-            on_disk = BlockTier(tiers.num_disk_blocks, make(tiers.num_disk_blocks))
+            on_disk = BlockTier(tiers.num_disk_blocks, make)
             self.disk = DiskTransfers(self.tier, on_disk, counts, lambda: next(self._ids))
         self._most_waits = MOST_WAITS * (1 if self.disk is None else 2)
         kv.watch_filled()
@@ -88,11 +89,13 @@ class Transfers:
 
     # What is ordered.
 
-    def sight(self, hashes: Blocks[bytes]) -> None:
+    def sight(self, hashes: Blocks[bytes], priority: KVPriority) -> None:
         """They are those of a prompt that comes in: what lies below the device is wanted again, and what was seen too
         seldom to be stored, and is on the device, may be by now."""
+        self.tier.mark(hashes, priority)
         self.tier.touch(hashes)
         if self.disk is not None:
+            self.disk.tier.mark(hashes, priority)
             self.disk.tier.touch(hashes)
         if self._sightings is not None:
             found = ((self._kv.pool.find(block_hash), block_hash) for block_hash in self._sightings.see(hashes))
@@ -118,9 +121,9 @@ class Transfers:
             self._kv.hold(order.transfer_id, blocks)
 
     def _is_worth_storing(self, block_hash: bytes) -> bool:
-        if self._sightings is not None and not self._sightings.are_enough(block_hash):
+        if self.tier.knows(block_hash):
             return False
-        return not self.tier.knows(block_hash)
+        return self._sightings is None or self._sightings.are_enough(block_hash) or self.tier.is_high(block_hash)
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
         """Brings back what comes behind the blocks `found` on the device, at most `most` blocks. Whether it has to wait

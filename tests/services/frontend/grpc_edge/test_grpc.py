@@ -150,6 +150,12 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             "request_id",
             "request_id must have at most 256 characters, got 257.",
         ),
+        (
+            pb.GenerateRequest(text="x", options=pb.RequestOptions(kv_priority="top")),
+            "INVALID_ARGUMENT",
+            "kv_priority",
+            "kv_priority must be one of low, normal, high, got 'top'.",
+        ),
         (pb.GenerateRequest(text="x", model="other"), "NOT_FOUND", "model", "The model `other` does not exist."),
     ],
 )

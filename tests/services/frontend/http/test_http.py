@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from shared.pb.scheduler.v1 import scheduler_pb2
 from shared.version import VERSION
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of, scheduler
@@ -59,6 +60,7 @@ def events(text: str) -> list[Any]:
         ({"logprobs": 21}, "logprobs", "Requested sample logprobs of 21, which is greater than max allowed: 20"),
         ({"cache_salt": ""}, "cache_salt", "cache_salt: String should have at least 1 character"),
         ({"cache_salt": "s" * 1025}, "cache_salt", "cache_salt must have at most 1024 characters, got 1025."),
+        ({"kv_priority": "highest"}, "kv_priority", "kv_priority: Input should be 'low', 'normal' or 'high'"),
         ({"prompt": ["a"] * 600, "n": 2}, "prompt", "a request may have at most 1024 samples in all, got 1200."),
         ({"temprature": 1}, "temprature", "Unrecognized request argument supplied: temprature"),
         ({"priority": 2**31}, "priority", "priority must be in [-2^31, 2^31 - 1], got 2147483648."),
@@ -134,7 +136,13 @@ async def test_every_sampling_field_reaches_the_scheduler(frontend: Running, scr
         "logprobs": 1,
     }
     lists = {"stop_token_ids": [5, 6], "allowed_token_ids": [7, 8]}
-    more = {"logit_bias": {"9": 2.5}, "bad_words": ["hello"], "ignore_eos": True, "cache_salt": "s"}
+    more = {
+        "logit_bias": {"9": 2.5},
+        "bad_words": ["hello"],
+        "ignore_eos": True,
+        "cache_salt": "s",
+        "kv_priority": "high",
+    }
     status, _ = await complete(frontend, **asked, **lists, **more, stop=["zzz"])
     assert status == 200
     submission = script.submissions[-1]
@@ -146,6 +154,7 @@ async def test_every_sampling_field_reaches_the_scheduler(frontend: Running, scr
     assert len(submission.params.bad_word_token_ids) == 2  # with and without the space before it
     assert submission.eos_token_ids == b""
     assert len(submission.root_hash) == 32
+    assert submission.kv_priority == scheduler_pb2.KV_PRIORITY_HIGH
 
 
 async def test_unseeded_prompts_get_seeds_of_their_own(frontend: Running, script: ScriptedScheduler) -> None:

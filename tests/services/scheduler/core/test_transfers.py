@@ -8,6 +8,7 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.transfers.limits import TierLimits
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
+from services.scheduler.kv_cache.kv_priority import KVPriority
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.paper_worker import PaperWorker
 
@@ -43,9 +44,9 @@ class Machine:
             self.core.apply(self.worker.execute(plan), 0)
         return plan is not None
 
-    def run(self, prompt: list[int]) -> Sequence:
+    def run(self, prompt: list[int], **fields: object) -> Sequence:
         """Alone, with all its transfers."""
-        sequence = self.add(prompt)
+        sequence = self.add(prompt, **fields)
         while sequence.status is not SequenceStatus.FINISHED:
             assert self.step() or self.move(), "stuck"
         while self.move():
@@ -329,3 +330,20 @@ def test_what_the_device_still_has_stays_below_as_well() -> None:
     assert tier is not None
     kept = [all(map(tier.holds, make_sequence(900, prompt(n), 2, SIZE).block_hashes)) for n in range(3)]
     assert kept == [True, False, True]
+
+
+@pytest.mark.parametrize("num_disk_blocks", [0, 20])
+def test_a_prompt_of_high_priority_stays_through_a_flood_of_others(num_disk_blocks: int) -> None:
+    machine = Machine(num_host_blocks=20, num_disk_blocks=num_disk_blocks)
+    machine.run(prompt(0), kv_priority=KVPriority.HIGH)
+    for number in range(1, 8):
+        machine.run(prompt(number))
+    assert machine.core.num_cached(make_sequence(900, prompt(0), 2, SIZE)) >= 36
+    assert machine.core.num_cached(make_sequence(901, prompt(1), 2, SIZE)) == 0
+
+
+def test_a_prompt_of_high_priority_is_stored_although_it_came_once() -> None:
+    machine = Machine(threshold=2)
+    machine.run(prompt(0), kv_priority=KVPriority.HIGH)
+    machine.run(prompt(1))
+    assert machine.core.counts.stored_blocks == 10

@@ -8,6 +8,7 @@ import pytest
 
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.kv_cache.eviction import ARC, LRU, POLICIES
+from services.scheduler.kv_cache.kv_priority import KVPriority
 from services.scheduler.kv_cache.sightings import Sightings
 
 
@@ -46,15 +47,21 @@ def held(tier: BlockTier) -> list[int]:
     ],
 )
 def test_what_is_left_of_four_places(policy: str, asked: list[int], left: list[int]) -> None:
-    tier = BlockTier(4, POLICIES[policy](4))
+    tier = BlockTier(4, POLICIES[policy])
     for number in asked:
         ask(tier, number)
     assert held(tier) == left
 
 
 def test_a_lost_block_that_is_wanted_again_moves_arcs_target() -> None:
-    arc = ARC(4)
-    tier = BlockTier(4, arc)
+    made: list[ARC] = []
+
+    def make(capacity: int) -> ARC:
+        made.append(ARC(capacity))
+        return made[-1]
+
+    tier = BlockTier(4, make)
+    (_, arc, _) = made  # of low, normal and high priority
     for number in (1, 1, 2, 2, 3, 4, 5, 6):
         ask(tier, number)
     assert arc.target == 0
@@ -71,7 +78,7 @@ def test_a_lost_block_that_is_wanted_again_moves_arcs_target() -> None:
 
 def test_a_failed_read_leaves_no_trace_in_either_list() -> None:
     for policy in POLICIES:
-        tier = BlockTier(2, POLICIES[policy](2))
+        tier = BlockTier(2, POLICIES[policy])
         ask(tier, 1)
         ask(tier, 1)
         tier.begin_read([name(1)])
@@ -84,7 +91,7 @@ def test_a_failed_read_leaves_no_trace_in_either_list() -> None:
 def test_arc_keeps_what_returns_through_a_flood_of_what_does_not() -> None:
     hits = {}
     for policy in ("lru", "arc"):
-        rng, tier = random.Random(1), BlockTier(32, POLICIES[policy](32))
+        rng, tier = random.Random(1), BlockTier(32, POLICIES[policy])
         hits[policy] = 0
         for round_ in range(4000):
             flood = 64 + round_ % 190
@@ -94,7 +101,7 @@ def test_arc_keeps_what_returns_through_a_flood_of_what_does_not() -> None:
 
 @pytest.mark.parametrize("policy", [LRU, ARC])
 def test_a_policy_holds_what_the_tier_holds(policy: type[LRU | ARC]) -> None:
-    rng, tier = random.Random(5), BlockTier(8, policy(8))
+    rng, tier = random.Random(5), BlockTier(8, policy)
     reading: list[bytes] = []
     for _ in range(4000):
         number = rng.randrange(40)
@@ -107,6 +114,8 @@ def test_a_policy_holds_what_the_tier_holds(policy: type[LRU | ARC]) -> None:
             tier.end_store(name(number), failed=rng.random() < 0.1)
         elif tier.holds(name(number)):
             tier.touch([name(number)])
+        if rng.random() < 0.2:
+            tier.mark([name(rng.randrange(40)) for _ in range(3)], rng.choice([*KVPriority]))
         assert tier.num_free + tier.num_storing + tier.num_held == 8
         assert all(map(tier.holds, reading))
     for block_hash in reading:

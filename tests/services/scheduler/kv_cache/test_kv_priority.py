@@ -1,0 +1,88 @@
+"""What requests say of the worth of their prompts, and which blocks a tier loses then."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.scheduler.kv_cache.block_tier import BlockTier
+from services.scheduler.kv_cache.eviction import POLICIES
+from services.scheduler.kv_cache.kv_priority import KVPriority
+
+LOW, NORMAL, HIGH = KVPriority
+
+
+def names(*numbers: int) -> list[bytes]:
+    return [bytes([number]) for number in numbers]
+
+
+def prompt(tier: BlockTier, *numbers: int, priority: KVPriority = NORMAL) -> None:
+    """Comes in, and is held afterwards as far as there is room."""
+    tier.mark(names(*numbers), priority)
+    tier.touch(names(*numbers))
+    for name in names(*numbers):
+        if not tier.holds(name) and tier.begin_store(name) is not None:
+            tier.end_store(name)
+
+
+def held(tier: BlockTier) -> list[int]:
+    return sorted(name[0] for name in tier.held())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_low_goes_before_normal_and_high_goes_last(policy: str) -> None:
+    tier = BlockTier(6, POLICIES[policy])
+    prompt(tier, 1, 2, priority=HIGH)
+    prompt(tier, 3, 4)
+    prompt(tier, 5, 6, priority=LOW)
+    prompt(tier, 7, 8)
+    assert held(tier) == [1, 2, 3, 4, 7, 8]
+    prompt(tier, 9, 10, 11, 12, 13, 14)
+    assert held(tier) == [1, 2, 11, 12, 13, 14]
+
+
+def test_what_was_lost_is_high_when_it_comes_again() -> None:
+    tier = BlockTier(4)
+    tier.mark(names(1), HIGH)  # before it is held
+    prompt(tier, 1)
+    prompt(tier, 2, 3, 4, 5)
+    assert held(tier) == [1, 3, 4, 5]
+
+
+def test_what_is_held_already_can_become_high_and_nobody_takes_that_from_it() -> None:
+    tier = BlockTier(4)
+    prompt(tier, 1, 2, 3, 4)
+    tier.mark(names(2), HIGH)
+    tier.mark(names(2), NORMAL)
+    tier.mark(names(2), LOW)
+    prompt(tier, 5, 6, 7, 8)
+    assert held(tier) == [2, 6, 7, 8]
+
+
+def test_low_becomes_normal_where_somebody_else_wants_it() -> None:
+    tier = BlockTier(4)
+    prompt(tier, 1, 2, priority=LOW)
+    prompt(tier, 3, 4, 1)
+    prompt(tier, 5)
+    assert held(tier) == [1, 3, 4, 5]
+    prompt(tier, 1, priority=LOW)  # held as others' already: nobody can make it less
+    prompt(tier, 6, 7)
+    assert held(tier) == [1, 5, 6, 7]
+
+
+def test_high_is_half_of_the_places_those_that_asked_last() -> None:
+    tier = BlockTier(4)
+    prompt(tier, 1, 2, 3, 4, priority=HIGH)
+    assert [tier.is_high(name) for name in names(1, 2, 3, 4)] == [False, False, True, True]
+    prompt(tier, 5, 6)
+    assert held(tier) == [3, 4, 5, 6]
+    prompt(tier, 7, 8, priority=HIGH)
+    prompt(tier, 9, 10)
+    assert held(tier) == [7, 8, 9, 10]
+
+
+def test_a_reset_forgets_what_was_asked_for() -> None:
+    tier = BlockTier(4)
+    prompt(tier, 1, 2, priority=HIGH)
+    tier.forget_all()
+    prompt(tier, 1, 2, 3, 4, 5, 6)
+    assert held(tier) == [3, 4, 5, 6]
