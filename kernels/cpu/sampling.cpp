@@ -129,12 +129,13 @@ class Nucleus {
     int bin = 0;
     while (bin < BINS - 1 && before + mass_[bin] < wanted_) before += mass_[bin++];
     for (; bin < BINS; bin++) {
+      if (mass_[bin] == 0) continue;  // nothing is in there, and looking is a pass over the row
       const int64_t count = gather(bin);
       std::sort(room_, room_ + count, std::greater<float>());
       for (int64_t i = 0; i < count; i++) {
-        if (before >= wanted_) return cutoff;
         cutoff = room_[i];
         before += exp(splat(cutoff - top_))[0];
+        if (before >= wanted_) return cutoff;
       }
     }
     return cutoff;
