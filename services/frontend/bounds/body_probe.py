@@ -31,7 +31,8 @@ class Question:
     """What is wrong with this?"""
 
     path: str
-    num_bytes: int
+    num_bytes: int  # so many of the file's first
+    is_whole: bool  # there are no others
     kind: str  # JSON, or the full name of a message
     max_model_len: int
     longest_token: int
@@ -64,12 +65,13 @@ def _encoded(message: str, **more: Any) -> bytes:
 
 def _check(question: Question, limits: RequestLimits) -> int | None:
     """Where ids begin that were taken out."""
-    data = Path(question.path).read_bytes()
+    with Path(question.path).open("rb") as file:
+        data = file.read(question.num_bytes)
     room = Room(question.max_model_len, question.longest_token)
     if question.kind == JSON:
         for _ in json_scan.check(data, limits):
             pass
-        return _check_json(question.path, data, limits, room)
+        return _check_json(question, data, limits, room)
     kind = messages.KINDS[question.kind]
     for _ in wire_scan.check(data, kind.DESCRIPTOR, limits):
         pass
@@ -80,8 +82,8 @@ def _check(question: Question, limits: RequestLimits) -> int | None:
     return None
 
 
-def _check_json(path: str, data: bytes, limits: RequestLimits, room: Room) -> int | None:
-    taken = long_ids.take_out(data)
+def _check_json(question: Question, data: bytes, limits: RequestLimits, room: Room) -> int | None:
+    taken = long_ids.take_out(data) if question.is_whole else None
     document = json_body.parse(data if taken is None else taken.body)
     if taken is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):
         taken, document = None, json_body.parse(data)  # the field of something within
@@ -89,7 +91,7 @@ def _check_json(path: str, data: bytes, limits: RequestLimits, room: Room) -> in
     json_body.check_prompt(document, room)
     if taken is None:
         return None
-    with Path(path).open("r+b") as file:
+    with Path(question.path).open("r+b") as file:
         file.write(taken.body)
         file.write(taken.ids)
         file.truncate()

@@ -37,14 +37,15 @@ class LargeBodies:
         self._thread = ThreadPoolExecutor(1, "large-bodies")
         self._turns = SmallestFirst(1)
 
-    async def check(self, spool: Spool, kind: str = body_probe.JSON) -> bool:
+    async def check(self, spool: Spool, kind: str = body_probe.JSON, *, num_json: int | None = None) -> bool:
         """Whether it has been checked, which small ones are not; long lists of ids may have been taken out of it.
-        JSONDecodeError, InvalidArgument."""
-        if spool.num_bytes <= HEAVY_BYTES or spool.path is None:
+        `num_json`: how many of its bytes are JSON, if others follow. JSONDecodeError, InvalidArgument."""
+        num_bytes = spool.num_bytes if num_json is None else num_json
+        if num_bytes <= HEAVY_BYTES or spool.path is None:
             return False
         room = self._room()
-        question = Question(spool.path, spool.num_bytes, kind, room.max_model_len, room.longest_token)
-        async with self._turns.turn(spool.num_bytes):
+        question = Question(spool.path, num_bytes, num_json is None, kind, room.max_model_len, room.longest_token)
+        async with self._turns.turn(num_bytes):
             try:
                 answer = await self._ask(question)
             except (ChildEnded, Internal, OSError) as error:  # it is looked at here then

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from services.frontend.input_processor.prompt_limits import TOO_LONG, check_length
 from shared.errors import InvalidArgument
 
+LONGEST_CHARACTER = 4  # bytes of UTF-8
+
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -33,6 +35,17 @@ class Room:
                 f"characters fit. However, your {'prompt has' if is_text else 'messages have'} {has}. Please reduce "
                 "their number.",
                 field="prompt" if is_text else "messages",
+                reason=TOO_LONG,
+            )
+
+    def check_bytes(self, count: int) -> None:
+        """Of a prompt in UTF-8 that nobody has decoded yet. Raises InvalidArgument."""
+        if self.max_model_len and count > LONGEST_CHARACTER * self.most:
+            raise InvalidArgument(
+                f"This model's maximum context length is {self.max_model_len} tokens, in which at most "
+                f"{LONGEST_CHARACTER * self.most} bytes fit. However, your prompt has {count} bytes. Please reduce "
+                "their number.",
+                field="prompt",
                 reason=TOO_LONG,
             )
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import Scope
 
 from services.frontend.bounds import json_body, json_scan, long_ids
 from services.frontend.bounds.heavy import HeavyWork, in_steps
@@ -19,20 +20,35 @@ from services.frontend.http.disconnect import while_connected
 from shared.errors import InvalidArgument
 from shared.settings.request_limits import RequestLimits
 
-JSON = "application/json"
+JSON, BYTES = "application/json", "application/octet-stream"
+CONTENT_TYPE = b"content-type"
 PLAIN = "identity"
 CLIENT_GONE = 499  # nobody reads it
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+# Of a request and the number of its body's bytes: how many of them, the first ones, are JSON. None: its headers do not
+# say that others follow. Raises InvalidArgument.
+JsonBytes = Callable[[Request, int], int | None]
+
+
+def all_of_it(request: Request, num_bytes: int) -> None:
+    """The JsonBytes of bodies that are JSON and nothing else."""
 
 
 class ReadRequest(Request):
     """Its body has been read. Once that is known as JSON, the bytes are given up."""
 
     def __init__(
-        self, request: Request, body: bytes, error: JSONDecodeError | None = None, ids_begin: int | None = None
+        self,
+        request: Request,
+        body: bytes,
+        error: JSONDecodeError | None = None,
+        ids_begin: int | None = None,
+        behind: memoryview | None = None,
     ) -> None:
-        """`error`: why it is known to be no JSON. `ids_begin`: where a list that was taken out of it begins."""
-        super().__init__(request.scope, request.receive)
+        """`error`: why it is known to be no JSON. `ids_begin`: where a list that was taken out of it begins. `behind`:
+        what followed the JSON, where the headers said so."""
+        super().__init__(request.scope if behind is None else _as_json(request.scope), request.receive)
+        self.behind = behind
         self._ids = None if ids_begin is None else long_ids.unpacked(memoryview(body)[ids_begin:])
         body = body if ids_begin is None else body[:ids_begin]
         self._bytes = body
@@ -71,19 +87,23 @@ class BodyBounds:
         self._large = large
         self._heavy = HeavyWork()
 
-    async def handle(self, request: Request, handler: Handler, *, at_once: bool = True) -> Response:
+    async def handle(
+        self, request: Request, handler: Handler, *, at_once: bool = True, json_bytes: JsonBytes = all_of_it
+    ) -> Response:
         """What `handler` answers, which does its work `at_once`, or else waits for others. Raises InvalidArgument."""
         with Spool() as spool:
             async for chunk in request.stream():  # not request.body(), which keeps them
                 spool.add(chunk)
-            _check_type(request)
             num_bytes, is_checked, error = spool.num_bytes, False, None
+            num_json = json_bytes(request, num_bytes)
+            _check_type(request, (JSON,) if num_json is None else (JSON, BYTES))
             try:
-                is_checked = await self._large.check(spool)
+                is_checked = await self._large.check(spool, num_json=num_json)
             except JSONDecodeError as found:
                 error = found
             async with self._heavy.turn(num_bytes if error is None else 0):
-                read = ReadRequest(request, spool.take() if error is None else b"?", error, spool.ids_begin)
+                body, behind = _parted(spool.take() if error is None else b"?", num_json)
+                read = ReadRequest(request, body, error, spool.ids_begin, behind)
                 if is_checked:
                     read.parse()
                 else:
@@ -118,10 +138,25 @@ class BodyBounds:
         json_body.check(document, body, self._limits)
 
 
-def _check_type(request: Request) -> None:
+def behind_json(request: Request) -> memoryview | None:
+    """What followed the JSON of a body that was read here; None where no header said so."""
+    return request.behind if isinstance(request, ReadRequest) else None
+
+
+def _parted(body: bytes, num_json: int | None) -> tuple[bytes, memoryview | None]:
+    return (body, None) if num_json is None else (body[:num_json], memoryview(body)[num_json:])
+
+
+def _as_json(scope: Scope) -> Scope:
+    """FastAPI reads what is left of the body by the type of the whole."""
+    headers = [(name, value) for name, value in scope["headers"] if name != CONTENT_TYPE]
+    return {**scope, "headers": [*headers, (CONTENT_TYPE, JSON.encode())]}
+
+
+def _check_type(request: Request, kinds: tuple[str, ...]) -> None:
     """Bodies are JSON; who says nothing of its kind means that."""
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
+    if kind not in kinds and not (kind.startswith("application/") and kind.endswith("+json")):
         raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")
     packed = request.headers.get("content-encoding", PLAIN).strip().lower()
     if packed != PLAIN:

@@ -8,6 +8,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from services.frontend.http.answer import EVENTS
+from services.frontend.http.body import BYTES
+
 Schema = dict[str, Any]
 
 UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
@@ -136,6 +139,7 @@ ANSWERS: Mapping[str, Schema] = {
     **{f"/v2/models/{{name}}{version}/{path}": answer for version in VERSIONS for path, answer in OF_MODELS.items()},
 }
 LINES = ("/api/chat", "/api/generate")  # which stream lines of JSON
+TENSORS = tuple(f"/v2/models/{{name}}{version}/infer" for version in VERSIONS)  # which come as bytes instead
 
 
 def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
@@ -162,8 +166,8 @@ def document(app: FastAPI, own_errors: Mapping[str, Schema]) -> None:
 def _complete(responses: Schema, path: str, error: Schema) -> None:
     responses.pop(UNSENT, None)
     if path in ANSWERS:
-        streamed = "application/x-ndjson" if path in LINES else "text/event-stream"
+        other = "application/x-ndjson" if path in LINES else BYTES if path in TENSORS else EVENTS
         text = {"schema": {"type": "string"}}
-        responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, streamed: text}
+        responses["200"]["content"] = {"application/json": {"schema": ANSWERS[path]}, other: text}
     for status, description in STATUSES.items():
         responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from services.frontend.http.as_sent import as_sent
-from services.frontend.http.body import BodyBounds
+from services.frontend.http.body import BodyBounds, JsonBytes, all_of_it
 from services.frontend.http.headers import CALL
 from services.frontend.openai_edge.errors import worded
 from shared.errors import QuireError
@@ -21,7 +21,11 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def worded_route(
-    bounds: BodyBounds, as_response: Callable[[QuireError], Response], plain_response: Callable[[int, str], Response]
+    bounds: BodyBounds,
+    as_response: Callable[[QuireError], Response],
+    plain_response: Callable[[int, str], Response],
+    *,
+    json_bytes: JsonBytes = all_of_it,
 ) -> type[APIRoute]:
     """The kind of route that answers with these errors. `plain_response`: of a status and a text."""
 
@@ -33,7 +37,7 @@ def worded_route(
 
             async def guarded(request: Request) -> Response:
                 try:
-                    return await bounds.handle(request, handle, at_once=False)
+                    return await bounds.handle(request, handle, at_once=False, json_bytes=json_bytes)
                 except QuireError as error:
                     request.scope[CALL].error = error
                     return as_response(as_sent(request.url.path, error))

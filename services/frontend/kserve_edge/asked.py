@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from services.frontend.bounds import json_body, json_scan
+from services.frontend.bounds.room import Room
 from services.frontend.http.headers import CallHeaders
 from services.frontend.kserve_edge import tensors
 from services.frontend.openai_edge import errors
@@ -61,8 +62,8 @@ class Asked:
     timeout_s: float | None
 
 
-def asked(call: Infer, limits: RequestLimits) -> Asked:
-    """Raises InvalidArgument, NotFound."""
+def asked(call: Infer, limits: RequestLimits, room: Room) -> Asked:
+    """`room`: for the prompt. Raises InvalidArgument, NotFound."""
     inputs = call.inputs
     if call.version not in ("", tensors.VERSION_OF_MODELS):
         raise NotFound(
@@ -70,6 +71,9 @@ def asked(call: Infer, limits: RequestLimits) -> Asked:
         )
     if tensors.TEXT_INPUT not in inputs:
         raise InvalidArgument(f"{tensors.TEXT_INPUT} is missing", field="inputs")
+    text = inputs[tensors.TEXT_INPUT]
+    if not isinstance(text, str):
+        room.check_bytes(len(text))
     stream = bool(inputs.get(tensors.STREAM))
     with_prompt = not inputs.get(tensors.WITHOUT_PROMPT, stream)
     if stream and with_prompt:
@@ -81,7 +85,7 @@ def asked(call: Infer, limits: RequestLimits) -> Asked:
     return Asked(
         id=call.id,
         model=str(own.pop(ADAPTER, None) or call.model),
-        text=_text(tensors.TEXT_INPUT, inputs[tensors.TEXT_INPUT]),
+        text=_text(tensors.TEXT_INPUT, text),
         parameters=own,
         stream=stream,
         with_prompt=with_prompt,
@@ -108,14 +112,14 @@ def _number(parameters: dict[str, Any], name: str) -> int:
     return value
 
 
-def _text(name: str, value: bytes | str) -> str:
+def _text(name: str, value: bytes | memoryview | str) -> str:
     try:
-        return value if isinstance(value, str) else value.decode()
+        return value if isinstance(value, str) else str(value, "utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{name} is not UTF-8: {error.reason} at byte {error.start}", field=name) from None
 
 
-def _read(value: bytes | str, limits: RequestLimits) -> dict[str, Any]:
+def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, Any]:
     """An object in JSON, measured before it is parsed."""
     if len(value) > MOST_SAMPLING_BYTES:
         told = f"{tensors.SAMPLING} has at most {MOST_SAMPLING_BYTES} bytes, got {len(value)}"

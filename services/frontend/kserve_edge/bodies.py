@@ -7,9 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.frontend.kserve_edge import tensors
+from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Infer
+from services.frontend.kserve_edge.binary import Behind
 from shared.errors import InvalidArgument
+
+# Of an output's parameters: what would make another answer of it, or put it elsewhere.
+NOT_OFFERED = ("classification", "shared_memory_region")
 
 
 class InputBody(BaseModel):
@@ -20,8 +24,22 @@ class InputBody(BaseModel):
     name: str
     datatype: str
     shape: list[int]
-    data: list[Any] = Field(description="its elements, also as lists in lists")
-    parameters: dict[str, Any] | None = Field(None, description="read over")
+    data: list[Any] | None = Field(None, description="its elements, also as lists in lists")
+    parameters: dict[str, Any] | None = Field(
+        None, description="binary_data_size: how many bytes behind the JSON it has instead of data"
+    )
+
+    def element(self, behind: Behind) -> Any:
+        """Its only one."""
+        tensors.check(self.name, self.datatype)
+        size = (self.parameters or {}).get(binary.SIZE)
+        if self.data is None and size is None:
+            raise InvalidArgument(f"{self.name} has neither data nor a {binary.SIZE}", field="inputs")
+        if size is None:
+            return _of_its_type(self.name, tensors.only(self.name, self.shape, list(_flat(self.data or []))))
+        if self.data is not None:
+            raise InvalidArgument(f"{self.name} has both data and a {binary.SIZE}", field="inputs")
+        return tensors.raw(self.name, self.shape, behind.take(self.name, size))
 
 
 class OutputBody(BaseModel):
@@ -30,7 +48,7 @@ class OutputBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    parameters: dict[str, Any] | None = Field(None, description="read over")
+    parameters: dict[str, Any] | None = Field(None, description="binary_data: whether it comes behind the JSON")
 
 
 class InferBody(BaseModel):
@@ -45,14 +63,31 @@ class InferBody(BaseModel):
     inputs: list[InputBody]
     outputs: list[OutputBody] | None = Field(None, description="those that are wanted; default: all that there are")
 
-    def infer(self, model: str, version: str) -> Infer:
+    def infer(self, model: str, version: str, behind: Behind) -> Infer:
         inputs: dict[str, Any] = {}
         for tensor in self.inputs:
-            tensors.check(tensor.name, tensor.datatype)
-            element = tensors.only(tensor.name, tensor.shape, list(_flat(tensor.data)))
-            inputs[tensor.name] = _of_its_type(tensor.name, element)
+            element = tensor.element(behind)
+            if tensor.name in inputs:
+                raise InvalidArgument(f"{tensor.name} is there twice", field="inputs")
+            inputs[tensor.name] = element
+        behind.check_end()
         wanted = [output.name for output in self.outputs or ()]
         return Infer(model, version, self.id, inputs, self.parameters or {}, wanted)
+
+    def binary_outputs(self) -> frozenset[str]:
+        """Which come behind the JSON, of those that come. Raises InvalidArgument."""
+        everything = binary.flag(self.parameters, binary.ALL_WANTED, "parameters", otherwise=False)
+        if not self.outputs:
+            return frozenset(kind.name for kind in tensors.OUTPUTS if everything)
+        for output in self.outputs:
+            for name in NOT_OFFERED:
+                if name in (output.parameters or {}):
+                    raise InvalidArgument(f"{output.name}: {name} is not offered", field="outputs")
+        return frozenset(
+            output.name
+            for output in self.outputs
+            if binary.flag(output.parameters, binary.WANTED, "outputs", otherwise=everything)
+        )
 
 
 class GenerateBody(BaseModel):

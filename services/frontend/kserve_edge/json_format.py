@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 
 from services.frontend.delta import Delta
 from services.frontend.generation import Generation
-from services.frontend.kserve_edge import tensors
+from services.frontend.generator import Generator
+from services.frontend.http.answer import Answer
+from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Asked
 from services.frontend.kserve_edge.format import Answers
 from services.frontend.ollama_edge import errors  # whose errors look the same
 from services.frontend.openai_edge.chunks import event
 from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.request import Request
 from shared.errors import QuireError
 
 Json = dict[str, Any]
@@ -22,17 +26,30 @@ Json = dict[str, Any]
 class InferFormat:
     """A format for Answer: outputs with their shapes."""
 
-    def __init__(self, call: Asked, texts: TokenTexts, model: str) -> None:
+    def __init__(
+        self, call: Asked, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
+    ) -> None:
+        self._binary = binary_outputs
         self._answers = Answers(call, texts)
         known = {"id": call.id} if call.id else {}
         self._frame: Json = {"model_name": model, "model_version": tensors.VERSION_OF_MODELS, **known}
 
     def whole(self, deltas: list[Delta], generation: Generation) -> Json:
-        outputs = [
-            {"name": name, "datatype": datatype, "shape": [len(values)], "data": _written(datatype, values)}
-            for name, datatype, values in self._answers.tensors(deltas, generation)
-        ]
-        return {**self._frame, "outputs": outputs}
+        return self.parts(deltas, generation)[0]
+
+    def parts(self, deltas: list[Delta], generation: Generation) -> tuple[Json, bytes]:
+        """And what stands behind it."""
+        outputs, behind = [], bytearray()
+        for name, datatype, values in self._answers.tensors(deltas, generation):
+            output: Json = {"name": name, "datatype": datatype, "shape": [len(values)]}
+            if name in self._binary:
+                data = tensors.RAW[datatype](values)
+                output["parameters"] = {binary.SIZE: len(data)}
+                behind += data
+            else:
+                output["data"] = _written(datatype, values)
+            outputs.append(output)
+        return {**self._frame, "outputs": outputs}, bytes(behind)
 
     def events(self, deltas: list[Delta], generation: Generation) -> bytes:
         return event(self.whole(deltas, generation))
@@ -45,6 +62,21 @@ class InferFormat:
 
     def refusal(self, error: QuireError) -> Response:
         return errors.as_response(error)
+
+
+class BinaryAnswer(Answer):
+    """JSON with bytes behind it."""
+
+    def __init__(self, generator: Generator, request: Request, answer_format: InferFormat) -> None:
+        super().__init__(generator, request, answer_format, stream=False)
+        self._parts = answer_format.parts
+
+    async def _body(self, generation: Generation) -> bytes:
+        told, behind = self._parts(await generation.collect(), generation)
+        head = orjson.dumps(told)
+        self.headers["content-type"] = binary.MEDIA_TYPE
+        self.headers[binary.HEADER] = str(len(head))
+        return head + behind
 
 
 class GenerateFormat(InferFormat):

@@ -9,19 +9,22 @@ from fastapi import APIRouter, Request
 from google.protobuf import json_format
 from starlette.responses import Response
 
+from services.frontend.bounds.room import Room
 from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
-from services.frontend.http.body import BodyBounds
+from services.frontend.http.body import BodyBounds, behind_json
 from services.frontend.http.worded_route import worded_route
-from services.frontend.kserve_edge import tensors
+from services.frontend.kserve_edge import binary, tensors
 from services.frontend.kserve_edge.asked import Asked, Infer, asked, to_request
+from services.frontend.kserve_edge.binary import Behind
 from services.frontend.kserve_edge.bodies import GenerateBody, InferBody
-from services.frontend.kserve_edge.json_format import GenerateFormat, InferFormat
+from services.frontend.kserve_edge.json_format import BinaryAnswer, GenerateFormat, InferFormat
 from services.frontend.kserve_edge.service import EXTENSIONS, is_ready
 from services.frontend.ollama_edge import errors  # whose errors look the same
 from services.frontend.openai_edge.logprobs import TokenTexts
+from services.frontend.request import Request as Asking
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, Unavailable
 from shared.settings.request_limits import RequestLimits
@@ -42,13 +45,16 @@ class OpenInferenceRoutes:
         bounds: BodyBounds,
         limits: RequestLimits,
         *,
+        room: Callable[[], Room],
         is_serving: Callable[[], bool],
         is_alive: Callable[[], bool],
     ) -> None:
+        """`room`: for one prompt, by what is known now."""
         self._generator = generator
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._limits = limits
+        self._room = room
         self._is_serving = is_serving
         self._is_alive = is_alive
         self.router = APIRouter(tags=["open inference"])
@@ -61,7 +67,15 @@ class OpenInferenceRoutes:
             route_class=worded_route(bounds, errors.as_response, errors.plain_response),
         )
         for one in (ONES_VERSION, ONE):  # the longer first
-            models.add_api_route(f"{one}/infer", self.infer, methods=["POST"], response_class=Response)
+            models.add_api_route(
+                f"{one}/infer",
+                self.infer,
+                methods=["POST"],
+                response_class=Response,
+                route_class_override=worded_route(
+                    bounds, errors.as_response, errors.plain_response, json_bytes=binary.json_bytes
+                ),
+            )
             models.add_api_route(f"{one}/generate", self.generate, methods=["POST"], response_class=Response)
             models.add_api_route(
                 f"{one}/generate_stream", self.generate_stream, methods=["POST"], response_class=Response
@@ -72,7 +86,7 @@ class OpenInferenceRoutes:
 
     async def server(self) -> dict[str, Any]:
         """Who this is."""
-        return {"name": tensors.PLATFORM, "version": VERSION, "extensions": list(EXTENSIONS)}
+        return {"name": tensors.PLATFORM, "version": VERSION, "extensions": [*EXTENSIONS, binary.EXTENSION]}
 
     async def live(self) -> dict[str, bool]:
         """200 unless a restart would help."""
@@ -101,11 +115,15 @@ class OpenInferenceRoutes:
         return told
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
-        """Texts as tensors."""
-        call = asked(body.infer(name, version), self._limits)
+        """Texts as tensors, in the JSON or as bytes behind it."""
+        call = asked(body.infer(name, version, Behind(behind_json(http))), self._limits, self._room())
         if call.stream:
             raise InvalidArgument("stream needs /generate_stream, or gRPC", field=tensors.STREAM)
-        return self._answer(call, InferFormat(call, self._texts, self._called(call)), http)
+        behind = body.binary_outputs()
+        answer_format = InferFormat(call, self._texts, self._called(call), behind)
+        if behind:
+            return BinaryAnswer(self._generator, self._request(call, http), answer_format)
+        return self._answer(call, answer_format, http)
 
     async def generate(self, body: GenerateBody, http: Request, name: str, version: str = "") -> Response:
         """Texts as fields."""
@@ -116,12 +134,14 @@ class OpenInferenceRoutes:
         return self._generate(body.infer(name, version, stream=True), http)
 
     def _generate(self, infer: Infer, http: Request) -> Response:
-        call = asked(infer, self._limits)
+        call = asked(infer, self._limits, self._room())
         return self._answer(call, GenerateFormat(call, self._texts, self._called(call)), http)
 
     def _answer(self, call: Asked, answer_format: InferFormat, http: Request) -> Response:
-        request = to_request(call, headers.read(http), self._tokenizer.defaults)
-        return Answer(self._generator, request, answer_format, stream=call.stream)
+        return Answer(self._generator, self._request(call, http), answer_format, stream=call.stream)
+
+    def _request(self, call: Asked, http: Request) -> Asking:
+        return to_request(call, headers.read(http), self._tokenizer.defaults)
 
     def _called(self, call: Asked) -> str:
         return self._catalogue.entry(call.model).name

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from services.frontend.bounds.room import Room
 from services.frontend.calls import Calls
 from services.frontend.catalogue import Catalogue
 from services.frontend.generator import Generator
@@ -62,6 +63,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         *,
         is_serving: Callable[[], bool],
         is_alive: Callable[[], bool],
+        room: Callable[[], Room],
         limits: RequestLimits,
         metrics: FrontendMetrics,
         calls: Calls,
@@ -71,6 +73,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
         self._catalogue = catalogue
         self._is_serving = is_serving
         self._is_alive = is_alive
+        self._room = room
         self._limits = limits
         self._metrics = metrics
         self._calls = calls
@@ -155,7 +158,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
             parameters={name: _value(parameter) for name, parameter in message.parameters.items()},
             wanted=[output.name for output in message.outputs],
         )
-        return asked(call, self._limits)
+        return asked(call, self._limits, self._room())
 
     def _answers(self, wanted: Asked) -> Answers:
         return Answers(wanted, TokenTexts(self._tokenizer, as_ids=False))

@@ -75,19 +75,19 @@ def check(name: str, datatype: str) -> None:
         raise InvalidArgument(f"{name} is {DATATYPES[name]}, got {datatype!r}", field="inputs")
 
 
-def read(message: pb.ModelInferRequest) -> dict[str, bytes | bool]:
+def read(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
     """The only element of each input."""
     is_raw = bool(message.raw_input_contents)
     if is_raw and len(message.raw_input_contents) != len(message.inputs):
         text = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
         raise InvalidArgument(text, field="raw_input_contents")
-    found: dict[str, bytes | bool] = {}
+    found: dict[str, bytes | memoryview | bool] = {}
     for number, tensor in enumerate(message.inputs):
         check(tensor.name, tensor.datatype)
         if tensor.name in found:
             raise InvalidArgument(f"{tensor.name} is there twice", field="inputs")
         if is_raw:
-            found[tensor.name] = _raw(tensor, message.raw_input_contents[number])
+            found[tensor.name] = raw(tensor.name, tensor.shape, message.raw_input_contents[number])
         else:
             values = getattr(tensor.contents, LISTS[tensor.datatype])
             found[tensor.name] = only(tensor.name, tensor.shape, values)
@@ -102,11 +102,17 @@ def only(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
     return values[0]
 
 
-def _raw(tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> bytes | bool:
-    if tensor.datatype == BOOL:
-        return bool(only(tensor.name, tensor.shape, data))
-    is_one = len(data) >= LENGTH.size and len(data) - LENGTH.size == LENGTH.unpack_from(data)[0]
-    return only(tensor.name, tensor.shape, [data[LENGTH.size :]] if is_one else [])
+def raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> memoryview | bool:
+    """The one element of an input that came as bytes: of BYTES a view, behind its length."""
+    if DATATYPES[name] == BOOL:
+        return bool(only(name, shape, data))
+    if len(data) < LENGTH.size:
+        text = f"{name} begins with the length of its element in {LENGTH.size} bytes, got {len(data)} bytes"
+        raise InvalidArgument(text, field="inputs")
+    length, left = LENGTH.unpack_from(data)[0], len(data) - LENGTH.size
+    if length != left:
+        raise InvalidArgument(f"{name} has one element: its length says {length} bytes, {left} follow", field="inputs")
+    return only(name, shape, [memoryview(data)[LENGTH.size :]])
 
 
 def write(response: pb.ModelInferResponse, tensors: Iterable[Tensor], *, is_raw: bool) -> None:

@@ -263,7 +263,7 @@ def of_priority_4() -> pb.ModelInferRequest:
         (of_priority_4(), "UNIMPLEMENTED", "priority needs the scheduling policy 'priority'"),
         (without_a_text(), "INVALID_ARGUMENT", "text_input is missing"),
         (two_texts(), "INVALID_ARGUMENT", "text_input has one element, got the shape [2] and 2 values"),
-        (cut_short(), "INVALID_ARGUMENT", "text_input has one element, got the shape [1] and 0 values"),
+        (cut_short(), "INVALID_ARGUMENT", "text_input has one element: its length says 3 bytes, 2 follow"),
         (of_another_type(), "INVALID_ARGUMENT", "text_input is BYTES, got 'FP32'"),
         (of_version_2(), "NOT_FOUND", "there is no version '2' of models, only 1"),
         (infer(b"\xff"), "INVALID_ARGUMENT", "text_input is not UTF-8: invalid start byte at byte 0"),

@@ -1,4 +1,4 @@
-"""A real client of the protocol."""
+"""A real client of the protocol, over gRPC and over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.services.frontend.scripted_scheduler import SLOWLY_S
 from tests.services.frontend.talking import talking, talking_folder
 
 PROGRAM = Path(__file__).with_name("triton_client.py")
+HTTP_PROGRAM = Path(__file__).with_name("triton_http_client.py")
 HAS_CLIENT = importlib.util.find_spec("tritonclient") is not None
+HAS_HTTP = HAS_CLIENT and importlib.util.find_spec("geventhttpclient") is not None
 
 
 @pytest.mark.skipif(not HAS_CLIENT, reason="needs pip install 'quire[dialects]'")
@@ -33,3 +35,26 @@ async def test_what_people_do_with_tritonclient(tmp_path: Path) -> None:
     assert len(told["pieces"]) > 1
     assert "".join(told["pieces"]) == "It is sunny."
     assert told["refused"] == "StatusCode.INVALID_ARGUMENT: top_p must be in (0, 1], got 7.0."
+
+
+@pytest.mark.skipif(not HAS_HTTP, reason="needs pip install 'quire[dialects]'")
+async def test_what_people_do_with_it_over_http(tmp_path: Path) -> None:
+    folder = talking_folder(tmp_path / "talking")
+    async with talking(folder, "It is sunny.") as (frontend, _, _script):
+        status, out, err = await answered(sys.executable, str(HTTP_PROGRAM), frontend.frontend.http_address, "talking")
+    assert status == 0, err
+    told = json.loads(out)
+    [num_tokens], counts_are_bytes = told["binary"].pop("num_output_tokens")
+    assert (num_tokens > 2, counts_are_bytes) == (True, True)
+    assert told == {
+        "live": True,
+        "ready": [True, True, False],
+        "extensions": ["generate", "binary_tensor_data"],
+        "outputs": told["outputs"],
+        "binary": {"text_output": [["Grüß dich. It is sunny."], True]},
+        "text": {"text_output": [["Hm? It is sunny."], False]},
+        "mixed": {"text_output": [["Hm? It is sunny."], True]},
+        "several": [[f"{number}. It is sunny."] for number in range(3)],
+        "refused": "400: top_p must be in (0, 1], got 7.0.",
+    }
+    assert "text_output" in told["outputs"]
