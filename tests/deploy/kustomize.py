@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,12 @@ def build(folder: Path, *components: Path, hashed: bool = True) -> list[Resource
 
 def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
     """Adds what `folder` holds to `resources`, which a component may also change."""
-    document = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (document,) = _read((folder / "kustomization.yaml").resolve())
     _only(document, FIELDS, folder)
     for entry in document.get("configurations", []):
         _only(yaml.safe_load((folder / entry).read_text()), {"nameReference"}, entry)
     for entry in document.get("resources", []):
-        path = folder / entry
+        path = (folder / entry).resolve()
         resources.extend(_accumulate(path, []) if path.is_dir() else _read(path))
     for entry in document.get("components", []):
         _accumulate(folder / entry, resources)
@@ -77,7 +79,13 @@ def _accumulate(folder: Path, resources: list[Resource]) -> list[Resource]:
 
 def _read(path: Path) -> list[Resource]:
     """What anchors stand for is copied: each place is patched for itself."""
-    return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(path.read_text()) if document]
+    return [json.loads(text) for text in _documents(path)]
+
+
+@cache
+def _documents(path: Path) -> tuple[str, ...]:
+    """Those of a file, as JSON: it is read once, however many builds it is part of."""
+    return tuple(json.dumps(document) for document in yaml.safe_load_all(path.read_text()) if document)
 
 
 def _only(mapping: dict[str, Any], known: set[str], where: object) -> None:
@@ -114,17 +122,29 @@ def _generate(generator: dict[str, Any], folder: Path, resources: list[Resource]
 def _patch(patch: dict[str, Any], folder: Path, resources: list[Resource]) -> None:
     _only(patch, {"path", "patch", "target"}, folder)
     change = yaml.safe_load((folder / patch["path"]).read_text() if "path" in patch else patch["patch"])
-    if isinstance(change, list):
-        target = patch["target"]
-        _only(target, {"group", "version", "kind", "name"}, folder)
-        resource = _named(resources, target["kind"], target["name"])
-        for operation in change:
-            _operate(resource, operation)
-        return
-    resource = _named(resources, change["kind"], change["metadata"]["name"])
-    if change["apiVersion"].rpartition("/")[0] not in BUILT_IN_GROUPS:
-        raise Unsupported(f"strategic merge of {change['kind']}")
-    _merge(resource, change)
+    for resource in _targets(patch.get("target"), change, resources):
+        if isinstance(change, list):
+            for operation in change:
+                _operate(resource, operation)
+        elif change["apiVersion"].rpartition("/")[0] not in BUILT_IN_GROUPS:
+            raise Unsupported(f"strategic merge of {change['kind']}")
+        else:
+            _merge(resource, {**change, "metadata": {**change["metadata"], "name": resource["metadata"]["name"]}})
+
+
+def _targets(target: dict[str, str] | None, change: Any, resources: list[Resource]) -> list[Resource]:
+    """What a patch changes: what its target matches, whose name is a pattern, or what the patch itself names."""
+    if target is None:
+        return [_named(resources, change["kind"], change["metadata"]["name"])]
+    _only(target, {"group", "version", "kind", "name"}, "target")
+    found = [
+        resource
+        for resource in resources
+        if resource["kind"] == target["kind"] and re.fullmatch(target["name"], resource["metadata"]["name"])
+    ]
+    if not found:
+        raise Unsupported(f"a patch of {target['kind']}/{target['name']}, of which there is none")
+    return found
 
 
 def _operate(resource: Resource, operation: dict[str, Any]) -> None:

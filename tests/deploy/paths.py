@@ -14,6 +14,8 @@ KUSTOMIZATIONS = [
     "overlays/cpu-demo",
     "overlays/gpu",
     "overlays/gpu-to-zero",
+    "overlays/gpu-tiers",
+    "overlays/gpu-roles",
     "overlays/gpu-hosts",
     "overlays/gateway",
 ]

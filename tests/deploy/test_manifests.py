@@ -21,11 +21,22 @@ from tests.deploy.paths import DOCKERFILES, K8S, KUSTOMIZATIONS, PROMETHEUS
 from tests.metrics.catalogue import families
 
 KUBERNETES = "1.33"
-WORKLOADS = [(folder, role) for folder in KUSTOMIZATIONS for role in ("frontend", "scheduler", "worker")]
-workloads = pytest.mark.parametrize(("folder", "role"), WORKLOADS)
-every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
-
 BUILDS = {folder: kustomize.build(K8S / folder) for folder in KUSTOMIZATIONS}
+# By Deployment: `worker`, and `prefill` where there are workers of two roles.
+SERVICES = {
+    folder: [
+        resource["metadata"]["name"]
+        for resource in build
+        if resource["kind"] == "Deployment" and next(kustomize.containers([resource]))["image"].startswith("quire-")
+    ]
+    for folder, build in BUILDS.items()
+}
+WORKERS = [(folder, name) for folder, names in SERVICES.items() for name in names if name in ("worker", "prefill")]
+workloads = pytest.mark.parametrize(
+    ("folder", "role"), [(folder, role) for folder, names in SERVICES.items() for role in names]
+)
+every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+workers = pytest.mark.parametrize(("folder", "name"), WORKERS)
 
 
 def of_kind(folder: str, kind: str) -> list[kustomize.Resource]:
@@ -50,7 +61,7 @@ def container(folder: str, deployment: str) -> dict[str, Any]:
 def described(folder: str, role: str) -> service.Service:
     """The container: its image's environment, then the manifest's; the settings file out of its ConfigMap."""
     described = container(folder, role)
-    image = dockerfile.target(DOCKERFILES[role], flavour(described["image"]))
+    image = dockerfile.target(DOCKERFILES[described["args"][0]], flavour(described["image"]))
     environment = {**image.environment, **dict(variables(described))}
     (config,) = [v["configMap"]["name"] for v in pod(folder, role)["volumes"] if "configMap" in v]
     return service.Service(
@@ -128,8 +139,9 @@ def test_settings_are_accepted(folder: str, role: str, tmp_path: Path) -> None:
 
 @workloads
 def test_runs_the_image_of_this_version(folder: str, role: str) -> None:
-    image = container(folder, role)["image"]
-    assert image in (f"quire-{role}:{VERSION}", f"quire-{role}:{VERSION}-cuda")
+    described = container(folder, role)
+    image = f"quire-{described['args'][0]}:{VERSION}"
+    assert described["image"] in (image, f"{image}-cuda")
 
 
 @workloads
@@ -157,7 +169,7 @@ def test_probes_ask_the_grpc_health_service(folder: str, role: str, tmp_path: Pa
 @every
 def test_only_a_process_that_does_not_answer_is_restarted(folder: str) -> None:
     """Not serving is no reason: a worker without a scheduler keeps KV blocks, a frontend without one holds requests."""
-    for role in ("frontend", "scheduler", "worker"):
+    for role in SERVICES[folder]:
         assert container(folder, role)["livenessProbe"]["grpc"]["service"] == LIVENESS
 
 
@@ -171,21 +183,21 @@ def test_frontends_and_workers_dial_the_scheduler_service(folder: str, role: str
         assert found.schedulers == (f"scheduler:{port['port']}",)
 
 
-@every
-def test_every_service_serves_the_same_model(folder: str, tmp_path: Path) -> None:
-    frontend, worker = (settings_of(folder, role, tmp_path) for role in ("frontend", "worker"))
+@workers
+def test_every_service_serves_the_same_model(folder: str, name: str, tmp_path: Path) -> None:
+    frontend, worker = (settings_of(folder, role, tmp_path) for role in ("frontend", name))
     assert isinstance(frontend, FrontendSettings)
     assert isinstance(worker, WorkerSettings)
     assert (frontend.model, frontend.served_model_name) == (worker.model, worker.served_model_name)
     if frontend.model.startswith("/models/"):
-        for role in ("frontend", "worker"):
+        for role in ("frontend", name):
             assert "/models" in {mount["mountPath"] for mount in container(folder, role)["volumeMounts"]}
 
 
-@every
-def test_cuda_images_get_a_gpu_and_others_none(folder: str, tmp_path: Path) -> None:
-    described = container(folder, "worker")
-    device = settings_of(folder, "worker", tmp_path).device  # type: ignore[attr-defined]
+@workers
+def test_cuda_images_get_a_gpu_and_others_none(folder: str, name: str, tmp_path: Path) -> None:
+    described = container(folder, name)
+    device = settings_of(folder, name, tmp_path).device  # type: ignore[attr-defined]
     on_gpu = flavour(described["image"]) == "cuda"
     assert ("nvidia.com/gpu" in described["resources"]["limits"]) == on_gpu
     assert device == ("cuda" if on_gpu else "cpu")
@@ -245,7 +257,8 @@ def test_selectors_find_their_pods(folder: str) -> None:
     for entry in of_kind(folder, "PodDisruptionBudget"):
         assert len(selected(folder, entry["spec"]["selector"]["matchLabels"])) == 1
     for entry in of_kind(folder, "PodMonitor"):
-        assert len(selected(folder, entry["spec"]["selector"]["matchLabels"])) == 3
+        found = selected(folder, entry["spec"]["selector"]["matchLabels"])
+        assert [workload["metadata"]["name"] for workload in found] == SERVICES[folder]
 
 
 def selected(folder: str, labels: dict[str, str]) -> list[kustomize.Resource]:

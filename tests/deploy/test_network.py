@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -21,10 +21,9 @@ from shared.settings import FrontendSettings, SchedulerSettings, Settings, Worke
 from tests.deploy import kustomize, service
 from tests.deploy.network import Network, Pod, Unsupported, matches
 from tests.deploy.paths import GRAFANA, K8S, KUSTOMIZATIONS
-from tests.deploy.test_manifests import BUILDS, named, of_kind, settings_of
+from tests.deploy.test_manifests import BUILDS, SERVICES, named, of_kind, settings_of, workloads
 
 NAMESPACE = "quire"
-ROLES = ("frontend", "scheduler", "worker")
 ADMIN, SSH = 40_000, 22  # what may listen in a pod besides; nobody gets there
 every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 
@@ -82,10 +81,10 @@ def network(folder: str) -> Network:
 def arrows(folder: str) -> set[Arrow]:
     """Between pods of this cluster, of its Prometheus and of KEDA."""
     with tempfile.TemporaryDirectory() as scratch:
-        settings = {role: settings_of(folder, role, Path(scratch)) for role in ROLES}
+        settings = {role: settings_of(folder, role, Path(scratch)) for role in SERVICES[folder]}
     dialled = {Arrow(role, *target) for role, found in settings.items() for target in dials(folder, found)}
     scraped = {Arrow("prometheus", role, service.metrics_port(found)) for role, found in settings.items()}
-    return dialled | scraped | set(watched(folder))
+    return dialled | scraped | set(exchanged(settings)) | set(watched(folder))
 
 
 def dials(folder: str, settings: Settings) -> Iterator[tuple[str, int]]:
@@ -96,6 +95,12 @@ def dials(folder: str, settings: Settings) -> Iterator[tuple[str, int]]:
         yield from (behind(folder, address) for address in settings.scheduler.split(","))
     if isinstance(settings, FrontendSettings | SchedulerSettings) and settings.redis != "none":
         yield behind(folder, urlsplit(settings.redis).netloc)
+
+
+def exchanged(settings: dict[str, Settings]) -> Iterator[Arrow]:
+    """KV, between workers of two Deployments, where their health is answered."""
+    workers = {name: found for name, found in settings.items() if isinstance(found, WorkerSettings)}
+    yield from (Arrow(one, other, workers[other].grpc_port) for one, other in permutations(workers, 2))
 
 
 def watched(folder: str) -> Iterator[Arrow]:
@@ -138,7 +143,7 @@ def test_what_gets_through_is_what_the_settings_need(folder: str) -> None:
     needed, doors, policies = arrows(folder), open_to_all(folder), network(folder)
     known = {pod.name for pod in everybody(folder)}
     needed = {arrow for arrow in needed if arrow.source in known}
-    silent = {"frontend", "scheduler", "worker", "grafana"}  # who may dial nobody but those that they need
+    silent = {*SERVICES[folder], "grafana"}  # who may dial nobody but those that they need
     through = set()
     for source, target in product(everybody(folder), pods(folder)):
         if source.name == target.name:
@@ -253,9 +258,11 @@ def test_a_field_that_is_not_read_is_an_error() -> None:
         matches({"matchExpressions": [{"key": "k", "operator": "NotIn", "values": []}]}, {})
 
 
-def test_the_admin_port_listens_in_the_pod_only() -> None:
+@workloads
+def test_the_admin_port_listens_in_the_pod_only(folder: str, role: str, tmp_path: Path) -> None:
     """So no policy has to close it; where that changes, ports of settings do."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for folder, role in product(KUSTOMIZATIONS, ROLES):
-            assert settings_of(folder, role, Path(scratch)).admin_host == "127.0.0.1"
+    assert settings_of(folder, role, tmp_path).admin_host == "127.0.0.1"
+
+
+def test_nobody_has_changed_what_is_built() -> None:
     assert kustomize.build(K8S / "base") == BUILDS["base"]

@@ -17,14 +17,19 @@ OVERLAYS = {
     "cpu-demo": "overlays/cpu-demo",
     "gpu": "overlays/gpu",
     "gpu-to-zero": "overlays/gpu-to-zero",
+    "gpu-tiers": "overlays/gpu-tiers",
+    "gpu-roles": "overlays/gpu-roles",
     "gateway": "overlays/gateway",
 }
 WORDS = {
+    "roles": "Prefill apart from decode, each on workers of its own: `prefill` and `worker` below",
     "cuda": "One NVIDIA GPU a worker, whose image and resources are then set below (values/gpu.yaml)",
     "models": "A volume with model folders at /models",
+    "kvTiers": "Volumes for KV at /dev/shm and /var/lib/quire/kv, which `settings` then name (values/gpu-tiers.yaml)",
     "monitoring": "A small Prometheus, and Grafana",
     "prometheusOperator": "PodMonitor, rules and dashboard for clusters that have the operator",
-    "autoscaling": "KEDA. toZero: no worker while nobody asks; prometheus: an address that KEDA's namespace knows",
+    "autoscaling": "KEDA. toZero: no worker while nobody asks; roles: either by its own load; prometheus: an address "
+    "that KEDA's namespace knows",
     "inferenceGateway": "Frontends as an InferencePool, and a route to it; k8s/README.md says what else that needs",
     "settings": "Settings of every service, as in base/quire.yaml",
 }

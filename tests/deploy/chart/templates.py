@@ -19,7 +19,10 @@ from tests.deploy.paths import K8S
 
 Key = tuple[str, str]
 MARK = "@@"
-HASHED_ROLES = ("frontend", "scheduler", "worker")
+HASHED_ROLES = ("frontend", "scheduler", "worker", "prefill")
+# What a component builds upon, besides the base; roles are there whenever they may be changed.
+BELOW = {"roles": [], "roles-autoscaling": ["roles", "autoscaling"], "scale-to-zero": ["roles", "autoscaling"]}
+VOLUMES = ("kvTiers.diskSize", "kvTiers.memorySize")  # whose sizes a component brings
 CHECKSUM = "checksum/settings"
 
 
@@ -162,7 +165,13 @@ def all_templates() -> dict[str, str]:
             elif before.get(key) != resource:
                 templates[key].differ(switch, before[key], resource)
     address = values.at(known["ScaledObject", "worker"], ("spec", "triggers", 0, "metadata", "serverAddress"))
-    templates["ScaledObject", "worker"].replace(address, values.PROMETHEUS)
+    for name in ("worker", "prefill"):
+        templates["ScaledObject", name].replace(address, values.PROMETHEUS)
+    with_volumes = _by_key(kustomize.build(K8S / "base", *_folders(["roles", "kv-tiers"]), hashed=False))
+    for path in VOLUMES:
+        kind, name, place = values.PLACES[path]
+        for deployment in ("worker", "prefill"):
+            templates[kind, deployment].replace(values.at(with_volumes[kind, name], place), path)
     return {f"{kind.lower()}-{name}.yaml": template.text() for (kind, name), template in templates.items()}
 
 
@@ -171,7 +180,7 @@ def _stages() -> Iterator[tuple[str, dict[Key, Resource], dict[Key, Resource]]]:
     base = _by_key(kustomize.build(K8S / "base", hashed=False))
     yield "", {}, base
     for component, switch in values.SWITCHES.items():
-        below = ["autoscaling"] if component == "scale-to-zero" else []
+        below = BELOW.get(component, ["roles"])
         before = _by_key(kustomize.build(K8S / "base", *_folders(below), hashed=False))
         yield switch, before, _by_key(kustomize.build(K8S / "base", *_folders([*below, component]), hashed=False))
 

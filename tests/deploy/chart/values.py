@@ -16,11 +16,14 @@ Values = dict[str, Any]
 
 # By component: the value that turns it on.
 SWITCHES = {
+    "roles": "roles.enabled",
     "cuda": "cuda.enabled",
     "models": "models.enabled",
+    "kv-tiers": "kvTiers.enabled",
     "monitoring": "monitoring.enabled",
     "prometheus-operator": "prometheusOperator.enabled",
     "autoscaling": "autoscaling.enabled",
+    "roles-autoscaling": "autoscaling.roles",
     "scale-to-zero": "autoscaling.toZero",
     "inference-gateway": "inferenceGateway.enabled",
 }
@@ -30,18 +33,24 @@ CONTAINER = (*POD, "containers", 0)
 PLACES: dict[str, tuple[str, str, tuple[str | int, ...]]] = {
     **{
         f"{role}.{value}": ("Deployment", role, place)
-        for role in ("frontend", "scheduler", "worker", "redis")
+        for role in ("frontend", "scheduler", "worker", "prefill", "redis")
         for value, place in (("image", (*CONTAINER, "image")), ("resources", (*CONTAINER, "resources")))
     },
     "frontend.replicas": ("Deployment", "frontend", ("spec", "replicas")),
     "worker.replicas": ("Deployment", "worker", ("spec", "replicas")),
+    "prefill.replicas": ("Deployment", "prefill", ("spec", "replicas")),
     "frontend.terminationGracePeriodSeconds": ("Deployment", "frontend", (*POD, "terminationGracePeriodSeconds")),
     "models.storageClassName": ("PersistentVolumeClaim", "models", ("spec", "storageClassName")),
     "models.size": ("PersistentVolumeClaim", "models", ("spec", "resources", "requests", "storage")),
+    "kvTiers.diskSize": ("Deployment", "worker", (*POD, "volumes", "kv-disk", "emptyDir", "sizeLimit")),
+    "kvTiers.memorySize": ("Deployment", "worker", (*POD, "volumes", "kv-memory", "emptyDir", "sizeLimit")),
     "autoscaling.minReplicas": ("ScaledObject", "worker", ("spec", "minReplicaCount")),
     "autoscaling.maxReplicas": ("ScaledObject", "worker", ("spec", "maxReplicaCount")),
     "autoscaling.cooldownSeconds": ("ScaledObject", "worker", ("spec", "cooldownPeriod")),
+    "prefill.minReplicas": ("ScaledObject", "prefill", ("spec", "minReplicaCount")),
+    "prefill.maxReplicas": ("ScaledObject", "prefill", ("spec", "maxReplicaCount")),
 }
+BRINGING = ("roles", "models", "kv-tiers", "autoscaling", "roles-autoscaling")  # components with values of their own
 SETTINGS = "settings"  # the whole of quire.yaml
 PROMETHEUS = "autoscaling.prometheus"  # wherever a trigger names its address
 
@@ -64,10 +73,20 @@ def of(folder: str) -> Values:
 
 
 def defaults() -> Values:
-    """Those of the base; of what only components bring, theirs."""
-    components = [K8S / "components" / name for name in ("models", "autoscaling")]
-    brought = _of(kustomize.build(K8S / "base", *components, hashed=False), [])
-    return merged(merged(brought, {"models": {"storageClassName": ""}}), of("base"))
+    """Those of the base and of its Deployments of two roles; of what only other components bring, theirs."""
+    found = merged(_with(*BRINGING), {"models": {"storageClassName": ""}})
+    for own in (_with("roles"), _with()):
+        for path in (*PLACES, *SWITCHES.values(), SETTINGS):
+            value = got(own, path)
+            if value is not None:
+                put(found, path, value)
+    return found
+
+
+def _with(*components: str) -> Values:
+    """Of the base with components, none of which is turned on."""
+    folders = [K8S / "components" / name for name in components]
+    return _of(kustomize.build(K8S / "base", *folders, hashed=False), [])
 
 
 def _of(built: list[Resource], present: list[str]) -> Values:
@@ -94,7 +113,20 @@ def at(resource: Resource | None, place: tuple[str | int, ...]) -> Any:
         if isinstance(found, dict):
             found = found.get(key)
         elif isinstance(found, list):
-            found = found[int(key)]
+            found = found[key] if isinstance(key, int) else _named(found, key)
+    return found
+
+
+def _named(items: list[Any], name: str) -> Any:
+    """One of a list of objects; None where there is none."""
+    return next((item for item in items if isinstance(item, dict) and item.get("name") == name), None)
+
+
+def got(values: Values, path: str) -> Any:
+    """None where there is nothing."""
+    found: Any = values
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
     return found
 
 
