@@ -276,7 +276,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio. Create it inside a running loop."""
+    """The same for asyncio. Create it inside a running loop; close it, or use it in an `async with` statement."""
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, tls: Tls = NO_TLS, api_key: str = "") -> None:
         self.address = address
@@ -366,6 +366,12 @@ class AsyncClient:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 def _collected(calls: Sequence[Iterator[Message]], prompts: Sequence[object], on_done: OnDone) -> list[RequestOutput]:

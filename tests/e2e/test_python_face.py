@@ -101,10 +101,11 @@ def test_prompts_are_dicts_and_each_has_parameters_of_its_own(cluster: Cluster, 
 
 
 async def test_leaving_an_asynchronous_stream_early_is_clean(cluster: Cluster) -> None:
-    client = AsyncClient(cluster.grpc_address)
-    async for _ in client.stream("Once", SamplingParams(max_tokens=2000, ignore_eos=True)):
-        break
-    await client.close()
+    async with AsyncClient(cluster.grpc_address) as client:
+        async for _ in client.stream("Once", SamplingParams(max_tokens=2000, ignore_eos=True)):
+            break
+    with pytest.raises(Exception, match="closed"):
+        await client.generate("Once")
 
 
 def test_a_wrong_value_is_an_error_that_names_it(client: Client) -> None:

@@ -148,10 +148,15 @@ def to_request(call: Asked, headers: CallHeaders, defaults: GenerationDefaults) 
     try:
         read = CompletionBody.model_validate(body)
     except ValidationError as error:
-        raise errors.worded(RequestValidationError(error.errors())) from None
+        raise errors.worded(RequestValidationError(_in_body(error), body=body)) from None
     read.refuse_unknown()
     request = completion_request(read, _until(headers, call.timeout_s), defaults)
     return replace(request, request_id=call.id or request.request_id, priority=call.priority or request.priority)
+
+
+def _in_body(error: ValidationError) -> list[dict[str, Any]]:
+    """As FastAPI places what it finds."""
+    return [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
 
 
 def _until(headers: CallHeaders, timeout_s: float | None) -> CallHeaders:

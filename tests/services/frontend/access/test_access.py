@@ -154,14 +154,12 @@ async def test_the_python_client_shows_its_key(folder: Path, monkeypatch: pytest
     async with scheduler(ScriptedScheduler()) as script, running(folder, script.address, api_key="secret") as frontend:
         for api_key, variable in (("secret", ""), ("", "secret")):
             monkeypatch.setenv("QUIRE_API_KEY", variable)
-            client = AsyncClient(frontend.frontend.grpc_address, api_key=api_key)
-            assert (await client.generate("x")).outputs
-            await client.close()
+            async with AsyncClient(frontend.frontend.grpc_address, api_key=api_key) as client:
+                assert (await client.generate("x")).outputs
         monkeypatch.delenv("QUIRE_API_KEY")
-        client = AsyncClient(frontend.frontend.grpc_address)
-        with pytest.raises(Unauthenticated, match="no API key"):
-            await client.generate("x")
-        await client.close()
+        async with AsyncClient(frontend.frontend.grpc_address) as client:
+            with pytest.raises(Unauthenticated, match="no API key"):
+                await client.generate("x")
 
 
 async def test_the_tenant_is_the_keys_whatever_the_request_says(folder: Path, tmp_path: Path) -> None:
