@@ -29,6 +29,7 @@ class Post:
     chunked: bool = False
     leaves_after_s: float | None = None
     content_type: str = "application/json"
+    json_bytes: int | None = None  # of the body, where tensors follow
 
     @property
     def num_bytes(self) -> int:
@@ -60,6 +61,8 @@ class Post:
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         length = b"transfer-encoding: chunked" if self.chunked else b"content-length: %d" % len(self.body)
         head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\ncontent-type: {self.content_type}\r\nconnection: close\r\n"
+        if self.json_bytes is not None:
+            head += f"inference-header-content-length: {self.json_bytes}\r\n"
         writer.write(head.encode() + length + b"\r\n\r\n")
         for start in range(0, len(self.body), 1 << 16):
             piece = self.body[start : start + (1 << 16)]

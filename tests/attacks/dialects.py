@@ -25,6 +25,14 @@ def infer(copies: int = 1, **fields: object) -> list[Call]:
     return [Post(INFER, json.dumps(fields).encode())] * copies
 
 
+def infer_bytes(copies: int, text: str) -> list[Call]:
+    """The text behind the JSON."""
+    data = len(text).to_bytes(4, "little") + text.encode()
+    asked = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)}}
+    told = json.dumps({"inputs": [asked]}).encode()
+    return [Post(INFER, told + data, json_bytes=len(told))] * copies
+
+
 def infer_raw(*inputs: open_inference_pb2.ModelInferRequest.InferInputTensor, raw: bytes = b"") -> Rpc:
     request = open_inference_pb2.ModelInferRequest(inputs=inputs, raw_input_contents=[raw] if raw else [])
     return Rpc("ModelInfer", request.SerializeToString(), streams=False, service="inference.GRPCInferenceService")
@@ -50,6 +58,7 @@ def web(path: str, kind: str, message: bytes, copies: int = 1) -> list[Call]:
 
 DIALECTS: dict[str, Callable[[], list[Call]]] = {
     "v2: a text of 15 MB, 4 at once": lambda: infer(4, inputs=[tensor("text_input", words(15 * MB))]),
+    "v2: 15 MB of text as bytes, 4 at once": lambda: infer_bytes(4, words(15 * MB)),
     "v2: 150,000 inputs": lambda: infer(inputs=[tensor("text_input", "x")] * 150_000),
     "v2: 1,000,000 elements": lambda: infer(
         inputs=[{"name": "text_input", "datatype": "BYTES", "shape": [MB], "data": ["x"] * MB}]
