@@ -71,11 +71,12 @@ using namespace quire;
 
 // Shapes as in kernels/reference/paged_attention.py; the caches have q's dtype.
 QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_heads, int64_t kv_heads,
-                                     int64_t head_dim, int64_t block_size, int64_t table_width, int64_t window,
+                                     int64_t head_dim, int64_t block_size, int64_t table_width, int64_t window, int64_t chunked,
                                      double scale, double softcap, const void* q, const void* k_cache, const void* v_cache,
                                      const int32_t* block_tables, const int32_t* query_start, const int32_t* seq_lens,
                                      const float* sinks, void* out) {
   AttentionCall call{num_seqs,   q_heads,  kv_heads, head_dim,     block_size,  table_width,    window,
+                     chunked != 0,
                      kv_heads * head_dim,  head_dim, float(scale), float(softcap),
                      q,          k_cache,  v_cache,  block_tables, query_start, seq_lens,       out,
                      sinks,      false};
@@ -96,6 +97,7 @@ QUIRE_API void quire_latent_attention(int64_t dtype, int64_t num_seqs, int64_t h
          heads / (2 * shares) >= LEAST_GROUP)
     shares *= 2;
   AttentionCall call{num_seqs, heads,  shares, rank,         block_size,  table_width,    0,
+                     false,
                      rank + rope,      0,      float(scale), 0.0f,
                      q,        cache,  cache,  block_tables, query_start, seq_lens,       out,
                      nullptr,  false,  q_rotated, rope,      token_stride, head_stride};

@@ -23,6 +23,7 @@ constexpr float LOG2E = 1.44269504088896f;
 
 struct AttentionCall {
   int64_t num_seqs, q_heads, kv_heads, head_dim, block_size, table_width, window;
+  bool chunked;  // the window's begin at multiples of their length, instead of sliding
   int64_t token_stride, head_stride;  // elements of the caches from token to token, and from head to head
   float scale, softcap;  // softcap: of the scaled scores; 0: none
   const void *q, *k_cache, *v_cache;
@@ -35,6 +36,11 @@ struct AttentionCall {
   int64_t tail_dim = 0, tail_token_stride = 0, tail_head_stride = 0;
   int64_t group() const { return q_heads / kv_heads; }
   int64_t key_dim() const { return head_dim + tail_dim; }
+  // That the row at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    if (!window) return 0;
+    return chunked ? position / window * window : std::max<int64_t>(0, position - window + 1);
+  }
 };
 
 // Rows [row, row + rows) of sequence seq, the first at `position`, for heads [head, head + heads) of keys and values.
@@ -131,12 +137,12 @@ class Attention {
   };
 
   Span span_at(const AttentionPiece& piece, int64_t start) const {
-    const int64_t begin = c_.window ? std::max<int64_t>(0, piece.position - c_.window + 1) : 0;
+    const int64_t begin = c_.first_seen(piece.position);
     const int64_t count = std::clamp<int64_t>(piece.position + piece.rows - start, 0, TILE);
     return {start, static_cast<int>(std::max(begin, start) - start), static_cast<int>(count)};
   }
   Span first_span(const AttentionPiece& piece) const {
-    return span_at(piece, c_.window ? std::max<int64_t>(0, piece.position - c_.window + 1) / TILE * TILE : 0);
+    return span_at(piece, c_.first_seen(piece.position) / TILE * TILE);
   }
 
   void add_tile(const Span& span, int64_t head) {
@@ -296,8 +302,7 @@ class Attention {
   __attribute__((noinline)) void soften(const Span& span, int64_t head) {
     int64_t query = 0;
     for (int64_t position = p_.position; position < p_.position + p_.rows; position++) {
-      const int64_t oldest = c_.window ? position - c_.window + 1 : 0;
-      const int low = static_cast<int>(std::max<int64_t>(oldest - span.start, span.first));
+      const int low = static_cast<int>(std::max<int64_t>(c_.first_seen(position) - span.start, span.first));
       const int high = static_cast<int>(std::min<int64_t>(position - span.start + 1, span.count));
       for (int64_t i = 0; i < group_; i++, query++) {
         const int64_t state = head * queries_ + query;

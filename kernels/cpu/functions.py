@@ -178,12 +178,14 @@ def paged_attention(
     sliding_window: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> Tensor:
     code = DTYPES.get(q.dtype)
     if code is None or k_cache.dtype is not q.dtype:
         return reference.paged_attention(
-            q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap
+            q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap, chunked
         )
+    assert sliding_window or not chunked
     assert block_tables.dtype is query_start.dtype is seq_lens.dtype is torch.int32
     assert block_tables.stride(1) == 1
     assert sinks is None or (sinks.dtype is torch.float32 and sinks.is_contiguous())
@@ -199,6 +201,7 @@ def paged_attention(
         k_cache.size(1),
         block_tables.stride(0),
         sliding_window,
+        chunked,
         scale,
         softcap,
         q.data_ptr(),

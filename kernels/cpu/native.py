@@ -27,7 +27,7 @@ SIGNATURES = {
     "latent_store": "iniiiifppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
-    "paged_attention": "iniiiiiiffpppppppp",
+    "paged_attention": "iniiiiiiiffpppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "quantized_linear": "iniiifpppppppp",
     "rms_norm": "inifpppp",

@@ -21,6 +21,7 @@ def paged_attention(
     sliding_window: int,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
 
@@ -33,6 +34,8 @@ def paged_attention(
     seq_lens: int32 [num_seqs], positions of each sequence, these rows included: its row j (of n) is position
         seq_lens - n + j and sees positions up to itself (bottom-right alignment)
     sliding_window: 0: none; else a row at position p sees positions over p - sliding_window only
+    chunked: the window does not slide: positions fall into chunks of sliding_window, from 0 on, and a row sees those of
+        its own chunk only
     sinks: None, or float32 [num_q_heads]: a score of each head, not scaled, that takes its share of every softmax and
         gives nothing (arXiv 2309.17453, section 3.3)
     softcap: 0: none; else a scaled score s becomes softcap * tanh(s / softcap) (arXiv 2408.00118, section 2)
@@ -40,15 +43,16 @@ def paged_attention(
 
     Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
     """
+    assert sliding_window or not chunked
     if q.size(0) == block_tables.size(0):
-        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap)
+        return _decode(q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, sinks, softcap, chunked)
     assert query_start is not None, "a sequence has several rows"
     out = torch.empty_like(q)
     starts, lens = query_start.tolist(), seq_lens.tolist()
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
-        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks, softcap)
+        out[rows] = _attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked)
     return out
 
 
@@ -66,6 +70,7 @@ def _attend(
     window: int,
     sinks: torch.Tensor | None,
     softcap: float,
+    chunked: bool,
 ) -> torch.Tensor:
     """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
     num_rows, num_keys = q.size(0), k.size(0)
@@ -75,7 +80,7 @@ def _attend(
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     else:
         query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
-        seen = _seen(query_positions, torch.arange(num_keys, device=q.device), window)
+        seen = _seen(query_positions, torch.arange(num_keys, device=q.device), window, chunked)
         out = _softmax_sum(q, k, v, seen, scale, sinks, softcap)
     return out.squeeze(0).transpose(0, 1)
 
@@ -90,6 +95,7 @@ def _decode(
     window: int,
     sinks: torch.Tensor | None,
     softcap: float,
+    chunked: bool,
 ) -> torch.Tensor:
     """One row per sequence, all padded to the width of the tables: no length is read on the host."""
     width = block_tables.size(1) * k_cache.size(1)
@@ -98,7 +104,7 @@ def _decode(
     key_positions = torch.arange(width, device=q.device)
     parts = []
     for rows in (slice(start, start + chunk) for start in range(0, q.size(0), chunk)):
-        seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window)  # [rows, width]
+        seen = _seen(seq_lens[rows].unsqueeze(1) - 1, key_positions, window, chunked)  # [rows, width]
         k, v = (_gather_padded(cache, block_tables[rows], seen, q.dtype) for cache in (k_cache, v_cache))
         attended = _softmax_sum(q[rows].unsqueeze(2), k, v, seen[:, None, None], scale, sinks, softcap)
         parts.append(attended.squeeze(2))
@@ -141,6 +147,9 @@ def _gather_padded(cache: torch.Tensor, tables: torch.Tensor, seen: torch.Tensor
     return rows.transpose(1, 2)
 
 
-def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int) -> torch.Tensor:
+def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int, chunked: bool) -> torch.Tensor:
     seen = key_positions <= query_positions
-    return seen & (key_positions > query_positions - window) if window else seen
+    if not window:
+        return seen
+    before = query_positions % window + 1 if chunked else window  # a row sees so many, itself included
+    return seen & (key_positions > query_positions - before)

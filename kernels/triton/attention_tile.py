@@ -28,6 +28,16 @@ def find_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.conste
 
 
 @triton.jit
+def first_seen(position, window, CHUNKED: tl.constexpr):
+    """That a row at `position` sees; 0 for a row at -1, which no sequence has. `CHUNKED`: from the last multiple of
+    the window on."""
+    if CHUNKED:
+        return tl.maximum(position, 0) // window * window
+    else:
+        return tl.maximum(position - window + 1, 0)
+
+
+@triton.jit
 def load_tile(
     cache_ptr,
     blocks,

@@ -18,6 +18,7 @@ from kernels.triton.attention_tile import (
     accumulate,
     dot_precision,
     find_blocks,
+    first_seen,
     load_tile,
     meeting,
     padded_head_dim,
@@ -55,6 +56,7 @@ def attend_tile(
     TMA: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
 ):
     """One tile of keys; returns the blocks of the next one, too. `MASKED`: some row may not see all of it."""
     positions = start + tl.arange(0, TILE)
@@ -72,7 +74,10 @@ def attend_tile(
     scores = soft_cap(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, SOFTCAP)
     if MASKED:
         seen = positions[None, :] <= row_positions[:, None]
-        seen = seen & ((window == 0) | (positions[None, :] > row_positions[:, None] - window))
+        if CHUNKED:
+            seen = seen & (positions[None, :] >= (row_positions // window * window)[:, None])
+        else:
+            seen = seen & ((window == 0) | (positions[None, :] > row_positions[:, None] - window))
         scores = tl.where(seen, scores, float("-inf"))
     top, total, out = accumulate(scores, v, top, total, out, PRECISION)
     return blocks, top, total, out
@@ -119,6 +124,7 @@ def _chunk_attention(
     TMA: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
@@ -150,7 +156,7 @@ def _chunk_attention(
     table_ptr = tables_ptr + seq.to(tl.int64) * table_width
     end = past + last_token + 1
     if WINDOWED:
-        first = tl.maximum(past + token - window + 1, 0)
+        first = first_seen(past + token, window, CHUNKED)
         masked_from = first // TILE * TILE
     else:
         first = 0
@@ -168,7 +174,7 @@ def _chunk_attention(
         blocks, top, total, out = attend_tile(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
-            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED,
         )  # fmt: skip
     out = out / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + heads[:, None] * HEAD_DIM + at[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -185,6 +191,7 @@ def chunk_attention(
     sliding_window: int,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
     num_tokens, q_heads, head_dim = q.shape
@@ -193,6 +200,7 @@ def chunk_attention(
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
     assert block_tables.stride(1) == 1
+    assert sliding_window or not chunked
     group = q_heads // kv_heads
     rows = max(ROWS, triton.next_power_of_2(group))
     tokens = rows // group
@@ -228,6 +236,7 @@ def chunk_attention(
         TMA=tma,
         SOFTCAP=softcap,
         WINDOWED=sliding_window > 0,
+        CHUNKED=chunked,
         num_warps=4,
         num_stages=3,
     )

@@ -14,6 +14,7 @@ from kernels.triton.attention_tile import (
     accumulate,
     dot_precision,
     find_blocks,
+    first_seen,
     load_tile,
     meeting,
     merge,
@@ -60,6 +61,7 @@ def _decode_attention(
     OTHER_PARTS: tl.constexpr,
     MERGE: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -68,7 +70,7 @@ def _decode_attention(
         row = tl.load(order_ptr + row)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     seq_len = tl.load(seq_lens_ptr + row)
-    first = tl.where(window > 0, tl.maximum(seq_len - window, 0), 0)  # position that the row sees first
+    first = tl.where(window > 0, first_seen(seq_len - 1, window, CHUNKED), 0)
     if starts_ptr is not None:
         start = tl.load(starts_ptr + row)
         first = tl.maximum(first, start)
@@ -151,6 +153,7 @@ def decode_attention(
     order: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """paged_attention where every sequence has one row. A sequence of length 0 gives zeros.
 
@@ -160,7 +163,7 @@ def decode_attention(
     out = torch.empty_like(q)
     parts = Parts.empty(q, num_splits) if num_splits > 1 else None
     rest = block_tables, seq_lens, None, order, scale, sliding_window, num_splits, out, parts
-    attend_rest(q, k_cache, v_cache, *rest, sinks=sinks, softcap=softcap)
+    attend_rest(q, k_cache, v_cache, *rest, sinks=sinks, softcap=softcap, chunked=chunked)
     if parts is not None:
         combine(parts.outputs, parts.logs, out.view(-1, q.size(2)))
     return out
@@ -183,6 +186,7 @@ def attend_rest(
     merge: bool = False,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> None:
     """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
     parts of each query. With starts, the other parts (up to MOST_OTHER_PARTS) are for what lies before them: where that
@@ -196,6 +200,7 @@ def attend_rest(
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
     assert block_tables.stride(1) == 1
+    assert sliding_window or not chunked
     assert num_splits == 1 or (parts is not None and not merge)
     tile, stages, warps = decode_tile(head_dim, k_cache.element_size(), short=starts is not None)
     _decode_attention[(kv_heads, num_splits, num_seqs)](
@@ -228,6 +233,7 @@ def attend_rest(
         OTHER_PARTS=MOST_OTHER_PARTS,
         MERGE=merge,
         SOFTCAP=softcap,
+        CHUNKED=chunked,
         num_warps=warps,
         num_stages=stages,
     )

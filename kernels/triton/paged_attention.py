@@ -19,11 +19,12 @@ def paged_attention(
     sliding_window: int,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     if q.size(0) == block_tables.size(0):
         return decode_attention(
-            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap
+            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap, chunked
         )
     return chunk_attention(
-        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap
+        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap, chunked
     )

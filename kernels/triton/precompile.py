@@ -76,6 +76,7 @@ class ModelShape:
     latent: LatentShape | None = None
     attention_sinks: bool = False
     softcap: float = 0.0  # of attention's scores
+    chunked_windows: bool = False  # of some layers
     is_whole: bool = True  # no other rank has a part of it
     packed: PackedShape | None = None  # of all products but the output head
     num_adapters: int = 0  # of low rank, that there is room for

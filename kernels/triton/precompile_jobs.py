@@ -49,11 +49,10 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
     keys = torch.zeros(many, dtype=torch.int64), ints(many)
     logits = of(many, shape.vocab_size)
 
-    def decode(rows: int, *, ordered: bool) -> None:
+    def decode(rows: int, *, ordered: bool, chunked: bool = False) -> None:
         order = ints(rows) if ordered else None
-        decode_attention(
-            of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), scale, 0, order, sinks, shape.softcap
-        )
+        rest = scale, int(chunked), order, sinks, shape.softcap, chunked
+        decode_attention(of(rows, heads, head_dim), *caches, ints(rows, width), ints(rows), *rest)
 
     def shared(rows: int) -> None:
         per_tile = shared_prefix.rows_per_tile(heads, kv_heads)
@@ -74,10 +73,21 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
             parts, logs = (torch.empty(heads, width, *size) for size in ((head_dim,), ()))
             combine(parts, logs, of(heads, head_dim))
 
-    def chunk() -> None:
-        chunk_attention(
-            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks, shape.softcap
-        )
+    def chunk(*, chunked: bool = False) -> None:
+        rest = scale, int(chunked), sinks, shape.softcap, chunked
+        chunk_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), *rest)
+
+    def in_chunks() -> Iterator[Callable[[], object]]:
+        """Some layers' windows do not slide."""
+        if shape.batch_invariant:
+            yield lambda: invariant_chunk(chunked=True)
+            for rows in (2, many):
+                yield lambda rows=rows: invariant_decode(rows, ordered=True, chunked=True)
+                yield lambda rows=rows: invariant_decode(rows, ordered=False, chunked=True)
+            return
+        yield lambda: chunk(chunked=True)
+        for rows, ordered in ((many, True), (8, True), (many, False), (2, False)):
+            yield lambda rows=rows, ordered=ordered: decode(rows, ordered=ordered, chunked=True)
 
     def attend_row() -> None:
         row_attention(
@@ -132,28 +142,30 @@ def jobs(shape: ModelShape) -> Iterator[Callable[[], object]]:
         weight = LinearWeight(of(out_features, in_features), None)
         batch_invariant.linear(of(2, in_features), weight)
 
-    def invariant_decode(rows: int, *, ordered: bool) -> None:
+    def invariant_decode(rows: int, *, ordered: bool, chunked: bool = False) -> None:
         invariant_attention.decode_attention(
             of(rows, heads, head_dim),
             *caches,
             ints(rows, 4096),
             ints(rows),
             scale,
-            0,
+            int(chunked),
             ints(rows) if ordered else None,
             sinks,
             shape.softcap,
+            chunked,
         )
 
-    def invariant_chunk() -> None:
-        batch_invariant.paged_attention(
-            of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), scale, 0, sinks, shape.softcap
-        )
+    def invariant_chunk(*, chunked: bool = False) -> None:
+        rest = scale, int(chunked), sinks, shape.softcap, chunked
+        batch_invariant.paged_attention(of(100, heads, head_dim), *caches, ints(2, width), ints(3), ints(2), *rest)
 
     def invariant_choice() -> None:
         batch_invariant.sample(logits[:2], None, None, None, None, keys[0][:2], keys[1][:2])
         batch_invariant.log_softmax(torch.empty(2, shape.vocab_size))
 
+    if shape.chunked_windows:
+        yield from in_chunks()
     if shape.experts is not None:
         yield from expert_jobs(shape, shape.experts, capability_has_pdl)
     if shape.batch_invariant:

@@ -13,7 +13,9 @@ from kernels.reference import paged_attention, qk_norm_rope_store
 MAX_ERROR = 2e-6  # float32 against double, values of magnitude 1
 
 
-def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int) -> torch.Tensor:
+def textbook(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, *, chunked: bool = False
+) -> torch.Tensor:
     """One sequence: q [rows, q_heads, dim], k and v [length, kv_heads, dim]; loops, double precision."""
     rows, q_heads, _dim = q.shape
     group = q_heads // k.size(1)
@@ -21,6 +23,8 @@ def textbook(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wi
     for row in range(rows):
         position = k.size(0) - rows + row
         first = max(0, position - window + 1) if window else 0
+        if chunked:
+            first = position - position % window
         for head in range(q_heads):
             keys, values = (t[first : position + 1, head // group].double() for t in (k, v))
             out[row, head] = (keys @ q[row, head].double() * scale).softmax(0) @ values
@@ -77,6 +81,18 @@ def test_attention(lengths: list[int], rows: list[int], heads: tuple[int, int], 
     for i, (k, v) in enumerate(sequences):
         part = slice(starts[i], starts[i + 1])
         expected = textbook(arguments["q"][part], k, v, 0.3, window)
+        assert (found[part] - expected).abs().max() < MAX_ERROR
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 8, 40])
+@pytest.mark.parametrize(("lengths", "rows"), [([7, 1, 16, 17], [1, 1, 1, 1]), ([5, 20, 17], [5, 1, 11])])
+def test_rows_see_their_own_chunk_only(lengths: list[int], rows: list[int], chunk: int) -> None:
+    arguments, sequences = paged(lengths, rows, 4, (6, 2), dim=8)
+    found = paged_attention(**arguments, scale=0.3, sliding_window=chunk, chunked=True)
+    starts = arguments["query_start"].tolist()
+    for i, (k, v) in enumerate(sequences):
+        part = slice(starts[i], starts[i + 1])
+        expected = textbook(arguments["q"][part], k, v, 0.3, chunk, chunked=True)
         assert (found[part] - expected).abs().max() < MAX_ERROR
 
 

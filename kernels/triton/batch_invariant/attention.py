@@ -19,6 +19,7 @@ from kernels.triton.attention_tile import (
     LOG2_E,
     dot_precision,
     find_blocks,
+    first_seen,
     meeting,
     merge,
     padded_head_dim,
@@ -64,6 +65,7 @@ def _attention(
     SOFTCAP: tl.constexpr,
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -83,7 +85,7 @@ def _attention(
     past = tl.load(seq_lens_ptr + seq) - num_tokens  # -1 for a row that no sequence has
     last_token = tl.minimum(token + TOKENS, num_tokens) - 1
     end = past + last_token + 1
-    first = tl.where(window > 0, tl.maximum(past + token - window + 1, 0), 0)
+    first = tl.where(window > 0, first_seen(past + token, window, CHUNKED), 0)
     first_span, last_span = first // SPAN, tl.cdiv(end, SPAN)
     if SPLIT:
         first_span = tl.maximum(first_span, tl.program_id(2))
@@ -116,7 +118,7 @@ def _attention(
             blocks, top, total, out = attend_tile(
                 q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
                 row_positions, window, scale, top, total, out,
-                KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True,
+                KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED,
             )  # fmt: skip
         found = total != 0.0  # NaN is passed on
         log = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
@@ -179,13 +181,14 @@ def paged_attention(
     sliding_window: int,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     if q.size(0) == block_tables.size(0):
         return decode_attention(
-            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap
+            q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap, chunked
         )
     return chunk_attention(
-        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap
+        q, k_cache, v_cache, block_tables, query_start, seq_lens, scale, sliding_window, sinks, softcap, chunked
     )
 
 
@@ -200,13 +203,14 @@ def decode_attention(
     order: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """kernels.triton.decode_attention.decode_attention."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < ENOUGH_PROGRAMS else 1
     rows = q, k_cache, v_cache, block_tables, None, seq_lens, order
-    return _attend(*rows, scale, sliding_window, splits, sinks, softcap)
+    return _attend(*rows, scale, sliding_window, splits, sinks, softcap, chunked)
 
 
 def chunk_attention(
@@ -220,10 +224,11 @@ def chunk_attention(
     sliding_window: int,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    chunked: bool = False,
 ) -> torch.Tensor:
     """kernels.triton.chunk_attention.chunk_attention."""
     rows = q, k_cache, v_cache, block_tables, query_start, seq_lens, None
-    return _attend(*rows, scale, sliding_window, 1, sinks, softcap)
+    return _attend(*rows, scale, sliding_window, 1, sinks, softcap, chunked)
 
 
 def _attend(
@@ -239,6 +244,7 @@ def _attend(
     num_splits: int,
     sinks: torch.Tensor | None,
     softcap: float,
+    chunked: bool,
 ) -> torch.Tensor:
     """`query_start`: None where every sequence has one row, one of length 0 included: it gives zeros."""
     (num_tokens, q_heads, head_dim), (_, block_size, kv_heads, _) = q.shape, k_cache.shape
@@ -247,6 +253,7 @@ def _attend(
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
     assert block_tables.stride(1) == 1
+    assert sliding_window or not chunked
     rows = max(ROWS, triton.next_power_of_2(group))
     tokens = rows // group
     tile = chunk_tile(head_dim, element_bytes)
@@ -293,6 +300,7 @@ def _attend(
         SOFTCAP=softcap,
         DECODE=query_start is None,
         SPLIT=parts is not None,
+        CHUNKED=chunked,
         num_warps=4,
         num_stages=3,
         enable_fp_fusion=False,

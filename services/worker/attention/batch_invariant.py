@@ -46,8 +46,9 @@ class BatchInvariantAttention:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
-        tables, lens = metadata.block_tables, metadata.seq_lens
+        tables, lens, rest = metadata.block_tables, metadata.seq_lens, (sinks, softcap, chunked)
         if metadata.is_decode:
-            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks, softcap)
-        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks, softcap)
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, *rest)
+        return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, *rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec, LatentBackend
 
@@ -48,9 +48,11 @@ class ByPhase:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
         backend = self._backend(metadata)
-        return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, sinks=sinks, softcap=softcap)
+        options: dict[str, Any] = {"sinks": sinks, "softcap": softcap, "chunked": chunked}
+        return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, **options)
 
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float

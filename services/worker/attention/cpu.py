@@ -46,6 +46,7 @@ class CpuAttention:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
         assert self._attend is not None
         return self._attend(
@@ -59,6 +60,7 @@ class CpuAttention:
             window,
             sinks,
             softcap,
+            chunked,
         )
 
     def attend_latent(

@@ -61,9 +61,11 @@ class FlashAttention:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
         assert sinks is None
         assert not softcap
+        assert not chunked
         out = self._attend(
             q,
             k_cache,
@@ -87,6 +89,7 @@ def _lacking(spec: AttentionSpec) -> str | None:
     faults = (
         (spec.has_sinks, "has no attention sinks"),
         (spec.has_softcap, "has no soft caps here"),
+        (spec.has_chunked_windows, "has windows that slide, not chunks"),
         (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype} on Hopper GPUs"),
     )
     return next((reason for wrong, reason in faults if wrong), None)

@@ -64,9 +64,11 @@ class FlashAttention2:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
         assert sinks is None
         assert not softcap
+        assert not chunked
         options: dict[str, Any] = {
             "block_table": metadata.block_tables,
             "softmax_scale": scale,
@@ -111,6 +113,7 @@ def _unfit(spec: AttentionSpec) -> str | None:
         (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype}"),
         (spec.has_sinks, "has no attention sinks"),
         (spec.has_softcap, "has no soft caps here"),
+        (spec.has_chunked_windows, "has windows that slide, not chunks"),
         (spec.head_dim > MOST_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
         (spec.block_size % PAGE, f"takes blocks of multiples of {PAGE} positions, not {spec.block_size}"),
     )

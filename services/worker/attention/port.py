@@ -24,6 +24,7 @@ class AttentionSpec:
     capability: tuple[int, int] = (0, 0)  # of the GPU: (9, 0) for a Hopper
     has_sinks: bool = False  # a score of each head takes part in every softmax
     has_softcap: bool = False  # scores are capped
+    has_chunked_windows: bool = False  # windows begin at multiples of their length instead of sliding
     latent_rank: int = 0  # > 0: head_dim elements a token are cached for all heads, of which so many are the value
     batch_invariant: bool = False  # a row must have the same bits alone, in any batch and in any chunk
 
@@ -86,12 +87,14 @@ class AttentionBackend(Protocol):
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
         """q [num_tokens, num_q_heads, head_dim], caches [num_blocks, block_size, num_kv_heads, head_dim] -> like q.
 
         window: positions a row sees at most, itself included; 0: all. sinks: float32 [num_q_heads], a score of each
         head that takes its share of the softmax and gives nothing; only if the spec has them. softcap: 0: none;
-        else scaled scores become softcap * tanh(score / softcap), only if the spec has it.
+        else scaled scores become softcap * tanh(score / softcap), only if the spec has it. chunked: a row sees the
+        positions from the last multiple of `window` on, only if the spec has chunks.
         """
 
 

@@ -30,6 +30,7 @@ class ReferenceAttention:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
         return reference.paged_attention(
             q,
@@ -42,6 +43,7 @@ class ReferenceAttention:
             window,
             sinks,
             softcap,
+            chunked,
         )
 
     def attend_latent(

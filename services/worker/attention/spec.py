@@ -25,6 +25,7 @@ def attention_spec(
         has_sinks=config.attention_sinks,
         has_softcap=config.attention_softcap > 0,
         has_window=any(config.sliding_windows),
+        has_chunked_windows=config.chunked_windows,
         capability=torch.cuda.get_device_capability() if place.device.type == "cuda" else (0, 0),
         latent_rank=0 if latent is None else latent.kv_rank,
         batch_invariant=place.batch_invariant,

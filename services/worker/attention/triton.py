@@ -59,13 +59,14 @@ class TritonAttention:
         window: int,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        chunked: bool = False,
     ) -> Tensor:
-        tables, lens = metadata.block_tables, metadata.seq_lens
+        tables, lens, rest = metadata.block_tables, metadata.seq_lens, (sinks, softcap, chunked)
         if not metadata.is_decode:
-            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, sinks, softcap)
+            return self._chunk(q, k_cache, v_cache, tables, metadata.query_start, lens, scale, window, *rest)
         shared = metadata.prefixes
         if shared is None:
-            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, sinks, softcap)
+            return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, *rest)
         assert not window
         assert sinks is None
         assert not softcap

@@ -32,6 +32,7 @@ class DecoderConfig:
     dtype: str  # of the checkpoint; "" if it does not say
     tie_word_embeddings: bool
     sliding_windows: tuple[int, ...]  # by layer; 0: none
+    chunked_windows: bool = False  # they begin at multiples of their length instead of sliding
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

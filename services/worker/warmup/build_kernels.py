@@ -99,6 +99,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
         latent=latent,
         attention_sinks=config.attention_sinks,
         softcap=config.attention_softcap,
+        chunked_windows=config.chunked_windows,
         is_whole=shard.is_whole,
         packed=packed_shape(config.quantization, sizes),
         num_adapters=max(len(settings.lora), settings.max_loras if settings.lora_folders else 0),

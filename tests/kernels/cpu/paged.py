@@ -45,7 +45,9 @@ def paged(
     return Paged(q, *caches, tables)
 
 
-def exact(case: Paged, rows: list[tuple[int, int, int]], scale: float, window: int) -> torch.Tensor:
+def exact(
+    case: Paged, rows: list[tuple[int, int, int]], scale: float, window: int, *, chunked: bool = False
+) -> torch.Tensor:
     """In float64."""
     _, kv_heads, head_dim = case.k_cache.shape[1:]
     device = case.k_cache.device
@@ -56,7 +58,8 @@ def exact(case: Paged, rows: list[tuple[int, int, int]], scale: float, window: i
         q = case.q[seq][begin:end].double()
         k, v = (t.repeat_interleave(q.size(1) // kv_heads, 1) for t in (k, v))
         row, key = torch.arange(begin, end, device=device).unsqueeze(1), torch.arange(end, device=device)
-        seen = (key <= row) & (key > row - window if window else True)
+        first = row // window * window if chunked else row - window + 1 if window else 0
+        seen = (key <= row) & (key >= first)
         scores = torch.einsum("rhd,khd->hrk", q, k) * scale
         out.append(torch.einsum("hrk,khd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
     return torch.cat(out)

@@ -69,6 +69,18 @@ def test_scores_are_capped(dtype, window, scale):
         assert (got - plain).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("chunk", [1, 50, 64, 130])
+def test_rows_see_their_own_chunk_only(dtype, chunk):
+    """Also where a step's rows are of several, and where one begins behind the last row."""
+    case = paged([1, 200, 64, 65, 131], 6, 2, 64, 7, dtype)
+    rows = [(0, 0, 1), (1, 199, 200), (2, 0, 64), (3, 30, 65), (4, 100, 130)]
+    got = cpu.paged_attention(*case.step(rows), 0.125, chunk, chunked=True)
+    assert_close(got, exact(case, rows, 0.125, chunk, chunked=True), absolute=ABSOLUTE[dtype])
+    parts = [cpu.paged_attention(*case.step([(1, at, at + 1)]), 0.125, chunk, chunked=True) for at in range(45, 135)]
+    whole = cpu.paged_attention(*case.step([(1, 45, 135)]), 0.125, chunk, chunked=True)
+    assert torch.equal(torch.cat(parts), whole)
+
+
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 32), (8, 1, 80), (3, 3, 128)])
 def test_a_row_has_the_same_bits_however_the_prompt_is_cut(dtype, q_heads, kv_heads, head_dim, window):

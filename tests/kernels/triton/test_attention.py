@@ -63,6 +63,15 @@ def test_scores_are_capped(dtype, device, window):
         assert (got - plain).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("chunk", [1, 20, 64])
+def test_rows_see_their_own_chunk_only(dtype, device, chunk):
+    """Also where a step's rows are of several."""
+    case = Case([1, 70, 64, 65], (6, 2), 16, 4, dtype, device)
+    for rows in ([(0, 0, 1), (1, 69, 70), (2, 63, 64), (3, 64, 65)], [(0, 0, 1), (1, 69, 70), (3, 15, 65)]):
+        got = triton.paged_attention(*case.step(rows), case.scale, chunk, chunked=True)
+        assert_close(got, case.exact(rows, chunk, chunked=True))
+
+
 def test_splits_fill_the_gpu_and_large_batches_have_none(monkeypatch):
     monkeypatch.setattr(module, "ENOUGH_PROGRAMS", 512)
     assert [splits_for(num_seqs, 8) for num_seqs in (1, 4, 8, 16, 32, 64, 512)] == [32, 16, 8, 4, 2, 1, 1]

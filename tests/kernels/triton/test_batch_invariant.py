@@ -79,6 +79,18 @@ def test_sinks_take_their_share(device, monkeypatch, window):
         assert torch.equal(alone[0], whole[LENGTH - 1])
 
 
+def test_rows_see_their_own_chunk_only(device, monkeypatch):
+    """Which begins in the middle of a span."""
+    case, rows = Case([40, LENGTH], (6, 2), 16, 4, torch.float32, device), [(1, 60, LENGTH), (0, 39, 40)]
+    whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 50, chunked=True)
+    assert_close(whole, case.exact(rows, 50, chunked=True))
+    for programs in (0, 1 << 20):  # one for all spans of a row; one for each
+        monkeypatch.setattr(module, "ENOUGH_PROGRAMS", programs)
+        last = case.step([(1, LENGTH - 1, LENGTH)])
+        alone = batch_invariant.paged_attention(*last, case.scale, 50, chunked=True)
+        assert torch.equal(alone[0], whole[LENGTH - 61])
+
+
 def test_scores_are_capped(device, monkeypatch):
     case, rows = Case([40, LENGTH, 130], (6, 2), 16, 4, torch.float32, device), [(1, 0, LENGTH), (0, 39, 40)]
     whole = batch_invariant.paged_attention(*case.step(rows), case.scale, 0, None, 2.0)

@@ -81,6 +81,15 @@ def test_what_the_interpreter_takes_compiles_as_well(tmp_path: Path, kind: str, 
     assert list(tmp_path.rglob("*.cubin"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("invariant", [False, True])
+def test_attention_in_chunks_compiles_as_well(tmp_path: Path, *, invariant: bool) -> None:
+    shape = dataclasses.replace(TINY, chunked_windows=True, batch_invariant=invariant)
+    assert compile_some(tmp_path, "[job for job in every(shape) if '.in_chunks.' in job.__qualname__]", shape) == 0
+    wanted = {"_attention"} if invariant else {"_chunk_attention", "_decode_attention"}
+    assert wanted <= {path.stem for path in tmp_path.rglob("*.cubin")}
+
+
 def test_nothing_is_missing_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompile, "device_capability", lambda: None)
     assert missing(TINY, 16) is None

@@ -127,6 +127,7 @@ def reason(name: str, spec: AttentionSpec) -> str | None:
         ({"capability": (7, 5)}, "needs compute capability 8.0, not 7.5"),
         ({"dtype": "float32", "kv_dtype": "float32"}, "takes bfloat16 and float16, not float32"),
         ({"kv_dtype": "float8_e4m3fn"}, "has no cache of float8_e4m3fn"),
+        ({"has_chunked_windows": True}, "has windows that slide, not chunks"),
         ({"head_dim": 260}, "takes heads of multiples of 8 up to 256, not 260"),
         ({"head_dim": 36}, "takes heads of multiples of 8 up to 256, not 36"),
         ({"block_size": 128}, "takes blocks of multiples of 256 positions, not 128"),
