@@ -28,6 +28,7 @@ GEMMA3 = {
 }
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
+    "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM"),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM"),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", rotates_by_axis=True),
     "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", rotates_by_axis=True),

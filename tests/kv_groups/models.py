@@ -26,6 +26,7 @@ ALTERNATING = {
 RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
     "all-windows": ("mistral-window", {"sliding_window": WINDOW}),
     "alternating": ("qwen2-windows", ALTERNATING),
+    "chunks": ("llama4", {"attention_chunk_size": WINDOW, "tie_word_embeddings": True, "intermediate_size": 40}),
     "one-in-three": ("qwen2-windows", {"sliding_window": WINDOW, "max_window_layers": 2}),
 }
 

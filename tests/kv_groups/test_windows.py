@@ -67,6 +67,7 @@ def test_layers_form_groups_of_their_windows(made: Make) -> None:
     assert specs == {
         "all-windows": [window],
         "alternating": [FULL, window],
+        "chunks": [FULL, window, window, window],
         "one-in-three": [FULL, FULL, window],
     }
 

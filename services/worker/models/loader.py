@@ -141,7 +141,7 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
 def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
     """Fills a matrix with the same numbers over and over: much faster than drawing billions of them."""
     noise = (noise * scale).to(destination)
-    flat = (destination if destination.is_contiguous() else destination.t()).view(-1)  # some lie the other way round
+    flat = (destination if destination.is_contiguous() else destination.mT).view(-1)  # some lie the other way round
     whole = flat.numel() // noise.numel() * noise.numel()
     flat[:whole].view(-1, noise.numel()).copy_(noise)
     flat[whole:].copy_(noise[: flat.numel() - whole])

@@ -10,6 +10,7 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.experts import SparseMLP
 from services.worker.layers.gated_delta_net import GatedDeltaNet
 from services.worker.layers.latent_attention import LatentAttention
+from services.worker.layers.mlp import MLP
 from services.worker.layers.quantized_experts import experts_of
 from services.worker.layers.state_space import StateSpace
 from services.worker.models import single_row
@@ -31,18 +32,18 @@ class MixtureLayer(LlamaLayer):
         config: DecoderConfig,
         backend: AttentionBackend,
         place: Placement,
-        experts: SparseMLP | None = None,
+        experts: SparseMLP | MLP | None = None,
         *,
         attention: Attention | LatentAttention | GatedDeltaNet | StateSpace | None = None,
     ) -> None:
-        """`experts`, `attention`: others than those that the configuration says."""
+        """`experts`, `attention`: others than those that the configuration says; an MLP for a layer that has none."""
         assert config.experts is not None
-        self.experts = experts
+        self.experts = experts if isinstance(experts, SparseMLP) else None
         if experts is None and config.experts.sparse_layers[index]:
             name = f"model.layers.{index}.{config.experts.names.module}"
             stacked = experts_of(f"{name}.experts", config.hidden_size, config.experts, place)
-            self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
-        super().__init__(index, config, backend, place, attention=attention, experts=self.experts)
+            experts = self.experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
+        super().__init__(index, config, backend, place, attention=attention, experts=experts)
 
 
 class MixtureForCausalLM(LlamaForCausalLM):

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "services.worker.models.gpt_oss:GptOssForCausalLM",
     "GraniteMoeHybridForCausalLM": "services.worker.models.granite_hybrid:GraniteMoeHybridForCausalLM",
     "GraniteMoeForCausalLM": "services.worker.models.granite_moe:GraniteMoeForCausalLM",
+    "Llama4ForCausalLM": "services.worker.models.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "services.worker.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "services.worker.models.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "services.worker.models.mixtral:MixtralForCausalLM",

@@ -73,7 +73,7 @@ class CostModel:
             window for window, keeps_state in zip(config.sliding_windows, recurrent, strict=True) if not keeps_state
         ]
         self._layers = tuple(Counter(windows).items())  # windows, 0: none; how many layers have each
-        self._num_layers = len(windows)
+        self._num_layers, self._chunked = len(windows), config.chunked_windows
         shape = None if config.recurrent is None else config.recurrent.state
         self._num_states = sum(recurrent)  # layers that have one
         self._state_words = 0 if shape is None else shape.num_words
@@ -90,8 +90,13 @@ class CostModel:
         read = 1.0 - (1.0 - self._taken) ** num_tokens  # share of the experts that some token takes
         attended = kept = 0
         for window, num_layers in self._layers:
-            attended += num_layers * (_sum(inputs.positions + 1, window) if window else _seen(inputs))
-            kept += num_layers * _sum(inputs.seq_lens, window)
+            if window and self._chunked:
+                looked_at, read_back = _in_chunks(inputs, window)
+            else:
+                looked_at = _sum(inputs.positions + 1, window) if window else _seen(inputs)
+                read_back = _sum(inputs.seq_lens, window)
+            attended += num_layers * looked_at
+            kept += num_layers * read_back
         active = num_tokens * (weights.dense + weights.routed * self._taken) + inputs.num_samples * weights.head
         elements = weights.dense + weights.routed * read + (weights.head if inputs.num_samples else 0)
         states = float(inputs.num_rows * self._num_states * self._state_words * WORD_BYTES)
@@ -108,6 +113,12 @@ class CostModel:
 def _seen(inputs: StepInputs) -> int:
     """Tokens that the step's tokens look at, themselves included, where no window hides any."""
     return _sum(inputs.positions, 0) + len(inputs.positions)
+
+
+def _in_chunks(inputs: StepInputs, chunk: int) -> tuple[int, int]:
+    """Tokens that the step's tokens look at, and those that rows read: none before the chunk of a row's first token."""
+    firsts = inputs.seq_lens - np.diff(inputs.query_start)
+    return _sum(inputs.positions % chunk + 1, 0), _sum(inputs.seq_lens - firsts // chunk * chunk, 0)
 
 
 def _sum(lengths: np.ndarray, window: int) -> int:

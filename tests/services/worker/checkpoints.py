@@ -49,6 +49,11 @@ GEMMA3 = {
     },
 }
 GEMMA2 = {**FOUR_LAYERS, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+LLAMA4 = {
+    **{"num_hidden_layers": 4, "attention_chunk_size": 9, "no_rope_layer_interval": 3, "num_local_experts": 4},
+    **{"intermediate_size_mlp": 72, "floor_scale": 5, "attn_scale": 0.4},
+    "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},  # as published
+}
 SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENT = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2},
@@ -109,6 +114,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{**LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False, "v_head_dim": 12},
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+        },
+    ),
+    "llama4": ("Llama4Text", LLAMA4),
+    "llama4-dense-layers": (
+        "Llama4Text",
+        {
+            **{**LLAMA4, "moe_layers": [1, 3], "no_rope_layers": [1, 0, 0, 1], "use_qk_norm": False},
+            **{"attention_bias": True, "attn_temperature_tuning": False, "attention_chunk_size": 16},
         },
     ),
     "gpt-oss": (

@@ -51,7 +51,7 @@ def obey(rig: Rig, *orders: pb.DeviceOrder) -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("family", ["qwen3-tied", "gpt2", "mixtral", "gemma3-tied", "deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3-tied", "gpt2", "mixtral", "gemma3-tied", "deepseek-v3", "gpt-oss", "llama4"])
 def test_logits_are_the_same_to_the_bit(checkpoint: Make, family: str, level: int) -> None:
     rig = Rig(checkpoint(family).folder, attention_backend="auto")
     before = rows(rig)
@@ -150,7 +150,7 @@ def test_tensors_move_and_stay_themselves() -> None:
 
 
 def test_what_is_given_back_is_what_an_update_overwrites(checkpoint: Make) -> None:
-    for family in ("mixtral", "gpt-oss", "deepseek-v3", "granite-tied"):
+    for family in ("mixtral", "gpt-oss", "deepseek-v3", "granite-tied", "llama4"):
         rig = Rig(checkpoint(family).folder)
         weights: Any = rig.replica._weights
         assert isinstance(weights, Weights)

@@ -62,6 +62,20 @@ def test_a_window_bounds_what_is_read(tmp_path: Path) -> None:
     assert third.kv_read_bytes - second.kv_read_bytes == second.kv_written_bytes / layers * (layers / 2)
 
 
+def test_a_chunk_bounds_what_is_read(tmp_path: Path) -> None:
+    """Positions 20 and 21, of which chunks of 9 hold two and three; three layers of four have chunks."""
+    made = checkpoints.make("llama4", tmp_path)
+    first, second, third = costs(made.folder)
+    assert first.kv_read_bytes == second.kv_written_bytes * 20
+    assert second.kv_read_bytes == second.kv_written_bytes * (21 + 3 * 3) / 4
+    assert third.kv_read_bytes == second.kv_written_bytes * (22 + 3 * 4) / 4
+    attention = (third.flops - second.flops) / (1 + 3)  # of a token and one before it, in a layer
+    head = 2 * made.model.get_output_embeddings().weight.numel()
+    weights = second.flops - head - attention * (21 + 3 * 3)
+    in_chunks = 2 * sum(range(1, 10)) + 1 + 2
+    assert first.flops == pytest.approx(20 * weights + head + attention * (sum(range(1, 21)) + 3 * in_chunks))
+
+
 def test_a_token_takes_some_of_the_experts_and_a_prompt_reads_nearly_all(tmp_path: Path) -> None:
     made = checkpoints.make("mixtral", tmp_path)
     first, second, _ = costs(made.folder)

@@ -23,7 +23,7 @@ from tests.services.worker.rig import Rig
 
 # Projections apart and fused, rows in another order, biases, factors, the other way round, experts, latent vectors.
 FAMILIES = ("llama-biases-tied", "qwen3-tied", "glm4", "gemma3-tied", "granite", "phi3-partial", "cohere", "starcoder2",
-            "gpt2", "opt", "mixtral", "deepseek-v3")  # fmt: skip
+            "gpt2", "opt", "mixtral", "deepseek-v3", "llama4")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

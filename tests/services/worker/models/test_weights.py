@@ -33,7 +33,7 @@ DENSE = [
     "cohere2",
     "phi3-window",
 ]
-MIXTURES = ["mixtral", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe"]
+MIXTURES = ["mixtral", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe", "llama4"]
 
 
 def shaken(folder: Path, target: Path) -> Path:

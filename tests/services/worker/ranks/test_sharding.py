@@ -113,7 +113,7 @@ DIFFERENT = frozenset(
             "granite",
             "mixtral",
         ),
-        *("deepseek-v2", "deepseek-v3", "gpt-oss", "granite-moe", "qwen2-moe"),
+        *("deepseek-v2", "deepseek-v3", "gpt-oss", "granite-moe", "llama4", "qwen2-moe"),
     }
 )
 
@@ -134,7 +134,7 @@ def test_two_ranks_say_what_one_does(checkpoint: Make, family: str) -> None:
 
 
 # An expert of each kind of checkpoint: a tensor for each, one for all, biases, bytes, groups, a shared one.
-MIXTURES = ("mixtral", "qwen3-moe-tied", "qwen2-moe", "granite-moe", "gpt-oss", "deepseek-v3")
+MIXTURES = ("mixtral", "qwen3-moe-tied", "qwen2-moe", "granite-moe", "gpt-oss", "deepseek-v3", "llama4")
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -47,7 +47,7 @@ def make(layout: Layout, folder: Path, family: str = "qwen3-tied", **overrides: 
     ignored = layout.config.get("ignore", [])
     tensors: Tensors = {}
     exact: Tensors = {}
-    for name, tensor in load_file(folder / WEIGHTS).items():
+    for name, tensor in by_expert(load_file(folder / WEIGHTS)).items():
         module = name.removesuffix(".weight")
         exact[name] = tensor
         projection = "_proj" in name or re.search(r"experts\.\d+\.w\d", name)
@@ -57,12 +57,43 @@ def make(layout: Layout, folder: Path, family: str = "qwen3-tied", **overrides: 
         stored, floats = layout.quantize(tensor.float())
         tensors |= {f"{module}.{part}": value.contiguous() for part, value in stored.items()}
         exact[name] = floats
-    save_file(exact, folder / WEIGHTS)
+    save_file(stacked(exact), folder / WEIGHTS)
     model = type(made.model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     save_file(tensors, folder / WEIGHTS)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": layout.config}))
     return Checkpoint(folder, model)
+
+
+def by_expert(tensors: Tensors) -> Tensors:
+    """Llama 4's experts are one tensor, of which quantized checkpoints make one for each projection."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if not module.endswith("feed_forward.experts"):
+            found[name] = tensor
+            continue
+        parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for number, expert in enumerate(tensor):
+            for part, weight in zip(parts, expert.t().chunk(len(parts)), strict=True):
+                found[f"{module}.{number}.{part}.weight"] = weight.contiguous()
+    return found
+
+
+def stacked(tensors: Tensors) -> Tensors:
+    """And back."""
+    found: Tensors = {}
+    experts: dict[str, dict[str, list[torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        part = re.fullmatch(r"(.*feed_forward\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if part is None:
+            found[name] = tensor
+        else:
+            experts.setdefault(part[1], {}).setdefault(part[2], []).append(tensor.t())
+    for module, kinds in experts.items():
+        gates, ups, downs = (torch.stack(kinds[kind]) for kind in ("gate", "up", "down"))
+        found |= {f"{module}.gate_up_proj": torch.cat((gates, ups), 2), f"{module}.down_proj": downs.contiguous()}
+    return found
 
 
 def words(codes: torch.Tensor, bits: int, dim: int) -> torch.Tensor:

@@ -71,13 +71,14 @@ def test_any_dense_family_takes_them(family: str, layout: str, tmp_path: Path) -
         ("qwen2-moe", "ct-w4-32"),
         ("deepseek-v3", "fp8-blocks"),
         ("qwen3-moe-some-layers", "gptq-act-order"),
+        ("llama4", "ct-w4-32"),
     ],
 )
 def test_experts_are_widened_as_they_are_loaded(family: str, layout: str, tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "hidden_size": 128}
     latent = {"q_lora_rank": 32, "kv_lora_rank": 32, "num_key_value_heads": 4, "head_dim": 8}
     more = latent if family == "deepseek-v3" else {}
-    ignored = ["re:.*mlp.gate$", "re:.*shared_expert_gate$", "lm_head"]
+    ignored = ["re:.*mlp.gate$", "re:.*shared_expert_gate$", "re:.*router$", "lm_head"]
     chosen = LAYOUTS[layout]
     if "ignore" in chosen.config:
         chosen = quantized.Layout({**chosen.config, "ignore": ignored}, chosen.quantize)
