@@ -97,7 +97,7 @@ def method_of(values: dict[str, Any]) -> str:
     """Who drafts with the checkpoint whose config.json this is. Raises InvalidArgument where it does not say."""
     names = values.get("architectures")
     named = " ".join(map(str, names if isinstance(names, list) else [])).lower()
-    if "medusa_num_heads" in values or "medusa" in named:
+    if "medusa_num_heads" in values or "medusa" in named or values.get("model_type") == "medusa":
         return "medusa"
     if "eagle3" in named or "draft_vocab_size" in values:
         return "eagle3"

@@ -18,62 +18,74 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.runner.output import RunnerOutput
-from services.worker.spec_decode.config import MOST_TOKENS, SpeculativeConfig
+from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.draws import Draws
+from services.worker.spec_decode.medusa_layout import MedusaLayout, read_layout, refused
 from services.worker.spec_decode.proposer import Wanted
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.slots import NewBlocks
 from services.worker.step.step_inputs import StepInputs
-from shared.errors import InvalidArgument
 from shared.model_identity import read_config
 
 
 class MedusaHeads:
-    """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0.
+    """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0."""
 
-    Tensors are named as the authors publish them: of head N, N.0.linear, N.1.linear, ... are residual blocks, and the
-    last number is its output embedding. Heads that have none share the model's.
-    """
-
-    passed_over = ()
     alternatives: ClassVar[dict[str, Alternative]] = {}
 
-    def __init__(self, num_heads: int, num_blocks: int, target: DecoderConfig, place: Placement, *, own: bool) -> None:
-        """`own`: each head has an output embedding of its own."""
-        self.num_heads, self._num_blocks, size = num_heads, num_blocks, target.hidden_size
-        place = replace(place, checkpoint=None)
-        self._weights: Tensor = place.empty(num_heads, num_blocks, size, size)
-        self._biases: Tensor = place.empty(num_heads, num_blocks, size)
-        self._outputs = [
-            OutputHead(target.vocab_size, size, place, f"{head}.{num_blocks}")
-            for head in range(num_heads if own else 0)
-        ]
+    def __init__(self, layout: MedusaLayout, target: DecoderConfig, place: Placement) -> None:
+        self.num_heads, self._layout, size = layout.num_heads, layout, target.hidden_size
+        self._vocab_size, place = target.vocab_size, replace(place, checkpoint=None)
+        self._weights: Tensor = place.empty(layout.num_heads, len(layout.linears[0]), size, size)
+        self._biases: Tensor = place.empty(*self._weights.shape[:3])
+        self._outputs = [OutputHead(layout.vocab_size, size, place, name) for name in layout.outputs]
+        # The model's tokens that an output embedding has rows of.
+        self._token_ids: Tensor = torch.arange(layout.vocab_size, device=place.device)
         self._ops = place.ops
         self._packed: list[list[Any]] = []
 
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        return self._layout.passed_over
+
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        for head in range(self.num_heads):
-            for block in range(self._num_blocks):
-                yield f"{head}.{block}.linear.weight", self._weights[head, block]
-                yield f"{head}.{block}.linear.bias", self._biases[head, block]
+        for names, weights, biases in zip(self._layout.linears, self._weights, self._biases, strict=True):
+            for name, weight, bias in zip(names, weights, biases, strict=True):
+                yield f"{name}.weight", weight
+                if self._layout.has_biases:
+                    yield f"{name}.bias", bias
         for output in self._outputs:
             yield from output.destinations()
+        if self._layout.token_map is not None:
+            yield self._layout.token_map, self._token_ids
 
     def finish(self) -> None:
         self._packed = [
-            [self._ops.prepare_linear(w.contiguous(), b.contiguous()) for w, b in zip(weights, biases, strict=True)]
+            [self._ops.prepare_linear(w.contiguous(), self._bias(b)) for w, b in zip(weights, biases, strict=True)]
             for weights, biases in zip(self._weights, self._biases, strict=True)
         ]
+        wrong = self._token_ids[(self._token_ids < 0) | (self._token_ids >= self._vocab_size)]
+        if len(wrong):
+            raise refused(f"{self._layout.token_map} names token {int(wrong[0])}, the model has {self._vocab_size}")
         for output in self._outputs:
             output.finish()
 
+    def _bias(self, bias: Tensor) -> Tensor | None:
+        return bias.contiguous() if self._layout.has_biases else None
+
     def logits(self, model: CausalLM, features: Tensor, head: int) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, vocab_size]"""
+        """[num_rows, hidden_size] -> [num_rows, vocab_size]: tokens that heads do not have are never drafted."""
         for block in self._packed[head]:
             features = features + torch.nn.functional.silu(self._ops.linear(features, block))
-        return self._outputs[head](features) if self._outputs else model.logits(features)
+        if not self._outputs:
+            return model.logits(features)
+        logits = self._outputs[min(head, len(self._outputs) - 1)](features)  # all share the one
+        if logits.size(1) == self._vocab_size:
+            return logits
+        whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        return whole.index_copy_(1, self._token_ids, logits)
 
 
 class Medusa:
@@ -85,29 +97,14 @@ class Medusa:
 
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
-        config = ConfigFile(read_config(folder))
         self.model, self.place = target.model, target.place
-        size, blocks = self.model.config.hidden_size, config.integer("medusa_num_layers", 1)
-        for name, value in (("medusa_num_layers", blocks), ("medusa_num_heads", config.integer("medusa_num_heads"))):
-            if not 1 <= value <= MOST_TOKENS:
-                raise _refused(f"{name} is {value}; there are 1 to {MOST_TOKENS}")
-        if config.integer("hidden_size", size) != size:
-            raise _refused(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {size}")
-        names = target.loader.names(folder)
-        found = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
-        if max(found, default=0) >= MOST_TOKENS:
-            raise _refused(f"a tensor of head {max(found)}; there are at most {MOST_TOKENS} heads")
-        num_heads = max(config.integer("medusa_num_heads"), 1 + max(found, default=0))  # published ones say too few
-        own = any(f"{head}.{blocks}.weight" in names for head in range(num_heads))
-        self.heads = MedusaHeads(num_heads, blocks, self.model.config, self.place, own=own)
+        config, names = self.model.config, target.loader.names(folder)
+        layout = read_layout(ConfigFile(read_config(folder)), names, config.hidden_size, config.vocab_size)
+        self.heads = MedusaHeads(layout, config, self.place)
         target.loader.load(self.heads, folder)
 
     def start(self, worker: DrafterWorker) -> MedusaProposer:
         return MedusaProposer(self, worker)
-
-
-def _refused(reason: str) -> InvalidArgument:
-    return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 
 class MedusaProposer:

@@ -1,0 +1,97 @@
+"""Checkpoints of Medusa heads: how their authors name what is in them, and how vLLM does. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from services.worker.models.config_file import ConfigFile
+from services.worker.spec_decode.config import MOST_TOKENS
+from shared.errors import InvalidArgument
+
+PREFIX, BLOCKS = "medusa_heads.", "blocks."  # of vLLM's names
+TOKEN_MAP = "token_map"
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaLayout:
+    """Names of tensors without their `.weight` and `.bias`."""
+
+    num_heads: int
+    linears: tuple[tuple[str, ...], ...]  # of each head's residual blocks
+    has_biases: bool
+    outputs: tuple[str, ...]  # output embeddings: one for each head, one for all, or none, where it is the model's
+    vocab_size: int  # rows of an output embedding
+    token_map: str | None = None  # tensor of the model's tokens that these are; None: the first ones
+    passed_over: tuple[str, ...] = ()
+
+
+def read_layout(config: ConfigFile, names: Collection[str], hidden_size: int, vocab_size: int) -> MedusaLayout:
+    """`names`: of the checkpoint's tensors, none where weights are made up; sizes are the model's. Raises
+    InvalidArgument."""
+    if config.integer("hidden_size", hidden_size) != hidden_size:
+        raise refused(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {hidden_size}")
+    is_vllms = any(name.removeprefix(PREFIX).startswith(BLOCKS) for name in names)
+    if is_vllms or (not names and not config.has("medusa_num_heads")):
+        return _vllms(config, names, vocab_size)
+    return _authors(config, names, vocab_size)
+
+
+def _authors(config: ConfigFile, names: Collection[str], vocab_size: int) -> MedusaLayout:
+    """Of head N, N.0.linear, N.1.linear, ... are residual blocks, and the last number is its output embedding."""
+    blocks = _count(config, "medusa_num_layers", 1)
+    stated = _count(config, "medusa_num_heads")
+    found = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
+    if max(found, default=0) >= MOST_TOKENS:
+        raise refused(f"a tensor of head {max(found)}; there are at most {MOST_TOKENS} heads")
+    heads = range(max(stated, 1 + max(found, default=0)))  # published ones say too few
+    own = any(f"{head}.{blocks}.weight" in names for head in heads)
+    return MedusaLayout(
+        len(heads),
+        tuple(tuple(f"{head}.{block}.linear" for block in range(blocks)) for head in heads),
+        has_biases=True,
+        outputs=tuple(f"{head}.{blocks}" for head in heads) if own else (),
+        vocab_size=vocab_size,
+    )
+
+
+def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> MedusaLayout:
+    """Heads may share an output embedding, and may know some tokens only."""
+    heads, blocks = range(_count(config, "num_heads")), range(_count(config, "num_hidden_layers", 1))
+    stated = config.integer("vocab_size", vocab_size)
+    if stated != vocab_size:
+        raise refused(f"the heads' vocab_size is {stated}, the model's {vocab_size}")
+    rows = config.integer("truncated_vocab_size", vocab_size)
+    if not 1 <= rows <= vocab_size:
+        raise refused(f"truncated_vocab_size is {rows}, the model has {vocab_size} tokens")
+    prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
+    outputs = tuple(f"{prefix}lm_heads.{head}" for head in heads)
+    shared, passed_over = config.flag("original_lm_head"), []
+    if shared:
+        one = f"{prefix}lm_head"
+        outputs = (one,) if f"{one}.weight" in names else outputs[:1]
+        passed_over.append(f"{prefix}lm_heads.")  # which repeat it
+    token_map = f"{prefix}{TOKEN_MAP}"
+    is_mapped = bool(names) and rows < vocab_size
+    if not is_mapped:
+        passed_over.append(token_map)
+    return MedusaLayout(
+        len(heads),
+        tuple(tuple(f"{prefix}{BLOCKS}{head}.layers.{block}" for block in blocks) for head in heads),
+        has_biases=config.flag("medusa_fc_bias"),
+        outputs=outputs,
+        vocab_size=rows,
+        token_map=token_map if is_mapped else None,
+        passed_over=tuple(passed_over),
+    )
+
+
+def _count(config: ConfigFile, name: str, default: int | None = None) -> int:
+    value = config.integer(name, default)
+    if not 1 <= value <= MOST_TOKENS:
+        raise refused(f"{name} is {value}; there are 1 to {MOST_TOKENS}")
+    return value
+
+
+def refused(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
