@@ -60,3 +60,9 @@ def _said(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
 def greedy(made: Checkpoint, prompt: list[int], count: int) -> list[int]:
     """As transformers says it, with all computed anew for every token."""
     return list(_said(made.model, tuple(prompt), count))
+
+
+def confirmed(made: Checkpoint, prompt: list[int], answer: list[int]) -> list[int]:
+    """What transformers says behind the prompt and behind each token of `answer` but the last, in one pass: the answer
+    itself, if that is what greedy() gives."""
+    return made.logits([*prompt, *answer[:-1]])[len(prompt) - 1 :].argmax(1).tolist()
