@@ -61,9 +61,15 @@ class Nothing:
 
 
 KVSpec = Full | Window | Latent | State | Nothing
+LayerSpec = KVSpec | tuple[KVSpec, ...]  # what a layer keeps; of several, all
 FULL, NOTHING = Full(), Nothing()
 STATE_REACH = 2  # a token changes what the one before has left, in the page of its own position
 ONE_FULL: tuple[KVSpec, ...] = (FULL,)  # specs of the groups of most models
+
+
+def each(kept: LayerSpec) -> tuple[KVSpec, ...]:
+    """The specs of a layer."""
+    return kept if isinstance(kept, tuple) else (kept,)
 
 
 def reach(spec: KVSpec) -> int | None:
@@ -75,13 +81,13 @@ def reach(spec: KVSpec) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share their block tables, in ascending order."""
+    """Layers that share their block tables, in ascending order. One that keeps several things is in several groups."""
 
     spec: KVSpec
     layers: tuple[int, ...]
 
 
-def form_groups(specs: Sequence[KVSpec], *, by_turns: bool = False) -> tuple[KVGroup, ...]:
+def form_groups(layers: Sequence[LayerSpec], *, by_turns: bool = False) -> tuple[KVGroup, ...]:
     """Layers of one spec together, cut so that all groups have room for as many layers; full ones first. `by_turns`:
     groups of one spec take its layers by turns, not neighbours.
 
@@ -89,11 +95,13 @@ def form_groups(specs: Sequence[KVSpec], *, by_turns: bool = False) -> tuple[KVG
     eighth of the places empty the largest is taken, which is the exact one where the numbers of layers divide.
     """
     kinds: dict[KVSpec, list[int]] = {}
-    for layer, spec in enumerate(specs):
-        kinds.setdefault(spec, []).append(layer)
-    size = next(size for size in range(len(specs), 0, -1) if _waste(kinds.values(), size) * 8 <= len(specs))
+    for layer, kept in enumerate(layers):
+        for spec in each(kept):
+            kinds.setdefault(spec, []).append(layer)
+    places = sum(map(len, kinds.values()))
+    size = next(size for size in range(len(layers), 0, -1) if _waste(kinds.values(), size) * 8 <= places)
     ordered = sorted(kinds, key=lambda spec: reach(spec) is not None)
-    return tuple(KVGroup(spec, layers) for spec in ordered for layers in _cut(kinds[spec], size, by_turns=by_turns))
+    return tuple(KVGroup(spec, part) for spec in ordered for part in _cut(kinds[spec], size, by_turns=by_turns))
 
 
 def _cut(layers: Sequence[int], size: int, *, by_turns: bool) -> Iterable[tuple[int, ...]]:

@@ -69,8 +69,10 @@ class QuantizedWeight:
         zeros = None if self.zeros is None else self.zeros[:, groups]
         return replace(self, codes=self.codes[:, begin:end], scales=self.scales[:, groups], zeros=zeros)
 
-    def times(self, factor: float) -> QuantizedWeight:
-        return replace(self, scales=self.scales * factor, bias=None if self.bias is None else self.bias * factor)
+    def times(self, factors: torch.Tensor, of_bias: torch.Tensor) -> QuantizedWeight:
+        """Of each row, float32 [out_features]."""
+        bias = None if self.bias is None else (self.bias * of_bias).to(self.bias.dtype)
+        return replace(self, scales=self.scales * factors.unsqueeze(1), bias=bias)
 
 
 def side_by_side(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:

@@ -33,19 +33,33 @@ class LayerCache:
     all_layers: Tensor | None = None
     group: int = 0  # whose pages it reads
     block_size: int = 0  # of a layer that keeps a state
+    beside: LayerCache | None = None  # of what the layer keeps in a further group
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
         """What it has memory of its own for."""
-        return (self.k,) if self.v is self.k else (self.k, self.v)
+        own = (self.k,) if self.v is self.k else (self.k, self.v)
+        return own if self.beside is None else own + self.beside.parts
+
+    @property
+    def last_group(self) -> int:
+        """Of those whose pages the layer reads."""
+        return self.group if self.beside is None else self.beside.last_group
 
 
 def of_layers(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
     """By layer. `memory`: by place in a page, which layers of several groups have in common."""
-    return [_of_layer(memory[place], layout, group) for group, place in layout.places]
+    found = []
+    for kept in layout.places:
+        cache: LayerCache | None = None
+        for group, place in reversed(kept):
+            cache = replace(_of_group(memory[place], layout, group), beside=cache)
+        assert cache is not None, "a layer keeps something"
+        found.append(cache)
+    return found
 
 
-def _of_layer(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
+def _of_group(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
     if not isinstance(layout.groups[group].spec, State):
         return replace(shared, group=group)
     k, v = (part.flatten(1).view(torch.float32) for part in (shared.k, shared.v))
@@ -82,9 +96,9 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
     if whole is not None:  # two launches instead of four for each layer
         whole.index_copy_(1, targets, whole.index_select(1, sources))
         return
-    for cache in {cache.k.data_ptr(): cache for cache in caches}.values():  # layers of several groups share memory
-        for part in cache.parts:
-            part.index_copy_(0, targets, part.index_select(0, sources))
+    parts = {part.data_ptr(): part for cache in caches for part in cache.parts}  # layers of several groups share memory
+    for part in parts.values():
+        part.index_copy_(0, targets, part.index_select(0, sources))
 
 
 def _host_zeros(size: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, NOTHING, Full, KVGroup, KVSpec, Latent, State, Window, form_groups, reach
+from shared.kv_specs import (
+    FULL,
+    NOTHING,
+    Full,
+    KVGroup,
+    KVSpec,
+    Latent,
+    LayerSpec,
+    State,
+    Window,
+    each,
+    form_groups,
+    reach,
+)
 
 LEAST_WINDOW = 2  # a token and the one before
 
@@ -19,20 +32,17 @@ class KVLayout:
     groups: tuple[KVGroup, ...]
 
     @classmethod
-    def of(cls, specs: Sequence[KVSpec], max_model_len: int, *, num_stages: int = 1) -> KVLayout:
+    def of(cls, layers: Sequence[LayerSpec], max_model_len: int, *, num_stages: int = 1) -> KVLayout:
         """Of a model's layers. A window that no sequence outgrows keeps everything. Several stages have about as many
         layers of each group. Raises InvalidArgument."""
-        for layer, spec in enumerate(specs):
-            if not isinstance(spec, Full | Window | Latent | State):
-                raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
-            if spec != specs[0] and Latent in (type(spec), type(specs[0])):
-                text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {specs[0]}: pages have one size"
+        kept = [tuple(_outgrown(spec, max_model_len) for spec in each(specs)) for specs in layers]
+        first = each(layers[0])[0]
+        for layer, specs in enumerate(layers):
+            for spec in each(specs):
+                _check(layer, spec, first)
+            if len(set(kept[layer])) < len(kept[layer]):
+                text = f"config.json: layer {layer} keeps {', '.join(map(str, kept[layer]))}: each spec once at most"
                 raise InvalidArgument(text, field="model")
-            if isinstance(spec, Window) and spec.length < LEAST_WINDOW:
-                text = f"config.json: layer {layer} has a window of {spec.length}, the least is {LEAST_WINDOW}"
-                raise InvalidArgument(text, field="model")
-        keeps_all = [isinstance(spec, Window) and spec.length >= max_model_len for spec in specs]
-        kept = [FULL if all_ else spec for spec, all_ in zip(specs, keeps_all, strict=True)]
         return cls(form_groups(kept, by_turns=num_stages > 1))
 
     @cached_property
@@ -60,10 +70,13 @@ class KVLayout:
         return any(isinstance(group.spec, State) for group in self.groups)
 
     @cached_property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """(group, place in its pages) of every layer."""
-        found = {layer: (i, place) for i, group in enumerate(self.groups) for place, layer in enumerate(group.layers)}
-        return tuple(found[layer] for layer in range(len(found)))
+    def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """(group, place in its pages) of everything that a layer keeps, by layer; in the order of groups."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, group in enumerate(self.groups):
+            for place, layer in enumerate(group.layers):
+                found.setdefault(layer, []).append((i, place))
+        return tuple(tuple(found[layer]) for layer in range(len(found)))
 
     def of_layers(self, layers: range) -> KVLayout:
         """What a stage that has these layers alone keeps: the same groups, of which some may have none of them. A page
@@ -83,6 +96,23 @@ class KVLayout:
         together = num_pages // self.num_groups
         behind = (num_pages - in_windows) // num_full if num_full else (1 << 40) * (num_pages >= in_windows)
         return max(together, behind) * block_size
+
+
+def _outgrown(spec: KVSpec, max_model_len: int) -> KVSpec:
+    """What is kept of a sequence of at most so many tokens."""
+    return FULL if isinstance(spec, Window) and spec.length >= max_model_len else spec
+
+
+def _check(layer: int, spec: KVSpec, first: KVSpec) -> None:
+    """`first`: of layer 0. Raises InvalidArgument."""
+    if not isinstance(spec, Full | Window | Latent | State):
+        raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
+    if spec != first and Latent in (type(spec), type(first)):
+        text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {first}: pages have one size"
+        raise InvalidArgument(text, field="model")
+    if isinstance(spec, Window) and spec.length < LEAST_WINDOW:
+        text = f"config.json: layer {layer} has a window of {spec.length}, the least is {LEAST_WINDOW}"
+        raise InvalidArgument(text, field="model")
 
 
 ONE_GROUP = KVLayout((KVGroup(FULL, ()),))

@@ -91,10 +91,10 @@ class DenseParts:
         if self._bias is not None:
             self._bias.copy_(self._bias[rows])
 
-    def scale(self, factor: float) -> None:
-        self._weight *= factor
+    def scale(self, factors: Tensor, of_bias: Tensor) -> None:
+        self._weight *= factors.unsqueeze(1)
         if self._bias is not None:
-            self._bias *= factor
+            self._bias *= of_bias
 
     def pack(self) -> Any:
         if self._quantization == "none":
@@ -103,6 +103,13 @@ class DenseParts:
 
         weight = quantize_to_fp8(self._weight, self._bias, blocks=self._quantization == "fp8_block")
         return self._ops.prepare_quantized_linear(weight, self._weight.dtype)
+
+
+def by_rows(factors: Sequence[float], sizes: Sequence[int]) -> Tensor:
+    """float32 [sum of sizes]: each factor for so many outputs, one after the other."""
+    import torch
+
+    return torch.tensor(factors, dtype=torch.float32).repeat_interleave(torch.tensor(sizes))
 
 
 def parts_of(
@@ -135,7 +142,7 @@ class Linear:
         `columns`: the input features that this rank gets; None: all. The results of ranks that have some are then added
         up, unless the caller does (`adds_up`)."""
         columns = columns or range(in_features)
-        self._is_partial = len(columns) < in_features
+        self._is_partial, self._device = len(columns) < in_features, place.device
         self._shard, self._adds_up = place.shard, adds_up and self._is_partial
         self.out_features = sum(part.num_rows for part in parts)  # of this rank
         self._loaded = parts_of(parts, in_features, bias, place, columns=columns, quantized=quantized)
@@ -155,11 +162,15 @@ class Linear:
         if self.adapters is not None:
             self.adapters.take_rows(rows)
 
-    def scale(self, factor: float) -> None:
-        """Before finish(): all outputs are so many times as large."""
-        self._loaded.scale(factor)
+    def scale(self, factor: float | Tensor, of_input: float = 1.0) -> None:
+        """Before finish(): outputs are so many times as large, all, or each by a factor of its own, [out_features], and
+        inputs so many times, which leaves biases as they are."""
+        import torch
+
+        of_bias = torch.as_tensor(factor, dtype=torch.float32, device=self._device).expand(self.out_features)
+        self._loaded.scale(of_bias * of_input, of_bias)
         if self.adapters is not None:
-            self.adapters.scale(factor)
+            self.adapters.scale(of_bias * of_input)
 
     def finish(self) -> None:
         if self._is_partial and self._shard.rank:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.worker.layers.activation import SILU, activate, gated
-from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.linear import Linear, Projection, by_rows
 from services.worker.layers.sharding import shifted
 
 if TYPE_CHECKING:
@@ -56,17 +56,18 @@ class MLP:
         fused: bool = False,
         names: tuple[str, str] = ("gate_up_proj", "down_proj"),
         scale: float = 1.0,
+        gate_scale: float = 1.0,
         adds_up: bool = True,
     ) -> None:
         """`fused`: gate and up are one tensor in the checkpoint, with the first of `names`; the second is that of down.
-        `scale`: of what the layer gives. `adds_up`: ranks do;
+        `scale`: of what the layer gives; `gate_scale`: of what the activation gets. `adds_up`: ranks do;
         otherwise what one gives is its part of the sum."""
         features = place.shard.part(intermediate_size, "intermediate_size")
         gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
         if fused:
             both = (features, shifted(features, intermediate_size))
             gate_up = [Projection(f"{name}.{names[0]}", 2 * intermediate_size, taken=both)]
-        self._scale = scale
+        self._scale, self._gate_scale, self._num_gates = scale, gate_scale, len(features)
         self._gate = place.ops.silu_mul if activation in SILU else gated(activation, place)
         self.gate_up = Linear(gate_up, hidden_size, bias, place)
         down = Projection(f"{name}.{names[1]}", hidden_size)
@@ -79,6 +80,8 @@ class MLP:
     def finish(self) -> None:
         if self._scale != 1:
             self.down.scale(self._scale)
+        if self._gate_scale != 1:
+            self.gate_up.scale(by_rows((self._gate_scale, 1.0), (self._num_gates,) * 2))
         self.gate_up.finish()
         self.down.finish()
 

@@ -1,4 +1,5 @@
-"""A state space in place of attention: a short convolution, a scan, a gate, a norm (Mamba 2, arXiv 2405.21060)."""
+"""A state space, in place of attention or beside it: a short convolution, a scan, a gate and mostly a norm (Mamba 2,
+arXiv 2405.21060)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 from services.worker.layers.gated_delta_net import Convolution, HeadRates
-from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.linear import Linear, Projection, by_rows
 from services.worker.layers.rms_norm import RMSNorm
 from shared.errors import InvalidArgument
 from shared.kv_specs import State
@@ -34,8 +35,11 @@ class SpaceConfig:
     num_groups: int  # of heads that have inputs and outputs of their states in common
     conv_width: int
     conv_bias: bool
-    bias: bool  # of the projections
+    input_bias: bool  # of the projections
+    output_bias: bool
     layers: tuple[bool, ...]  # by layer: whether it is recurrent
+    has_norm: bool = True  # of what each group gives
+    norm_before_gate: bool = False
 
     @property
     def state(self) -> StateShape:
@@ -56,37 +60,48 @@ class SpaceConfig:
         return State(self.state.num_words * WORD_BYTES)
 
 
+@dataclass(frozen=True, slots=True)
+class SpaceScales:
+    """What the weights are multiplied by."""
+
+    input: float = 1.0
+    parts: tuple[float, ...] = (1.0,) * 5  # of the projection: gates, values, states' inputs, their outputs, steps
+    output: float = 1.0
+
+
 class StateSpace:
     """The convolution's channels are, in the checkpoint, those of the values, the states' inputs, their outputs; here
     the other way round, as the kernels have queries, keys and values."""
 
-    def __init__(self, name: str, config: DecoderConfig, place: Placement) -> None:
+    def __init__(self, name: str, config: DecoderConfig, place: Placement, scales: SpaceScales | None = None) -> None:
         sizes = config.recurrent
         assert isinstance(sizes, SpaceConfig)
         if not place.shard.is_whole:
             text = f"{place.shard.size} ranks: recurrent layers are not cut among ranks"
             raise InvalidArgument(f"tensor_parallel_size: {text}", field="tensor_parallel_size")
-        self._sizes, self._ops, self._place, self._scale = sizes, place.ops, place, config.residual_scale
+        self._sizes, self._ops, self._place = sizes, place.ops, place
+        self._scales = scales or SpaceScales(output=config.residual_scale)
         shape, hidden = sizes.state, config.hidden_size
         self._shape = shape
         size = sizes.values + shape.num_channels + sizes.num_heads
-        self._mixed = Linear([Projection(f"{name}.in_proj", size)], hidden, sizes.bias, place)
+        self._mixed = Linear([Projection(f"{name}.in_proj", size)], hidden, sizes.input_bias, place)
         self._convolution = Convolution(
             f"{name}.conv1d", shape.num_channels, shape.conv_width, place, bias=sizes.conv_bias
         )
         self._rate = HeadRates(f"{name}.A_log", sizes.num_heads, place)
         self._step_bias = HeadRates(f"{name}.dt_bias", sizes.num_heads, place)
         self._past_state = HeadRates(f"{name}.D", sizes.num_heads, place)
-        self._norm = RMSNorm(f"{name}.norm", sizes.values, config.rms_norm_eps, place)
+        norm = RMSNorm(f"{name}.norm", sizes.values, config.rms_norm_eps, place)
+        self._norm = norm if sizes.has_norm else None
         self._ones: Tensor = place.empty(sizes.values // sizes.num_groups).fill_(1.0)
-        self._output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, sizes.bias, place)
+        self._output = Linear([Projection(f"{name}.out_proj", hidden)], sizes.values, sizes.output_bias, place)
         self._parts: tuple[Loadable, ...] = (
             self._mixed,
             self._convolution,
             self._rate,
             self._step_bias,
             self._past_state,
-            self._norm,
+            *([] if self._norm is None else [self._norm]),
             self._output,
         )
 
@@ -95,9 +110,13 @@ class StateSpace:
             yield from part.destinations()
 
     def finish(self) -> None:
+        sizes, scales = self._sizes, self._scales
+        if scales.input != 1 or any(scale != 1 for scale in scales.parts):
+            parts = (sizes.values, sizes.values, sizes.keys, sizes.keys, sizes.num_heads)
+            self._mixed.scale(by_rows(scales.parts, parts), scales.input)
+        if scales.output != 1:
+            self._output.scale(scales.output)
         self._arrange()
-        if self._scale != 1:
-            self._output.scale(self._scale)
         for part in self._parts:
             part.finish()
         self._rate.values.exp_().neg_()
@@ -132,14 +151,21 @@ class StateSpace:
         return self._gated(found, qkv[:, 2 * sizes.keys :], gates)
 
     def _gated(self, found: Tensor, values: Tensor, gates: Tensor) -> Tensor:
-        """What went past the states is added, then the gate, then a norm for each group."""
+        """What went past the states is added, then the gate and a norm for each group, or the other way round."""
         from torch.nn import functional
 
         sizes = self._sizes
         past = values.unflatten(1, (sizes.num_heads, sizes.head_dim)).float() * self._past_state.values[:, None]
-        gated = (found.float() + past).flatten(1) * functional.silu(gates.float())
-        normed = self._ops.rms_norm(gated.to(found.dtype).view(-1, len(self._ones)), self._ones, self._norm.eps)
-        return normed.view(-1, sizes.values) * self._norm.weight
+        given: Tensor = (found.float() + past).flatten(1)
+        gates = functional.silu(gates.float())
+        if self._norm is not None and sizes.norm_before_gate:
+            given = self._normed(given.to(found.dtype), self._norm)
+        gated: Tensor = (given * gates).to(found.dtype)
+        return gated if self._norm is None or sizes.norm_before_gate else self._normed(gated, self._norm)
+
+    def _normed(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        normed: Tensor = self._ops.rms_norm(x.view(-1, len(self._ones)), self._ones, norm.eps)
+        return normed.view(-1, self._sizes.values) * norm.weight
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""

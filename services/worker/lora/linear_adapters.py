@@ -84,7 +84,7 @@ class LinearAdapters:
         self._room, self._step, self._ops, self._dtype, self._device = room, step, ops, dtype, device
         self._first: dict[int, Mapping[str, LowRank]] = {}  # until finish()
         self._orders: list[Tensor] | None = None  # of each projection's outputs, the checkpoint's; None: the same
-        self._factor = 1.0  # that all outputs are multiplied by
+        self._factors = torch.ones(sum(shape.sizes), device=device)  # that outputs are multiplied by
         self.packed: Any = None  # as the ops want it, once loaded
 
     def take_rows(self, rows: Tensor) -> None:
@@ -97,10 +97,12 @@ class LinearAdapters:
             orders.append(order)
             first += size
         before = self._orders
+        self._factors = self._factors[rows.to(self._device)]
         self._orders = orders if before is None else [b[order] for b, order in zip(before, orders, strict=True)]
 
-    def scale(self, factor: float) -> None:
-        self._factor *= factor
+    def scale(self, factors: Tensor) -> None:
+        """[out_features of this rank]"""
+        self._factors = self._factors * factors
 
     def finish(self) -> None:
         """Rows and scale are what they will be."""
@@ -161,8 +163,12 @@ class LinearAdapters:
         if pair.magnitude is None:
             return None
         rows = torch.cat([pair.magnitude[taken.start : taken.stop] for taken in self.shape.parts[index].rows])
-        rows = rows.to(self._device) * abs(self._factor)
-        return rows if self._orders is None else rows[self._orders[index]]
+        rows = rows.to(self._device)
+        return self._factors_of(index).abs() * (rows if self._orders is None else rows[self._orders[index]])
+
+    def _factors_of(self, index: int) -> Tensor:
+        factors: Tensor = self._factors.split(list(self.shape.sizes))[index]
+        return factors
 
     def _of_part(self, index: int, pair: LowRank) -> tuple[Tensor, Tensor]:
         part, columns = self.shape.parts[index], self.shape.columns
@@ -171,4 +177,4 @@ class LinearAdapters:
         if self._orders is not None:
             up = up[self._orders[index]]
         down = pair.down[:, columns.start : columns.stop].to(self._device, self._dtype)
-        return down, up if self._factor == 1.0 else up * self._factor
+        return down, (up * self._factors_of(index)[:, None]).to(self._dtype)

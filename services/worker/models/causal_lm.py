@@ -19,7 +19,7 @@ from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from shared.errors import InvalidArgument
-from shared.kv_specs import FULL, KVSpec, Latent, Window
+from shared.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor
@@ -87,6 +87,7 @@ class CausalLM(ABC):
     # Functions of `kernels` that forward() consists of, so that a tape can record it; none: it cannot.
     taped_functions: ClassVar[tuple[str, ...]] = ()
     embedding_name: ClassVar[str] = "model.embed_tokens"
+    norm_name: ClassVar[str] = "model.norm"
 
     classifier: Classifier | None = None
 
@@ -130,12 +131,12 @@ class CausalLM(ABC):
         ropes = config.ropes or (config.rope,) * config.num_layers
         self._rotations = [tables[ropes[index]] for index in self.here]
 
-    @staticmethod
-    def final_norm(config: DecoderConfig, place: Placement) -> Norm:
+    @classmethod
+    def final_norm(cls, config: DecoderConfig, place: Placement) -> Norm:
         """Where all logits are multiplied, this one is: a table of embeddings may be the output head, too."""
         tied = config.embedding_scale if config.tie_word_embeddings else 1.0
         scale, offset = config.logit_scale / tied, config.norm_offset
-        return RMSNorm("model.norm", config.hidden_size, config.rms_norm_eps, place, offset=offset, scale=scale)
+        return RMSNorm(cls.norm_name, config.hidden_size, config.rms_norm_eps, place, offset=offset, scale=scale)
 
     @staticmethod
     @abstractmethod
@@ -147,15 +148,17 @@ class CausalLM(ABC):
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Layer: ...
 
     @staticmethod
-    def kv_specs(config: DecoderConfig) -> tuple[KVSpec, ...]:
+    def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
         """What each layer keeps of the tokens before."""
         if config.latent is not None:
             return (Latent(config.latent.kv_rank, config.latent.rotated_dim),) * config.num_layers
-        kept: list[KVSpec] = [Window(length) if length else FULL for length in config.sliding_windows]
-        if config.recurrent is not None:
-            spec = config.recurrent.spec
-            kept = [spec if layer else kept[index] for index, layer in enumerate(config.recurrent.layers)]
-        return tuple(kept)
+        attended: tuple[KVSpec, ...] = tuple(Window(length) if length else FULL for length in config.sliding_windows)
+        if config.recurrent is None:
+            return attended
+        state, recurs = config.recurrent.spec, config.recurrent.layers
+        if config.attends_beside:
+            return tuple((spec, state) if here else spec for spec, here in zip(attended, recurs, strict=True))
+        return tuple(state if here else spec for spec, here in zip(attended, recurs, strict=True))
 
     @staticmethod
     def single_row(config: DecoderConfig, place: Placement) -> str | None:
@@ -222,7 +225,7 @@ class CausalLM(ABC):
         """The residual stream behind the layers that are here, where others follow; may change `residual`."""
         x: Tensor | None = None
         for layer, cache, cos_sin in zip(self.layers, caches, self._rotations, strict=True):
-            x = layer(x, residual, batch.of(cache.group), cache, cos_sin)
+            x = layer(x, residual, batch.of(cache), cache, cos_sin)
         assert x is not None, "a stage has a layer"
         return residual.add_(x)
 
@@ -240,7 +243,7 @@ class CausalLM(ABC):
         for index, (layer, cache, cos_sin) in enumerate(zip(self.layers, caches, self._rotations, strict=True)):
             if index in self.kept_layers:
                 kept[index] = self._state(x, residual, wanted)
-            of_group = batch.of(cache.group)
+            of_group = batch.of(cache)
             is_last = layer is self.layers[-1]
             if is_last and of_group.last is not None and wanted is not None and not self.kept_layers:
                 q = layer.store(x, residual, of_group, cache, cos_sin)

@@ -12,6 +12,7 @@ from services.worker.layers.quantization.registry import read_quantization
 from services.worker.layers.state_space import SpaceConfig
 from services.worker.models.config_file import ConfigFile, refusal
 from services.worker.models.experts_config import ExpertsConfig
+from services.worker.models.multipliers import Multipliers
 from services.worker.models.rope_config import RopeConfig, max_positions, read_rope
 
 
@@ -41,6 +42,8 @@ class DecoderConfig:
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
     recurrent: DeltaConfig | SpaceConfig | None = None  # some layers keep a state in place of keys and values
+    attends_beside: bool = False  # those layers have keys and values as well
+    multipliers: Multipliers | None = None  # of parts of layers
     activation: str = "silu"
     fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
     fused_mlp: bool = False  # gates and ups are
@@ -55,6 +58,13 @@ class DecoderConfig:
     quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
     num_next_layers: int = 0  # behind the last: they predict tokens beyond the next (spec_decode/mtp.py)
     num_classes: int = 0  # of a model that classifies whole sequences in place of going on
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """By layer: whether it keeps keys and values."""
+        if self.recurrent is None or self.attends_beside:
+            return (True,) * self.num_layers
+        return tuple(not recurs for recurs in self.recurrent.layers)
 
     @property
     def rope_dim(self) -> int:

@@ -19,6 +19,7 @@ from services.worker.models.granite_moe import NAMES, WholeExperts
 from services.worker.models.llama import LlamaLayer
 from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
 from services.worker.models.rope_config import NO_ROPE
+from services.worker.models.space_config import read_space
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend
@@ -106,32 +107,5 @@ def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
     if not both or len(kinds) != decoder.num_layers:
         wanted = f"{decoder.num_layers} of {RECURRENT[0]} and {ATTENTION[0]} are needed, of both some"
         raise refusal("layer_types", kinds, wanted)
-    heads, groups = config.integer("mamba_n_heads", 128), config.integer("mamba_n_groups", 1)
     values = config.integer("mamba_expand", 2) * decoder.hidden_size
-    if heads < 1 or values % heads:
-        raise refusal("mamba_n_heads", heads, f"must divide mamba_expand * hidden_size, {values}")
-    if groups < 1 or heads % groups:
-        raise refusal("mamba_n_groups", groups, f"must divide mamba_n_heads, {heads}")
-    width, limit = config.integer("mamba_d_conv", 4), config.get("time_step_limit")
-    if width < 2:
-        raise refusal("mamba_d_conv", width, "a convolution sees 2 tokens or more")
-    if limit is not None and (len(limit) != len(NO_LIMIT) or [_number(end) for end in limit] != NO_LIMIT):
-        raise refusal("time_step_limit", limit, "steps are not cut here")
-    return SpaceConfig(
-        num_heads=heads,
-        head_dim=values // heads,
-        state_size=config.integer("mamba_d_state", 256),
-        num_groups=groups,
-        conv_width=width,
-        conv_bias=config.flag("mamba_conv_bias", True),
-        bias=config.flag("mamba_proj_bias"),
-        layers=tuple(kind in RECURRENT for kind in kinds),
-    )
-
-
-NO_LIMIT = [0.0, float("inf")]
-
-
-def _number(value: Any) -> float:
-    """transformers writes infinity as a section."""
-    return float(value["__float__"] if isinstance(value, dict) else value)
+    return read_space(config, values, tuple(kind in RECURRENT for kind in kinds))

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "CohereForCausalLM": "services.worker.models.cohere:CohereForCausalLM",
     "DeepseekV2ForCausalLM": "services.worker.models.deepseek:DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek:DeepseekV3ForCausalLM",
+    "FalconH1ForCausalLM": "services.worker.models.falcon_h1:FalconH1ForCausalLM",
     "GPT2LMHeadModel": "services.worker.models.gpt2:GPT2LMHeadModel",
     "Gemma2ForCausalLM": "services.worker.models.gemma2:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "services.worker.models.gemma3:Gemma3ForCausalLM",

@@ -190,6 +190,6 @@ class SingleRowProgram:
         model = self._model
         residual: Tensor = model.embedding(batch.token_ids)
         for layer, cache in zip(model.layers, caches, strict=True):
-            layer.run_row(self._kernels, residual, batch.of(cache.group), cache)
+            layer.run_row(self._kernels, residual, batch.of(cache), cache)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"
         return model.head.of_all_ranks(self._kernels.linear(residual, model.head, norm=model.norm))

@@ -70,7 +70,7 @@ class PagedAttention:
         self._check_shapes(query, key, value)
         _check_asked(sliding_window or 0, window, others)
         cache, q = self._caches[layer], query[0].transpose(0, 1)
-        batch = self._batch.of(cache.group)
+        batch = self._batch.of(cache)
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, value)], dim=1)
         q = self._ops.qk_norm_rope_store(
             qkv,

@@ -116,7 +116,7 @@ class ModelRunner:
         else:
             tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
-        num_groups = num_groups or 1 + max((cache.group for cache in caches), default=0)
+        num_groups = num_groups or 1 + max((cache.last_group for cache in caches), default=0)
         self.slot_memory = SlotMemory(tables, last_tokens, num_groups)
 
     def use_stage(self, make: Callable[[StepTimer], StageOfSteps | None]) -> None:

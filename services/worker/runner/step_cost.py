@@ -68,14 +68,11 @@ class CostModel:
         self._weights = weights
         experts = config.experts
         self._taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # share of them, by a token
-        recurrent = (False,) * config.num_layers if config.recurrent is None else config.recurrent.layers
-        windows = [
-            window for window, keeps_state in zip(config.sliding_windows, recurrent, strict=True) if not keeps_state
-        ]
+        windows = [window for window, attends in zip(config.sliding_windows, config.attends, strict=True) if attends]
         self._layers = tuple(Counter(windows).items())  # windows, 0: none; how many layers have each
         self._num_layers, self._chunked = len(windows), config.chunked_windows
         shape = None if config.recurrent is None else config.recurrent.state
-        self._num_states = sum(recurrent)  # layers that have one
+        self._num_states = 0 if config.recurrent is None else sum(config.recurrent.layers)  # layers that have one
         self._state_words = 0 if shape is None else shape.num_words
         self._state_flops = 0 if shape is None else OPERATIONS_ON_STATE * shape.num_heads * shape.head_words
         # Elements of a token and layer: those that are kept, and those that a head meets.

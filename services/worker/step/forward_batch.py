@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from services.worker.attention.port import AttentionMetadata
+
+if TYPE_CHECKING:
+    from services.worker.kv.kv_cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,13 @@ class ForwardBatch:
     last: AttentionMetadata | None = None  # of just these, a row each: more the last layer need not compute
     other_groups: tuple[ForwardBatch, ...] = ()  # the same for the layers of each KV group behind the first
     token_types: Tensor | None = None  # [num_tokens] which of two texts each is of; None: all of the first
+    beside: ForwardBatch | None = None  # the same for what the layer that reads it keeps in a further group
     num_seen: Tensor | None = None  # [num_seqs] first tokens that others see; None: all of them
 
-    def of(self, group: int) -> ForwardBatch:
-        """What layers of that KV group read."""
-        return self.other_groups[group - 1] if group else self
+    def of(self, cache: LayerCache) -> ForwardBatch:
+        """What the layer with this cache reads."""
+        of_group = self.other_groups[cache.group - 1] if cache.group else self
+        return of_group if cache.beside is None else replace(of_group, beside=self.of(cache.beside))
 
     def with_groups(self, tables: Sequence[Tensor], mappings: Sequence[Tensor]) -> ForwardBatch:
         """`tables`, `mappings`: of the KV groups behind the first."""

@@ -166,7 +166,20 @@ SPACE = {
     **{"num_hidden_layers": 4, "layer_types": [RECURRENT, RECURRENT, ATTENTION, RECURRENT], "pad_token_id": 0},
     "num_key_value_heads": 3,
 }
-# Layers that keep a state in place of keys and values: a page of 8 positions of theirs holds it.
+PARALLEL = {  # 4 positions hold it
+    **{
+        "num_key_value_heads": 3,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 4,
+        "mamba_d_ssm": 36,
+        "pad_token_id": 0,
+    },
+    **{"embedding_multiplier": 2.0, "lm_head_multiplier": 0.4, "key_multiplier": 0.3, "mlp_multipliers": [0.7, 0.4]},
+    **{"attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8},
+    **{"ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.7, 0.5, 0.9, 1.4, 0.8]},
+}
+# Layers that keep a state, in place of keys and values or beside them: a page of 8 positions of theirs holds it.
 RECURRENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", HYBRID),
     "qwen3-next-tied": ("Qwen3Next", {**HYBRID, "tie_word_embeddings": True, "linear_conv_kernel_dim": 3}),
@@ -178,6 +191,14 @@ RECURRENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-hybrid-experts": (
         "GraniteMoeHybrid",
         {**SPACE, "num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
+    "falcon-h1": ("FalconH1", PARALLEL),
+    "falcon-h1-norms": (
+        "FalconH1",
+        {
+            **{**PARALLEL, "mamba_d_ssm": None, "mamba_expand": 1, "mamba_rms_norm": True, "tie_word_embeddings": True},
+            **{"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "projectors_bias": True},
+        },
     ),
     "qwen3-next-ends-recurrent": (
         "Qwen3Next",

@@ -76,6 +76,19 @@ def test_a_chunk_bounds_what_is_read(tmp_path: Path) -> None:
     assert first.flops == pytest.approx(20 * weights + head + attention * (sum(range(1, 21)) + 3 * in_chunks))
 
 
+def test_a_layer_may_keep_keys_and_values_and_a_state(tmp_path: Path) -> None:
+    made = checkpoints.make("falcon-h1", tmp_path)
+    config = made.model.config
+    first, second, third = costs(made.folder)
+    of_token = 2 * config.num_key_value_heads * config.head_dim * 4 * config.num_hidden_layers
+    inputs = (config.mamba_d_conv - 1) * (config.mamba_d_ssm + 2 * config.mamba_n_groups * config.mamba_d_state)
+    of_states = (inputs + config.mamba_d_ssm * config.mamba_d_state) * 4 * config.num_hidden_layers
+    assert first.kv_written_bytes == 20 * of_token + of_states
+    assert second.kv_written_bytes == of_token + of_states
+    assert second.kv_read_bytes == 21 * of_token + of_states
+    assert third.kv_read_bytes == 22 * of_token + of_states
+
+
 def test_a_token_takes_some_of_the_experts_and_a_prompt_reads_nearly_all(tmp_path: Path) -> None:
     made = checkpoints.make("mixtral", tmp_path)
     first, second, _ = costs(made.folder)

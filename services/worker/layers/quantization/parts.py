@@ -108,8 +108,8 @@ class QuantizedParts:
     def drop_bias(self) -> None:
         self._unpacked = replace(self.weight, bias=None)
 
-    def scale(self, factor: float) -> None:
-        self._unpacked = self.weight.times(factor)
+    def scale(self, factors: Tensor, of_bias: Tensor) -> None:
+        self._unpacked = self.weight.times(factors, of_bias)
 
     def pack(self) -> Any:
         return self._ops.prepare_quantized_linear(self.weight, self._dtype)

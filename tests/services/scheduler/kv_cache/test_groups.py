@@ -100,6 +100,15 @@ def test_layers_of_one_spec_form_groups_of_one_size_full_ones_first() -> None:
     assert len(kv_specs.form_groups([FULL] * 27 + [Window(4)])) == 10
 
 
+def test_a_layer_that_keeps_two_things_is_in_two_groups() -> None:
+    both = kv_specs.form_groups([(FULL, State(8))] * 3)
+    assert [(g.spec, g.layers) for g in both] == [(FULL, (0, 1, 2)), (State(8), (0, 1, 2))]
+    some = kv_specs.form_groups([State(8), (FULL, State(8)), (FULL, State(8)), FULL])
+    assert [(g.spec, g.layers) for g in some] == [(FULL, (1, 2, 3)), (State(8), (0, 1, 2))]
+    fewer = kv_specs.form_groups([(State(8), FULL), FULL] * 2)
+    assert [(g.spec, g.layers) for g in fewer] == [(FULL, (0, 1)), (FULL, (2, 3)), (State(8), (0, 2))]
+
+
 def test_groups_travel_and_one_that_keeps_all_takes_no_bytes() -> None:
     specs: list[KVSpec] = [FULL, Window(7), Latent(512, 64)]
     wire = kv_wire.to_proto(kv_specs.form_groups(specs))

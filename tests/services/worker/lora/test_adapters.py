@@ -94,6 +94,18 @@ def test_dora_over_a_quantized_base(tmp_path: Path, layout: str) -> None:
     assert error(rig, made, 1) < MAX_ERROR
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_outputs_of_one_layer_can_have_factors_of_their_own(checkpoint: Make, tmp_path: Path, use_dora: bool) -> None:
+    """Keys, gates, and five parts of what goes into a state space; inputs whose factors leave biases alone."""
+    made = checkpoint("falcon-h1-norms")
+    merged = peft_folders.save(made, tmp_path / "a", seed=5, use_dora=use_dora)
+    rig = Rig(made.folder, lora={"a": str(merged.folder)})
+    rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
+    rig.step()
+    assert error(rig, merged, 0) < MAX_ERROR
+    assert error(rig, made, 1) < MAX_ERROR
+
+
 def test_a_slot_forgets_its_adapter(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     merged = peft_folders.save(made, tmp_path / "a", seed=4)

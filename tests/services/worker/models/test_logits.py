@@ -20,6 +20,7 @@ MAX_ERROR_BFLOAT16 = 0.15
 
 Make = Callable[[str], Checkpoint]
 
+STATE_SPACES = ["granite-hybrid", "granite-hybrid-experts", "falcon-h1", "falcon-h1-norms"]
 families = pytest.mark.parametrize("family", FAMILIES)
 block_sizes = pytest.mark.parametrize("block_size", [4, 16])
 
@@ -97,6 +98,21 @@ def test_prefix_hits(checkpoint: Make, family: str, block_size: int) -> None:
     for _ in range(5):
         rig.step()
     assert max(error(rig, made, slot) for slot in (0, 1, 3, 4)) < MAX_ERROR
+
+
+@pytest.mark.parametrize("family", STATE_SPACES)
+def test_states(checkpoint: Make, family: str) -> None:
+    """Prompts in chunks that end within blocks, decodes beside them, and one that goes on behind a saved state."""
+    made = checkpoint(family)
+    rig = Rig(made.folder, block_size=8)
+    head = prompt(16, 1)
+    rig.step([New(2, prompt(9, 2)), New(0, head + prompt(14, 3))], {0: 13, 2: 9})
+    rig.step(counts={0: 9})
+    rig.step([New(3, head + prompt(7, 4), cached_blocks=rig.blocks(0)[:2])], {0: 8, 3: 4})
+    rig.step(counts={3: 3, 2: 0})
+    for _ in range(8):
+        rig.step()
+    assert max(error(rig, made, slot) for slot in (0, 2, 3)) < MAX_ERROR
 
 
 def test_two_equal_prompts_of_one_step_share_blocks(checkpoint: Make) -> None:

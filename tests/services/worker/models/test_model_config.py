@@ -28,6 +28,8 @@ QWEN2 = {**BASE, "architectures": ["Qwen2ForCausalLM"]}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
 
+FALCON_H1 = {"architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 48, "mamba_n_heads": 6}
+
 
 def read(**changes: Any) -> DecoderConfig:
     return read_model_config({**BASE, **changes})
@@ -131,6 +133,15 @@ def test_biases_and_norms_by_family() -> None:
         ({**GEMMA2, "attn_logit_softcapping": -1}, "attn_logit_softcapping is -1"),
         ({**GEMMA2, "layer_types": ["chunked_attention"]}, "layer_types is"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0"),
+        ({**FALCON_H1, "key_multiplier": 0}, "key_multiplier is 0.0: a finite number other than 0"),
+        ({**FALCON_H1, "embedding_multiplier": float("nan")}, "embedding_multiplier is nan"),
+        ({**FALCON_H1, "mlp_multipliers": [1.0]}, r"mlp_multipliers is \[1.0\]: 2 finite numbers"),
+        ({**FALCON_H1, "ssm_multipliers": 0.5}, "ssm_multipliers is 0.5: a list of numbers"),
+        ({**FALCON_H1, "mamba_n_heads": 5}, "mamba_n_heads is 5: must divide mamba_d_ssm, 48"),
+        ({**FALCON_H1, "mamba_d_ssm": None}, r"mamba_n_heads is 6: must divide mamba_expand \* hidden_size, 128"),
+        ({**FALCON_H1, "mamba_d_head": 6}, "mamba_d_head is 6: 6 heads share 48 elements, 8 each"),
+        ({**FALCON_H1, "mamba_n_groups": 4}, "mamba_n_groups is 4: must divide mamba_n_heads, 6"),
+        ({**FALCON_H1, "time_step_limit": [0.0, 0.1]}, "time_step_limit is"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": {"type": "linear"}}, "factor is None"),
         ({"vocab_size": None}, "vocab_size is None"),

@@ -66,9 +66,10 @@ def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
 
 
 @pytest.mark.skipif(**needs_library)
-def test_states_on_a_cpu_are_the_same_bits_in_any_batch_and_any_chunks(checkpoint: Make) -> None:
+@pytest.mark.parametrize("family", ["qwen3-next-narrow", "falcon-h1"])
+def test_states_on_a_cpu_are_the_same_bits_in_any_batch_and_any_chunks(checkpoint: Make, family: str) -> None:
     """On a GPU they are not, and the option is refused."""
-    folder = checkpoint("qwen3-next-narrow").folder
+    folder = checkpoint(family).folder
     same_bits(Rig(folder, batch_invariant=True, attention_backend="auto", num_blocks=1500))
 
 

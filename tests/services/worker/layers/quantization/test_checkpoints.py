@@ -54,12 +54,19 @@ def test_logits_are_those_of_the_floats_that_codes_stand_for(layout: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [("phi3-window", "gptq"), ("llama-biases-tied", "awq"), ("granite", "ct-w4-32"), ("glm4", "ct-int8")],
+    [
+        ("phi3-window", "gptq"),
+        ("llama-biases-tied", "awq"),
+        ("granite", "ct-w4-32"),
+        ("glm4", "ct-int8"),
+        ("falcon-h1", "ct-w4-32"),
+    ],
 )
 def test_any_dense_family_takes_them(family: str, layout: str, tmp_path: Path) -> None:
     """Fused in the checkpoint, with biases, with outputs that are scaled or put in another order."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-    made = quantized.make(LAYOUTS[layout], tmp_path, family, **sizes, head_dim=32)
+    more = {"mamba_d_ssm": 128, "mamba_n_heads": 4, "num_key_value_heads": 4} if family == "falcon-h1" else {}
+    made = quantized.make(LAYOUTS[layout], tmp_path, family, **{**sizes, **more}, head_dim=32)
     assert largest_error(tmp_path, made) < MAX_ERROR
 
 
