@@ -11,7 +11,7 @@ from shared import adapter_contents, block_hash, kv_wire, model_identity, worker
 from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32
 from shared.errors import FailedPrecondition
-from shared.kv_specs import KVSpec, State
+from shared.kv_specs import KVSpec
 from shared.pb.common.v1 import model_pb2
 from shared.pb.worker.v1 import worker_pb2
 from shared.structured_output.backends import LLGUIDANCE
@@ -76,9 +76,6 @@ class Terms:
         who = f"worker {hello.worker_id}"
         specs = kv_wire.from_proto(hello.kv_groups, who)
         _check_held_groups(hello, len(specs), who)
-        if hello.num_speculative_tokens and any(isinstance(spec, State) for spec in specs):
-            text = f"num_speculative_tokens: {who} drafts {hello.num_speculative_tokens} tokens, and its layers have a"
-            raise FailedPrecondition(f"{text} state, which a refused draft would leave changed", field="kv_groups")
         self.kv_specs = self.kv_specs or specs
         if specs != self.kv_specs:
             raise FailedPrecondition(

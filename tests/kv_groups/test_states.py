@@ -137,7 +137,6 @@ def test_blocks_are_as_long_as_a_state_takes_and_are_refused_if_shorter(made: Ma
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}, "speculative_config: drafts that"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: 2: recurrent layers are not cut"),
         ({"kv_offloading_size": 1.0}, "kv_offloading_size: 1.0: layers with windows or states"),
     ],

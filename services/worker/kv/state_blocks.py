@@ -49,8 +49,8 @@ def records_chunks(config: DecoderConfig, place: Placement) -> bool:
 
 
 def _check(settings: WorkerSettings, drafting: SpeculativeConfig | None) -> None:
-    if drafting is not None:
-        text = "drafts that are refused would have changed the state of this model's recurrent layers"
+    if drafting is not None and settings.device != "cpu":
+        text = "recurrent layers take drafts on a CPU, and steps with them are in no graph"
         raise InvalidArgument(f"speculative_config: {text}", field="speculative_config")
     if settings.batch_invariant and settings.device != "cpu":
         text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"

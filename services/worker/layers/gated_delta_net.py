@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.recurrence import Recurrence, Rows, Tensors
 from services.worker.layers.rms_norm import RMSNorm
 from shared.errors import InvalidArgument
 from shared.kv_specs import State
@@ -111,6 +112,7 @@ class GatedDeltaNet:
         self._mixed = Linear([Projection(f"{name}.in_proj_qkvz", size)], hidden, False, place)
         self._gates = Linear([Projection(f"{name}.in_proj_ba", 2 * sizes.num_heads)], hidden, False, place)
         self._convolution = Convolution(f"{name}.conv1d", shape.num_channels, shape.conv_width, place)
+        self._recurrence = Recurrence()
         self._rate = HeadRates(f"{name}.A_log", sizes.num_heads, place)
         self._step_bias = HeadRates(f"{name}.dt_bias", sizes.num_heads, place)
         self._norm = RMSNorm(f"{name}.norm", sizes.value_dim, config.rms_norm_eps, place)
@@ -149,14 +151,16 @@ class GatedDeltaNet:
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """Changes the states; returns what they gave, [num_tokens, num_heads * value_dim]."""
-        sizes, ops, rows = self._sizes, self._ops, batch.attention
-        pages = StatePages(cache.k, cache.v, self._shape)
-        query_start = None if rows.is_decode else rows.query_start
-        where = (pages, rows.block_tables, query_start, rows.seq_lens, cache.block_size)
-        mixed, gates = self._mixed(x), self._gates(x)
-        qkv = ops.short_convolution(mixed[:, : self._shape.num_channels], self._convolution.weight, *where)
-        strength, step = gates.chunk(2, dim=1)
-        found = ops.gated_delta_rule(qkv, strength, step, self._rate.values, self._step_bias.values, *where)
+        sizes, ops, pages = self._sizes, self._ops, StatePages(cache.k, cache.v, self._shape)
+        mixed = self._mixed(x)
+
+        def change(given: Tensors, rows: Rows) -> Tensors:
+            where = (pages, *rows, cache.block_size)
+            strength, step = given[1].chunk(2, dim=1)
+            qkv = ops.short_convolution(given[0], self._convolution.weight, *where)
+            return (ops.gated_delta_rule(qkv, strength, step, self._rate.values, self._step_bias.values, *where),)
+
+        (found,) = self._recurrence.run((mixed[:, : self._shape.num_channels], self._gates(x)), batch, change)
         return ops.gated_norm(found, mixed[:, mixed.size(1) - sizes.values :], self._norm.weight, self._norm.eps)
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:

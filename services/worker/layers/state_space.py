@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 from services.worker.layers.gated_delta_net import Convolution, HeadRates
 from services.worker.layers.linear import Linear, Projection, by_rows
+from services.worker.layers.recurrence import Recurrence, Rows, Tensors
 from services.worker.layers.rms_norm import RMSNorm
 from shared.errors import InvalidArgument
 from shared.kv_specs import State
@@ -88,6 +89,7 @@ class StateSpace:
         self._convolution = Convolution(
             f"{name}.conv1d", shape.num_channels, shape.conv_width, place, bias=sizes.conv_bias
         )
+        self._recurrence = Recurrence()
         self._rate = HeadRates(f"{name}.A_log", sizes.num_heads, place)
         self._step_bias = HeadRates(f"{name}.dt_bias", sizes.num_heads, place)
         self._past_state = HeadRates(f"{name}.D", sizes.num_heads, place)
@@ -140,15 +142,18 @@ class StateSpace:
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
         """Changes the states; returns what they gave, [num_tokens, num_heads * head_dim]."""
-        sizes, ops, rows, channels = self._sizes, self._ops, batch.attention, self._shape.num_channels
-        pages = StatePages(cache.k, cache.v, self._shape)
-        query_start = None if rows.is_decode else rows.query_start
-        where = (pages, rows.block_tables, query_start, rows.seq_lens, cache.block_size)
-        mixed, conv = self._mixed(x), self._convolution
-        qkv = ops.short_convolution(mixed[:, :channels], conv.weight, *where, conv.bias)
-        gates, steps = mixed[:, channels:].split((sizes.values, sizes.num_heads), dim=1)
-        found = ops.state_space_scan(qkv, steps, self._rate.values, self._step_bias.values, *where)
-        return self._gated(found, qkv[:, 2 * sizes.keys :], gates)
+        sizes, ops, channels = self._sizes, self._ops, self._shape.num_channels
+        pages, conv = StatePages(cache.k, cache.v, self._shape), self._convolution
+        mixed, gates, steps = self._mixed(x).split((channels, sizes.values, sizes.num_heads), dim=1)
+
+        def change(given: Tensors, rows: Rows) -> Tensors:
+            where = (pages, *rows, cache.block_size)
+            qkv = ops.short_convolution(given[0], conv.weight, *where, conv.bias)
+            found = ops.state_space_scan(qkv, given[1], self._rate.values, self._step_bias.values, *where)
+            return found, qkv[:, 2 * sizes.keys :]
+
+        found, values = self._recurrence.run((mixed, steps), batch, change)
+        return self._gated(found, values, gates)
 
     def _gated(self, found: Tensor, values: Tensor, gates: Tensor) -> Tensor:
         """What went past the states is added, then the gate and a norm for each group, or the other way round."""

@@ -34,6 +34,7 @@ from services.worker.runner.pipeline import StageLaunch, StageOfSteps
 from services.worker.sampling.sampler import Sampled, Sampler
 from services.worker.step.beam_moves import BeamMoves
 from services.worker.step.block_copies import BlockCopies
+from services.worker.step.drafted_states import drafted_states
 from services.worker.step.forward_batch import ForwardBatch
 from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs
@@ -305,6 +306,7 @@ class ModelRunner:
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if wanted is up.sampling_tokens else None,
+            drafted_states=drafted_states(inputs, len(self.slot_memory.last_tokens), self._staging.upload),
         )
         if self._marks is not None:
             device = up.positions.device

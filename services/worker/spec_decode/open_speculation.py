@@ -42,8 +42,8 @@ def drafter_for(drafting: SpeculativeConfig | None, target: Target, wanted: Limi
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and wanted.layout.windows:
         raise InvalidArgument(
-            "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window only; "
-            "ngram, suffix, medusa and grammar need none",
+            "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window or a "
+            "state only; ngram, suffix, medusa and grammar need none",
             field="speculative_config",
         )
     return drafter

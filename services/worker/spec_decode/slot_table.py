@@ -9,7 +9,7 @@ import numpy as np
 from services.worker.limits import Limits
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.step.plan_violation import require
-from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
+from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, Lags, NewBlocks, Order, Rows, SlotTable, Step
 from shared import columns
 from shared.columns import I32, U32
 from shared.pb.worker.v1 import worker_pb2 as pb
@@ -24,10 +24,16 @@ class DraftingSlotTable(SlotTable):
         super().__init__(limits)
         self.num_speculative_tokens = num_speculative_tokens
         self.num_draft_tokens = 0  # most of a slot, as last ordered
+        self._has_states = limits.layout.has_states
+        self._lags = np.zeros(limits.max_num_seqs, dtype=np.int32)  # of states, whose layers have kept drafts
 
     def clear(self) -> None:
         super().clear()
         self.num_draft_tokens = 0
+
+    def _admit(self, admission: pb.Admission) -> None:
+        super()._admit(admission)
+        self._lags[admission.slot] = 0
 
     def order(self, plan: pb.StepPlan) -> Order:
         if plan.HasField("num_draft_tokens"):
@@ -61,6 +67,8 @@ class DraftingSlotTable(SlotTable):
     def advance(self, order: Order, drafts: Drafts | None = None) -> Step:
         """As if every draft turned out wrong; the step computes them all the same."""
         step = super().advance(order)
+        if self._has_states:
+            step = self._bring_states(step, drafting=drafts is not None)
         if drafts is None:
             return step
         counts = step.counts.copy()
@@ -71,6 +79,16 @@ class DraftingSlotTable(SlotTable):
         """So many tokens have been sampled for each of `slots`."""
         self.num_tokens[slots] += counts - 1
         self.num_computed_tokens[slots] += counts - 1
+        if self._has_states:
+            self._lags[slots] = np.maximum(counts - 1, 0)
+
+    def _bring_states(self, step: Step, *, drafting: bool) -> Step:
+        """The step brings the states of its rows to before its drafts."""
+        counts = self._lags[step.slots]
+        if not drafting and not counts.any():
+            return step
+        self._lags[step.slots] = 0
+        return replace(step, lags=Lags(counts, self.num_speculative_tokens, self.block_size))
 
     def _hand_out_named(self, slots: U32, ids: U32) -> NewBlocks:
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
@@ -87,9 +105,12 @@ class DraftingSlotTable(SlotTable):
         return self.hand_out(growing.astype(np.intp), positions, ids)
 
     def most_drafts(self, slots: Rows) -> I32:
-        """[num_slots], of slots that advance unnamed: as many as ordered, as have room, as positions last."""
+        """[num_slots], of slots that advance unnamed: as many as ordered, as have room, as positions last. Where there
+        are states the last position of a block is never a draft's: whoever starts behind it reads what it has left."""
         computed = self.num_computed_tokens[slots]
         room = np.minimum(self.num_blocks[slots] * self.block_size, self._limits.max_model_len) - computed
+        if self._has_states:
+            room = np.minimum(room, self.block_size - 1 - computed % self.block_size)
         most: I32 = np.clip(room - 1, 0, self.num_draft_tokens)
         return most
 

@@ -12,6 +12,7 @@ from services.worker.attention.port import AttentionMetadata
 
 if TYPE_CHECKING:
     from services.worker.kv.kv_cache import LayerCache
+    from services.worker.step.drafted_states import DraftedStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ForwardBatch:
     last: AttentionMetadata | None = None  # of just these, a row each: more the last layer need not compute
     other_groups: tuple[ForwardBatch, ...] = ()  # the same for the layers of each KV group behind the first
     token_types: Tensor | None = None  # [num_tokens] which of two texts each is of; None: all of the first
+    drafted_states: DraftedStates | None = None  # of layers with states; None: no token of theirs is or was a draft
     beside: ForwardBatch | None = None  # the same for what the layer that reads it keeps in a further group
     num_seen: Tensor | None = None  # [num_seqs] first tokens that others see; None: all of them
 

@@ -61,6 +61,15 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Lags:
+    """How far states are behind (step/drafted_states.py)."""
+
+    counts: I32  # [num_rows] positions that are computed and have changed no state yet
+    most: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """An order, spelled out."""
 
@@ -72,6 +81,7 @@ class Step:
     samples: npt.NDArray[np.bool_]  # [num_rows] whether the slot samples
     ended: Rows  # slots that sample nothing and whose tokens are now computed; ascending
     new_blocks: NewBlocks
+    lags: Lags | None = None  # None: states are up to date and will be
 
     @property
     def num_tokens(self) -> int:

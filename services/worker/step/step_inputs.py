@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.worker.spec_decode.drafts import DraftRows, Drafts
-from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
+from services.worker.step.slots import NO_SLOTS, Lags, Rows, SlotTable, Step
 from shared.columns import I32
 
 NUMBERS = itertools.count(1)  # of steps, in this process
@@ -39,6 +39,7 @@ class StepInputs:
     follows: int = field(default=0, compare=False)
     # [num_ended] slots that sample nothing and whose tokens are now computed, ascending
     ended_slots: Rows = field(default_factory=lambda: NO_SLOTS)
+    lags: Lags | None = None  # of states; None: they are up to date, and no token is a draft
 
     @property
     def longest_query(self) -> int:
@@ -106,6 +107,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         drafts=rows,
         number=next(NUMBERS),
         ended_slots=step.ended,
+        lags=step.lags,
     )
 
 

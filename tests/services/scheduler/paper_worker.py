@@ -63,6 +63,7 @@ class Slot:
     asks_from: int  # prompt position whose log-probabilities come first; 0: nobody asked
     num_candidates: int  # of a beam; 0: it is none
     samples: bool = True  # else it ends with a vector when its tokens are computed
+    lag: int = 0  # drafts that were right and have changed no state yet
     blocks: list[int] = field(default_factory=list)  # of each position one for each KV group
 
 
@@ -185,6 +186,7 @@ class PaperWorker:
             count + (0 if slot in plan.counted_slots else self.num_draft_tokens) for slot, count in counts.items()
         )
         assert most <= plan.num_tokens <= self.limits.max_num_batched_tokens
+        self._change_states({slot: count for slot, count in counts.items() if self._room(slot) >= count})
         for slot, count in counts.items():
             if self._room(slot) >= count:
                 self._store_drafts(self.slots[slot], count, drafts[slot])
@@ -221,6 +223,8 @@ class PaperWorker:
         if slot in plan.counted_slots or self._room(slot) < 1:
             return []
         most = min(self.num_draft_tokens, self._room(slot) - 1, self.limits.max_model_len - len(row.tokens))
+        if self._states:  # the last token of a block is sure
+            most = min(most, self.limits.block_size - 2 - row.num_computed % self.limits.block_size)
         drafts: list[int] = []
         while len(drafts) < most and self._random.random() < 0.9:
             right = next_token(row.tokens + drafts)
@@ -240,6 +244,7 @@ class PaperWorker:
                 break
             self.num_accepted += 1
             sampled.append(self._compute(row, 1))
+            row.lag += 1
         return [token for token in sampled if token is not None]
 
     def transfer(self, order: TransferOrder) -> None:
@@ -334,11 +339,12 @@ class PaperWorker:
         for slot, count in counts.items():
             row = self.slots[slot]
             assert not self._states or row.num_computed >= row.num_cached, "a token changes a state once"
+            first, row.lag = row.num_computed - row.lag, 0
             for group in self._states:
-                if row.num_computed:
-                    read, _ = self._place(row, row.num_computed - 1, group)
-                    assert before.get(read) == (group, digest(row.tokens[: row.num_computed])), "wrong state"
-                for position in range(row.num_computed, row.num_computed + count):
+                if first:
+                    read, _ = self._place(row, first - 1, group)
+                    assert before.get(read) == (group, digest(row.tokens[:first])), "wrong state"
+                for position in range(first, row.num_computed + count):
                     written, _ = self._place(row, position, group)
                     assert written, "nothing is written into the null block"
                     self.states[written] = group, digest(row.tokens[: position + 1])

@@ -388,10 +388,6 @@ async def test_the_only_worker_finishes_what_runs_before_it_leaves(start: Start)
             r"kv_groups: the cluster has \[full\], worker w1 has \[full, window\(64\)\]",
         ),
         (worker_pb2.WorkerHello(kv_groups=[{"state": {}}]), r"kv_groups\[0\].state.num_bytes: worker w1 has 0"),
-        (
-            worker_pb2.WorkerHello(kv_groups=[{"state": {"num_bytes": 8}}], num_speculative_tokens=3),
-            "num_speculative_tokens: worker w1 drafts 3 tokens, and its layers have a state",
-        ),
         (worker_pb2.WorkerHello(held_block_groups=b"1234"), "held_block_groups: worker w1 sent 4 bytes for 0 blocks"),
         (worker_pb2.WorkerHello(batch_invariant=True), "batch_invariant: the cluster has off, worker w1 has on"),
         (worker_pb2.WorkerHello(adapters=["a"]), "adapters: the cluster has none, worker w1 has a"),

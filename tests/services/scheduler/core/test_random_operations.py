@@ -357,6 +357,17 @@ def test_random_operations_with_states_match_the_oracle(case: int, specs: int, i
         assert cluster.core.counts.cached_tokens > 0
 
 
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("specs", range(len(STATES)))
+@pytest.mark.parametrize("case", [1, 4])
+def test_random_operations_with_drafts_in_front_of_states_match_the_oracle(
+    case: int, specs: int, in_flight: int
+) -> None:
+    cluster = operate_at_random(case, in_flight, True, "fair", drafts=5, specs=STATES[specs])
+    assert cluster.worker.num_accepted > 20
+    assert cluster.core.counts.cached_tokens > 0
+
+
 @pytest.mark.parametrize("drafts", [1, 5])
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize("specs", range(len(GROUPS)))

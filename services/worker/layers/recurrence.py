@@ -1,0 +1,62 @@
+"""What a recurrent layer's tokens do to states, where some of them are drafts (step/drafted_states.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionMetadata
+    from services.worker.step.drafted_states import DraftedStates
+    from services.worker.step.forward_batch import ForwardBatch
+
+Tensors = tuple["Tensor", ...]
+# Block tables, where rows begin (None: each has one token), their positions.
+Rows = tuple["Tensor", "Tensor | None", "Tensor"]
+Change = Callable[[Tensors, Rows], Tensors]
+
+
+class Recurrence:
+    """Of one layer: owns what it was given of drafts."""
+
+    def __init__(self) -> None:
+        self._kept: Tensors = ()  # [num_places, width] each; there once somebody drafts
+
+    def run(self, given: Tensors, batch: ForwardBatch, change: Change) -> Tensors:
+        """`given`: what the layer has of the step's tokens, [num_tokens, width] each. `change` takes it of tokens in
+        rows, changes their states, and returns what these give, [num_tokens, ...] each."""
+        rows, drafted = batch.attention, batch.drafted_states
+        if drafted is None:
+            return change(given, (rows.block_tables, None if rows.is_decode else rows.query_start, rows.seq_lens))
+        if not self._kept:
+            self._kept = tuple(part.new_zeros(drafted.num_places, part.size(1)) for part in given)
+        through = tuple(_sure(part, kept, drafted) for part, kept in zip(given, self._kept, strict=True))
+        found = change(through, (rows.block_tables, drafted.row_start, drafted.row_lens))
+        found = tuple(part.index_select(0, drafted.of_sure) for part in found)
+        return self._read(given, found, rows, drafted, change) if len(drafted.drafts) else found
+
+    def _read(
+        self, given: Tensors, found: Tensors, rows: AttentionMetadata, drafted: DraftedStates, change: Change
+    ) -> Tensors:
+        """Drafts change states in the null block. `found`: of the tokens before them."""
+        tables = rows.block_tables.new_zeros(len(drafted.rows), 2)
+        tables[:, 0] = rows.block_tables[drafted.rows, drafted.blocks]
+        guesses = tuple(part.index_select(0, drafted.drafts) for part in given)
+        for kept, part in zip(self._kept, guesses, strict=True):
+            kept.index_copy_(0, drafted.places, part)
+        read = change(guesses, (tables, drafted.draft_start, drafted.draft_lens))
+        return tuple(
+            part.new_empty(len(given[0]), *part.shape[1:])
+            .index_copy_(0, drafted.sure, part)
+            .index_copy_(0, drafted.drafts, behind)
+            for part, behind in zip(found, read, strict=True)
+        )
+
+
+def _sure(part: Tensor, kept: Tensor, drafted: DraftedStates) -> Tensor:
+    """[num_kept + num_sure, width]"""
+    rows = part.new_empty(len(drafted.of_kept) + len(drafted.of_sure), part.size(1))
+    rows.index_copy_(0, drafted.of_sure, part.index_select(0, drafted.sure))
+    return rows.index_copy_(0, drafted.of_kept, kept.index_select(0, drafted.kept))

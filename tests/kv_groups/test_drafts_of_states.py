@@ -1,0 +1,157 @@
+"""Drafts of models whose layers keep states: the text is that of transformers though some are refused, and whoever goes
+on from a saved state finds the one that the known tokens have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.ending import Reason
+from services.worker.build import build_replica
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.proposer import HostProposer, Wanted
+from shared.columns import I32
+from shared.errors import InvalidArgument
+from shared.settings import WorkerSettings
+from tests.kv_groups.test_states import SIZES, check
+from tests.kv_groups.test_windows import pair, prompt
+from tests.services.worker import checkpoints
+from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.spec_decode.pair import Pair
+
+Make = Callable[[str], Checkpoint]
+THREE = {"method": "ngram", "num_speculative_tokens": 3, "adaptive_length": False}
+families = pytest.mark.parametrize("family", ["qwen3-next", "granite-hybrid", "falcon-h1"])
+
+
+class Knowing(HostProposer):
+    """Knows what comes, but every fifth token, by its position, otherwise."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts = [np.array(text, dtype=np.int32) for text in texts]
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        return self.search(wanted, self._find)
+
+    def _find(self, tokens: I32, most: int) -> I32:
+        begin, end = len(tokens), len(tokens) + most
+        assert (begin - 1) // SIZES["block_size"] == end // SIZES["block_size"], "the last token of a block is sure"
+        known = next((text for text in self._texts if np.array_equal(text[:begin], tokens)), tokens)
+        drafts = known[begin:end].copy()
+        wrong = np.arange(begin, begin + len(drafts)) % 5 == 0
+        drafts[wrong] = (drafts[wrong] + 1) % VOCAB_SIZE
+        return drafts
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    found: dict[str, Checkpoint] = {}
+
+    def get(family: str) -> Checkpoint:
+        if family not in found:
+            found[family] = checkpoints.make(family, tmp_path_factory.mktemp(family))
+        return found[family]
+
+    return get
+
+
+def drafting(checkpoint: Checkpoint, prompts: list[list[int]], max_tokens: int, **core: Any) -> Pair:
+    """A worker that has mostly right drafts for the answers to these."""
+    plain = pair(checkpoint, **SIZES)
+    answers = [plain.ask(tokens, max_tokens=max_tokens, eos=()) for tokens in prompts]
+    plain.run()
+    run = pair(checkpoint, THREE, core, **SIZES)
+    assert run.replica._speculation is not None
+    run.replica._speculation._proposer = Knowing([answer.prompt + answer.tokens for answer in answers])
+    return run
+
+
+def check_drafts(run: Pair) -> None:
+    counts = run.core.speculation.counts
+    assert counts.accepted_tokens > counts.draft_tokens / 3 > 10
+    assert counts.accepted_tokens < counts.draft_tokens
+    assert run.core.use.used == 0
+
+
+@families
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_text_is_that_of_transformers(made: Make, family: str, in_flight: int) -> None:
+    checkpoint = made(family)
+    prompts = [prompt(length, seed) for seed, length in enumerate((50, 3, 23, 9, 37))]
+    run = drafting(checkpoint, prompts, 24, max_steps_in_flight=in_flight)
+    answers = [run.ask(tokens, max_tokens=24, eos=()) for tokens in prompts]
+    run.run()
+    check(checkpoint, answers, 24)
+    check_drafts(run)
+
+
+@families
+def test_a_conversation_goes_on_from_the_state_that_known_tokens_have_left(made: Make, family: str) -> None:
+    """Behind answers of any length, so that they end anywhere in a block, with drafts or without."""
+    checkpoint, lengths = made(family), range(12, 20)
+    run = drafting(checkpoint, [prompt(21, length) for length in lengths], 20)
+    for length in lengths:
+        first = prompt(21, length)
+        said = run.ask(first, max_tokens=length, eos=())
+        run.run()
+        again = run.ask(first + said.tokens + prompt(2, length), max_tokens=2, eos=())
+        before = run.core.counts.cached_tokens
+        run.run()
+        check(checkpoint, [said], length)
+        check(checkpoint, [again], 2)
+        found = run.core.counts.cached_tokens - before
+        assert found >= (len(first) + length - 1) // 8 * 8 - 8, "all blocks but one that was surely full too late"
+    check_drafts(run)
+
+
+@families
+def test_preempted_and_cancelled_sequences_leave_no_trace(made: Make, family: str) -> None:
+    checkpoint = made(family)
+    prompts = [prompt(20 + seed, seed) for seed in range(4)]
+    run = drafting(checkpoint, [*prompts, prompt(30, 9)], 24)
+    answers = [run.ask(tokens, max_tokens=24, eos=()) for tokens in prompts]
+    gone = run.ask(prompt(30, 9), max_tokens=24, eos=())
+    for turn in range(40):
+        run.plan()
+        live = np.flatnonzero(run.core.running.live)
+        if turn % 5 == 2 and len(live):
+            run.core.preempt(int(live[turn % len(live)]))
+        if turn == 12:
+            run.core.cancel(4)
+        if run._results:
+            run.result()
+    run.run()
+    assert run.core.counts.preemptions > 3
+    assert gone.end is not None
+    assert gone.end.reason is Reason.CANCELLED
+    check(checkpoint, answers, 24)
+    check_drafts(run)
+
+
+def test_sampled_text_is_that_without_drafts(made: Make) -> None:
+    """Penalties, log-probabilities and a seed, of sequences that stop drafting and begin again."""
+    checkpoint, sampling = made("falcon-h1"), {"temperature": 0.9, "seed": 3, "logprobs": 2, "frequency_penalty": 0.3}
+    plain = pair(checkpoint, **SIZES)
+    expected = [plain.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
+    plain.run()
+    run = pair(checkpoint, {**THREE, "adaptive_length": True}, **SIZES)
+    assert run.replica._speculation is not None
+    run.replica._speculation._proposer = Knowing([answer.prompt + answer.tokens for answer in expected])
+    answers = [run.ask(prompt(9, seed), max_tokens=30, eos=(), **sampling) for seed in range(3)]
+    run.run()
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
+    for answer, without in zip(answers, expected, strict=True):
+        assert [ids for ids, _, _ in answer.logprobs] == [ids for ids, _, _ in without.logprobs]
+    assert run.core.speculation.counts.accepted_tokens > 5
+
+
+def test_drafters_with_kv_of_their_own_are_refused(made: Make) -> None:
+    folder = str(made("qwen3-next").folder)
+    drafts = f'{{"method": "draft_model", "num_speculative_tokens": 3, "model": "{folder}"}}'
+    with pytest.raises(
+        InvalidArgument, match=r"speculative_config: its drafts need every token's KV, and some of this"
+    ):
+        build_replica(WorkerSettings(model=folder, num_blocks=40, dtype="float32", speculative_config=drafts))
