@@ -8,8 +8,9 @@ import numpy as np
 
 from services.worker.limits import Limits
 from services.worker.spec_decode.drafts import Drafts
+from services.worker.step.drafted_states import Lags
 from services.worker.step.plan_violation import require
-from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, Lags, NewBlocks, Order, Rows, SlotTable, Step
+from services.worker.step.slots import NO_BLOCKS, NO_SLOTS, NewBlocks, Order, Rows, SlotTable, Step
 from shared import columns
 from shared.columns import I32, U32
 from shared.pb.worker.v1 import worker_pb2 as pb

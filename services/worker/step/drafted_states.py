@@ -14,12 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from shared.columns import I32
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.step.step_inputs import StepInputs
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """How far the states of a step's rows are behind."""
+
+    counts: I32  # [num_rows] positions that are computed and have changed no state yet
+    most: int  # of a slot
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from services.worker.limits import Limits
 from services.worker.step.beam_moves import BeamMoves
+from services.worker.step.drafted_states import Lags
 from services.worker.step.plan_violation import require
 from shared import columns
 from shared.columns import I32, U32
@@ -58,15 +59,6 @@ class Order:
     new_blocks: NewBlocks
     idle: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
     most_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
-
-
-@dataclass(frozen=True, slots=True)
-class Lags:
-    """How far states are behind (step/drafted_states.py)."""
-
-    counts: I32  # [num_rows] positions that are computed and have changed no state yet
-    most: int
-    block_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.worker.spec_decode.drafts import DraftRows, Drafts
-from services.worker.step.slots import NO_SLOTS, Lags, Rows, SlotTable, Step
+from services.worker.step.drafted_states import Lags
+from services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from shared.columns import I32
 
 NUMBERS = itertools.count(1)  # of steps, in this process
