@@ -9,9 +9,9 @@ import torch
 
 from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
-from kernels.triton.chunk_attention import chunk_attention
-from kernels.triton.decode_attention import decode_attention
-from kernels.triton.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
+from kernels.triton.attention.chunk_attention import chunk_attention
+from kernels.triton.attention.decode_attention import decode_attention
+from kernels.triton.attention.shared_prefix import SharedPrefixes, rows_per_tile, shared_prefix_attention
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 64
 SCALE = HEAD_DIM**-0.5

@@ -14,10 +14,10 @@ from kernels import triton
 from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.routing import Routing
-from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.grouped_linear import Cut, Tile, tile_for
-from kernels.triton.row_experts import ROW, RowExpertsTile, row_experts
-from kernels.triton.row_linear import Norm
+from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from kernels.triton.moe.grouped_linear import Cut, Tile, tile_for
+from kernels.triton.single_row.row_experts import ROW, RowExpertsTile, row_experts
+from kernels.triton.single_row.row_linear import Norm
 
 TOKENS = (1, 4, 16, 64, 128, 256, 512, 2048, 8192)
 FEW = [Tile.even(rows, 32, 128, 3, 4) for rows in (16, 32)] + [

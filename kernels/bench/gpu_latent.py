@@ -9,7 +9,7 @@ import torch
 from kernels import reference
 from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
-from kernels.triton.latent_blocks import LatentTile, latent_chunk, latent_decode
+from kernels.triton.attention.latent_blocks import LatentTile, latent_chunk, latent_decode
 
 RANK, ROPE, STILL, BLOCK_SIZE = 512, 64, 128, 64
 SCALE = 192**-0.5

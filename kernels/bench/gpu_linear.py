@@ -1,4 +1,4 @@
-"""A weight of 16 bits or 8 times one row: kernels.triton.row_linear in a chain of dependent launches, beside cuBLAS.
+"""A weight of 16 bits or 8 times one row: row_linear of kernels.triton in a chain of dependent launches, beside cuBLAS.
 
 `shapes` tries other ways to cut the work up than those in use.
 """
@@ -14,9 +14,9 @@ from kernels.bench.gpu_timing import READ_BYTES_PER_US, copies_beyond_cache, gra
 from kernels.bench.timing import Row
 from kernels.reference.fp8_weight import quantize_to_fp8
 from kernels.reference.linear import LinearWeight
-from kernels.triton import eight_bit_linear
-from kernels.triton.eight_bit_linear import EightBitWeight
-from kernels.triton.row_linear import Norm, RowTile, row_linear, shape_for
+from kernels.triton.quantization import eight_bit_linear
+from kernels.triton.quantization.eight_bit_linear import EightBitWeight
+from kernels.triton.single_row.row_linear import Norm, RowTile, row_linear, shape_for
 
 # in, out, gated, normed before, added to the residual
 PRODUCTS = {

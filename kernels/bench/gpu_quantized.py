@@ -14,10 +14,10 @@ from torch.nn import functional
 from kernels.bench.gpu_timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
-from kernels.triton import eight_bit_linear as eight_bit
-from kernels.triton.eight_bit_activations import quantize
-from kernels.triton.eight_bit_linear import EightBitTile, EightBitWeight
-from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
+from kernels.triton.quantization import eight_bit_linear as eight_bit
+from kernels.triton.quantization.eight_bit_activations import quantize
+from kernels.triton.quantization.eight_bit_linear import EightBitTile, EightBitWeight
+from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
 
 PRODUCTS = {  # in, out
     "8b qkv": (4096, 6144),
