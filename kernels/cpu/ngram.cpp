@@ -1,4 +1,4 @@
-// Looking for what followed the last tokens when they occurred before (services/worker/spec_decode/ngram.py).
+// Looking for what followed the last tokens when they occurred before (services/worker/spec_decode/methods/ngram.py).
 #include <algorithm>
 
 #include "api.h"

@@ -1,6 +1,7 @@
-"""eagle: a decoder layer that continues the model's own features (EAGLE, arXiv 2401.15077).
+"""eagle3: a decoder layer that reads what three of the model's layers read (EAGLE-3, arXiv 2503.01840).
 
-The model's output head says which token a feature means (features.py).
+It sees and drafts as `eagle` does; its features are its own, and it has an output head of its own, over a vocabulary of
+fewer tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from services.worker.attention.backends import choose_attention
 from services.worker.attention.spec import attention_spec
 from services.worker.kv.kv_memory import block_shape
 from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
+from services.worker.spec_decode.draft_models.features import FeatureProposer
 from services.worker.spec_decode.drafter import DrafterWorker, Target
-from services.worker.spec_decode.eagle_head import EagleHead, read_eagle
-from services.worker.spec_decode.features import FeatureProposer
 from shared.model_identity import read_config
 
 
-class Eagle:
+class Eagle3:
     """The weights."""
 
     needs_features = needs_prompts = True
@@ -28,18 +29,23 @@ class Eagle:
     def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
         folder = Path(settings.model).expanduser()
         limits, self.model = target.limits, target.model
-        head_config = read_eagle(read_config(folder), self.model.config)
+        head_config = read_eagle3(read_config(folder), self.model.config)
         config = head_config.decoder
         self.place = replace(target.place, checkpoint=config.quantization)
         spec = attention_spec(config, limits.block_size, self.place)
         backend = choose_attention(target.attention_backend, spec)
-        self.head = EagleHead(head_config, backend, self.place, limits.max_model_len)
+        self._size = config.hidden_size
+        names = target.loader.names(folder)
+        self.head = Eagle3Head(
+            head_config, self.model.config, names, backend, place=self.place, num_positions=limits.max_model_len
+        )
         target.loader.load(self.head, folder)
+        self.model.keep_states(head_config.layers)
         self.shape = block_shape(spec, 1, self.place.dtype)
         self.block_bytes = self.shape.num_bytes
 
     def start(self, worker: DrafterWorker) -> FeatureProposer:
-        return FeatureProposer(self, worker)
+        return FeatureProposer(self, worker, size=self._size, enter=self.head.taken)
 
     def logits(self, features: Tensor) -> Tensor:
-        return self.model.logits(features)
+        return self.head.logits(features)

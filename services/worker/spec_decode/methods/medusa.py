@@ -19,9 +19,9 @@ from services.worker.models.config_file import ConfigFile
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import MOST_TOKENS, SpeculativeConfig
+from services.worker.spec_decode.draft_models.draws import Draws
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.draws import Draws
 from services.worker.spec_decode.proposer import Wanted
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.slots import NewBlocks

@@ -19,12 +19,12 @@ from services.worker.models.taped import TapedModel
 from services.worker.runner.model_runner import Model
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.draws import Draws
+from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
+from services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.draws import Draws
-from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.proposer import Wanted
-from services.worker.spec_decode.same_tokens import check_same_tokens
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.slots import NewBlocks, Rows
 from services.worker.step.step_inputs import StepInputs

@@ -16,7 +16,7 @@ from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
 from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
+from services.worker.spec_decode.methods.past_outputs import BOUNDARY, MOST_MATCHES, PastOutputs
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
 

@@ -21,10 +21,10 @@ from services.worker.kv.kv_memory import BlockShape
 from services.worker.layers.placement import Placement
 from services.worker.models.causal_lm import CausalLM
 from services.worker.runner.output import RunnerOutput
+from services.worker.spec_decode.draft_models.draws import Draws
+from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.drafter import DrafterWorker
 from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.draws import Draws
-from services.worker.spec_decode.paged import FilledBlocks, Passes, spread
 from services.worker.spec_decode.proposer import Wanted
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.forward_batch import ForwardBatch

@@ -8,9 +8,9 @@ import numpy as np
 
 from kernels import cpu
 from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.paged import spread
 from services.worker.spec_decode.drafter import DrafterWorker, Target
 from services.worker.spec_decode.drafts import Drafts
-from services.worker.spec_decode.paged import spread
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from shared.columns import I32
 

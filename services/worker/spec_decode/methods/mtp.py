@@ -21,9 +21,9 @@ from services.worker.layers.rms_norm import RMSNorm
 from services.worker.models.causal_lm import CausalLM
 from services.worker.models.mixture import MixtureLayer
 from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.eagle_head import TwoInputs
+from services.worker.spec_decode.draft_models.features import FeatureProposer
 from services.worker.spec_decode.drafter import DrafterWorker, Target
-from services.worker.spec_decode.eagle_head import TwoInputs
-from services.worker.spec_decode.features import FeatureProposer
 from services.worker.step.forward_batch import ForwardBatch
 
 
