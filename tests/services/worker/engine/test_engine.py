@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.worker.engine import MOST_STUCK_LOOKS, Engine
+from services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy

@@ -2,33 +2,27 @@
 
 On CUDA a step is launched before the one before it has ended; a second thread sleeps until the device has passed a
 step's end and hands its tokens on, so that the first is free to launch the next. On the CPU a launch is the whole step.
-Both threads sleep when there is nothing to do.
+All threads sleep when there is nothing to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from google.protobuf.message import DecodeError
 
-from services.worker.device.device import is_broken
-from services.worker.device_work import (
+from services.worker.engine.device_thread import Commands, DeviceThread
+from services.worker.engine.device_work import (
     AddAdapter,
-    Arrived,
-    BegunMove,
-    Command,
-    DeviceWork,
     Execute,
-    FinishedStep,
     ForgetCache,
-    LaunchedStep,
     MoveBlocks,
     Operate,
     Receiver,
@@ -37,15 +31,16 @@ from services.worker.device_work import (
     Rest,
     ShareGrammar,
 )
+from services.worker.engine.outcomes import Outcomes
+from services.worker.engine.replies import Replies, set_exception
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.kv_transfer.fetcher import Fetcher
-from services.worker.kv_transfer.orders import BegunPages, PageOrder
+from services.worker.kv_transfer.orders import PageOrder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.reader import AdapterReader
 from services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from services.worker.replica import Occupancy, Replica
-from services.worker.replies import Replies, set_exception
 from services.worker.runner.expert_load import LoadByLayer
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.step_inputs import StepInputs
@@ -53,7 +48,7 @@ from services.worker.structured.background import Background
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared import columns
 from shared.adapter_contents import AdapterId
-from shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError, to_proto
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
 from shared.logs import logger
 from shared.metrics.worker import NO_COST, StepCost
 from shared.pb.common.v1 import sampling_pb2
@@ -61,9 +56,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 
-IDLE_AFTER_S = 0.05
 MOST_STUCK_LOOKS = 240  # of check_ranks() at one command: two minutes, as worker/service.py calls it
-PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not after every step
 
 
 class StepObserver(Protocol):
@@ -75,7 +68,7 @@ class StepObserver(Protocol):
 
 
 class Engine:
-    """Built and used on the event loop; everything with `_on_device` in its name runs on the device's thread."""
+    """Built and used on the event loop: what is asked of the device, and what is still to be answered."""
 
     def __init__(
         self,
@@ -93,39 +86,39 @@ class Engine:
         runs; `staged`: other ranks have other layers."""
         self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
-        self._build = build
         self._observer = observer
-        self._synchronous = synchronous
         self._ranks: RankGroup = ranks or OneRank()
         self._loop = asyncio.get_running_loop()
         self._replies = Replies(self._loop)
-        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: stop
-        self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # None: stop
-        self._sent: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()  # to other stages; None: stop
-        self._moves: queue.SimpleQueue[BegunMove | BegunPages | None] = queue.SimpleQueue()  # None: stop
         self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
-        self._broken: Receiver | None = None  # its later plans are skipped
-        self._work: DeviceWork | None = None  # once the replica is built
-        self._num_begun = self._num_obeyed = 0  # commands
         self._stuck_looks, self._seen_done = 0, object()
         self._stager: Background | None = None  # once weights are to be staged beside steps
-        self._dirty = True
-        self._published_s = 0.0
-        self._threads = [threading.Thread(target=self._run_on_device, name="device", daemon=True)]
-        if not synchronous:
-            self._threads.append(threading.Thread(target=self._run_waiting, name="waiting", daemon=True))
-            self._threads.append(threading.Thread(target=self._run_moving, name="moving", daemon=True))
-        if staged:
-            self._threads.append(threading.Thread(target=self._run_arrivals, name="arrivals", daemon=True))
+        self.last_step_s: float | None = None  # time.monotonic() when a step last ended
+        self._pending_s: deque[float] = deque()  # when the plans without a result came
         # The replica, for its facts: only the device's thread may call its methods.
         self.started: asyncio.Future[Replica] = self._loop.create_future()
         self.died: asyncio.Future[None] = self._loop.create_future()
-        self.occupancy = Occupancy(0, 0, 0)
-        self.expert_load: LoadByLayer = {}
-        self.last_step_s: float | None = None  # time.monotonic() when a step last ended
-        self._pending_s: deque[float] = deque()  # when the plans without a result came
-        for thread in self._threads:
-            thread.start()
+        died = partial(self._replies.fail, self.died)
+        self._inbox: Commands = queue.SimpleQueue()
+        self._outcomes = Outcomes(
+            self._replies,
+            self._ranks,
+            again=self._inbox.put,
+            deliver=self._deliver,
+            died=died,
+            synchronous=synchronous,
+            staged=staged,
+        )
+        self._device = DeviceThread(
+            build,
+            self._inbox,
+            self._outcomes,
+            ranks=self._ranks,
+            grammars=grammars,
+            replies=self._replies,
+            started=self.started,
+            died=died,
+        )
 
     @property
     def oldest_pending_s(self) -> float:
@@ -137,11 +130,15 @@ class Engine:
 
     def progress(self) -> dict[str, object]:
         """What the device's thread has got done, if it has something to do."""
-        if self._work is not None and self._work.operates:
-            return {}
-        in_flight = self._work is not None and self._work.num_in_flight > 0
-        has_work = self._num_begun > self._num_obeyed or in_flight or not self._inbox.empty()
-        return {"device": self._num_obeyed} if has_work else {}
+        return self._device.progress()
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return self._device.occupancy
+
+    @property
+    def expert_load(self) -> LoadByLayer:
+        return self._device.expert_load
 
     async def rest(self, receiver: Receiver) -> HeldReport:
         """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
@@ -242,7 +239,7 @@ class Engine:
                     replica.stage_weights(order.stage_weights)
             except Exception as raised:
                 error = raised
-            if not self.takes(receiver):
+            if not self._outcomes.takes(receiver):
                 replica.drop_weights()
             self._replies.order_done(receiver, order, error)
 
@@ -278,170 +275,14 @@ class Engine:
 
     async def stop(self, timeout_s: float) -> bool:
         """Lets the threads finish what they are at; whether they did in time."""
-        self._inbox.put(None)
-        self._launched.put(None)
-        self._sent.put(None)
-        self._moves.put(None)
+        threads = [self._device.stop(), *self._outcomes.stop()]
         deadline = self._loop.time() + timeout_s
-        for thread in self._threads:
+        for thread in threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
         await asyncio.to_thread(self._ranks.stop, max(0.0, deadline - self._loop.time()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in threads)
 
-    # On the device's thread
-
-    def _run_on_device(self) -> None:
-        with torch.inference_mode():
-            try:
-                replica = self._build()
-                self._ranks.start()
-            except Exception as error:
-                self._replies.fail(self.started, error)
-                return
-            self._work = DeviceWork(replica, self._ranks, self._grammars, self)
-            self._replies.resolve(self.started, replica)
-            try:
-                while (command := self._next_on_device(replica)) is not None:
-                    self._num_begun += 1
-                    self._dirty = True
-                    self._work.obey(command)
-                    self._num_obeyed += 1
-            except Exception as error:
-                log.exception("the engine failed")
-                self._replies.fail(self.died, error)
-
-    def _next_on_device(self, replica: Replica) -> Command | None:
-        if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
-            self._publish_on_device(replica)
-        if self._dirty:
-            try:
-                return self._inbox.get(timeout=IDLE_AFTER_S)
-            except queue.Empty:
-                self._publish_on_device(replica)
-        return self._inbox.get()
-
-    def _publish_on_device(self, replica: Replica) -> None:
-        self.occupancy = replica.occupancy()
-        self.expert_load = replica.expert_load()
-        self._published_s = time.monotonic()
-        self._dirty = False
-
-    # Outlet of DeviceWork, on the device's thread
-
-    def takes(self, receiver: Receiver) -> bool:
-        return receiver is self._replies.receiver and receiver is not self._broken
-
-    def launched(self, step: LaunchedStep) -> FinishedStep | None:
-        if self._synchronous:
-            return self._finish(step)
-        self._launched.put(step)
-        return None
-
-    def pending(self, step: LaunchedStep) -> None:
-        self._sent.put(step)
-
-    def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
-        self._replies.resolve(reply, report)
-
-    def moving(self, move: BegunMove) -> None:
-        if self._synchronous:
-            self._finish_move(move)
-        else:
-            self._moves.put(move)
-
-    def paging(self, begun: BegunPages) -> None:
-        if self._synchronous:
-            self._finish_move(begun)
-        else:
-            self._moves.put(begun)
-
-    def not_paged(self, order: PageOrder, error: Exception) -> None:
-        if is_broken(error):
-            raise error
-        self._replies.fail(order.reply, error)
-
-    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
-        if is_broken(error):
-            raise error
-        self._replies.not_moved(receiver, transfer_id, error)
-
-    def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
-        if error is not None and is_broken(error):
-            raise error
-        name = command.folder.name
-        if error is None:
-            log.info("adapter loaded", adapter=name, digest=command.digest.hex()[:16])
-            self._replies.adapter_loaded(command.receiver, command.order_id, command.digest)
-        else:
-            log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
-            self._replies.adapter_not_loaded(command.receiver, command.order_id, error)
-
-    def operated(self, command: Operate, error: Exception | None) -> None:
-        if error is not None and is_broken(error):
-            raise error
-        self._replies.order_done(command.receiver, command.order, error)
-
-    # On the waiting thread and the moving one (on the device's, if that is synchronous)
-
-    def _run_moving(self) -> None:
-        try:
-            while (move := self._moves.get()) is not None:
-                self._finish_move(move)
-        except Exception as error:  # of the device: steps will meet it as well
-            log.exception("the thread that waits for blocks failed")
-            self._replies.fail(self.died, error)
-
-    def _finish_move(self, move: BegunMove | BegunPages) -> None:
-        move.moving.wait()
-        if isinstance(move, BegunPages):
-            self._replies.resolve(move.order.reply, move.content)
-            return
-        took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
-        done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
-        self._replies.moved(move.receiver, done)
-
-    def _run_arrivals(self) -> None:
-        try:
-            while (step := self._sent.get()) is not None:
-                step.flight.launch.await_arrival()
-                self._inbox.put(Arrived(step))
-        except Exception as error:
-            log.exception("the thread that waits for other stages failed")
-            self._replies.fail(self.died, error)
-
-    def _run_waiting(self) -> None:
-        try:
-            while (step := self._launched.get()) is not None:
-                self._inbox.put(self._finish(step))
-        except Exception as error:
-            log.exception("the thread that waits for steps failed")
-            self._replies.fail(self.died, error)
-
-    def _finish(self, step: LaunchedStep) -> FinishedStep:
-        flight = step.flight
-        try:
-            output = flight.launch.wait()
-            self._ranks.collect(step.ticket, flight.inputs)
-            result = flight.result(output, step.wait_us)
-        except Exception as error:
-            self.failed(step.receiver, flight.step_id, error)
-            return FinishedStep(step, None)
-        self._replies.post(self._deliver, step.receiver, result, flight.inputs)
-        return FinishedStep(step, output)
-
-    # On either thread, to the loop
-
-    def broke(self, receiver: Receiver, reason: str) -> None:
-        self._broken = receiver
-        self._replies.post(receiver.break_off, reason)
-
-    def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
-        log.exception("step failed", step=step_id)
-        self.broke(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
-        if is_broken(error):
-            self._replies.fail(self.died, Internal(f"the device is broken: {error}"))
-        elif isinstance(error, RankFailure):
-            self._replies.fail(self.died, error)
+    # On the loop
 
     def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from services.worker.device_work import Receiver
+from services.worker.engine.device_work import Receiver
 from services.worker.structured.compile_pool import Prepared
 from shared.errors import Internal, QuireError, to_proto
 from shared.logs import logger
