@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.drafts.speculation import Speculation
-from services.scheduler.frontend_service import FrontendService
+from services.scheduler.frontends.frontend_service import FrontendService
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica

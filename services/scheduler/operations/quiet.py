@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.cluster.cluster import Cluster, Hold
 from services.scheduler.replicas.replica import Replica
 from shared.errors import FailedPrecondition
 from shared.pb.admin.v1 import admin_pb2 as pb

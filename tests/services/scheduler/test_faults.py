@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import services.scheduler
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.prefix_directory.changes import BlockChanges

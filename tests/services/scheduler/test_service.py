@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.scheduler import cluster, main
+from services.scheduler import main
 from services.scheduler import status as status_module
+from services.scheduler.cluster import cluster
 from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
 from shared import block_hash, columns, lifecycle

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.fetches import FetchOrder
 from services.scheduler.core.plan import Events

@@ -11,10 +11,10 @@ import pytest
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
+from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, until, until_state, update, worker
 from tests.services.scheduler.paper_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer
 from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
-from tests.services.scheduler.test_weights import NUM_TOKENS, begin, until, until_state, update, worker
 
 __all__ = ["start"]
 

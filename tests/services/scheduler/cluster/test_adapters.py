@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2

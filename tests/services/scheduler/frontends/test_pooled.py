@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.scheduler.batches import Batches
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Reason
 from services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
+from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.submission_checks import refusal
 from services.scheduler.replicas.codec import decode_result
 from services.scheduler.replicas.result_checks import ResultChecks
-from services.scheduler.submission_checks import refusal
 from shared.columns import f32, f32_bytes, u32, u32_bytes
 from shared.errors import FailedPrecondition
 from shared.pb.common.v1 import model_pb2, sampling_pb2

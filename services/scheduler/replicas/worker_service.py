@@ -10,7 +10,8 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.terms import check_sizes
 from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.policies import PolicyOptions
@@ -26,7 +27,6 @@ from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.guard import LoopGuard
 from services.scheduler.replicas.replica import Replica
 from services.scheduler.spread import Spread
-from services.scheduler.terms import check_sizes
 from shared import block_hash, kv_wire, lifecycle
 from shared.columns import u32
 from shared.errors import FailedPrecondition, QuireError, Unavailable, transport

@@ -15,8 +15,8 @@ from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.scheduler.v1 import scheduler_pb2_grpc
 from shared.pb.worker.v1 import worker_pb2
 from shared.rpc.channel import connect
+from tests.services.scheduler.operations.test_weights import DROP, STAGE, SWAP, begin, until, until_state, worker
 from tests.services.scheduler.test_service import Bench, Start, start
-from tests.services.scheduler.test_weights import DROP, STAGE, SWAP, begin, until, until_state, worker
 
 __all__ = ["start"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.scheduler.batches import Batches
 from services.scheduler.core.core import Core
+from services.scheduler.frontends.batches import Batches
 from services.scheduler.replicas.codec import decode_result
 from shared.columns import i32_bytes, u32
 from shared.pb.worker.v1 import worker_pb2 as pb

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from shared.metrics.scheduler import ClusterGauges
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from shared.pb.worker.v1 import worker_pb2

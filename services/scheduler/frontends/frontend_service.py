@@ -7,12 +7,12 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from services.scheduler.batches import FROM_WIRE
-from services.scheduler.cluster import Cluster
-from services.scheduler.cluster_view import view_of
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster_view import view_of
+from services.scheduler.cluster.terms import check_model, check_name
 from services.scheduler.core.ending import Reason
-from services.scheduler.outbox import Outbox
-from services.scheduler.terms import check_model, check_name
+from services.scheduler.frontends.batches import FROM_WIRE
+from services.scheduler.frontends.outbox import Outbox
 from shared import lifecycle
 from shared.block_hash import TOKEN_BYTES
 from shared.columns import u32

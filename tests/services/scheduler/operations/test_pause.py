@@ -7,7 +7,7 @@ import asyncio
 import grpc.aio
 import pytest
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling

@@ -5,22 +5,22 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.adapters import Adapters
-from services.scheduler.batches import Batches
+from services.scheduler.cluster.adapters import Adapters
+from services.scheduler.cluster.lobby import Lobby
+from services.scheduler.cluster.placement import Placement
+from services.scheduler.cluster.terms import Terms
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.plan import Events, Finished, finish
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.submission_checks import check_ids, refusal
+from services.scheduler.frontends.submissions import SequenceFactory, adapter_of, complete
 from services.scheduler.handover.handovers import Handovers
 from services.scheduler.handover.neighbourhood import Neighbourhood
-from services.scheduler.lobby import Lobby
 from services.scheduler.operations.wanted import Wanted
-from services.scheduler.placement import Placement
 from services.scheduler.replicas.replica import Clock, Replica
 from services.scheduler.request_traces import RequestTraces
-from services.scheduler.submission_checks import check_ids, refusal
-from services.scheduler.submissions import SequenceFactory, adapter_of, complete
-from services.scheduler.terms import Terms
 from shared.adapter_contents import AdapterId
 from shared.columns import ColumnError
 from shared.errors import InvalidArgument

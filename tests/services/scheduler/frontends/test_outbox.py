@@ -8,8 +8,8 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler import outbox
-from services.scheduler.outbox import Outbox
+from services.scheduler.frontends import outbox
+from services.scheduler.frontends.outbox import Outbox
 from shared.columns import i32, i32_bytes, u32, u32_bytes
 from shared.pb.scheduler.v1 import scheduler_pb2 as pb
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from services.scheduler.administration import Administration
-from services.scheduler.frontend_service import FrontendService
+from services.scheduler.frontends.frontend_service import FrontendService
+from services.scheduler.operations.administration import Administration
 from shared.columns import ColumnError
 from shared.errors import FailedPrecondition, QuireError, transport
 from shared.logs import logger
