@@ -51,7 +51,7 @@ class Status:
             waiting=self._cluster.num_waiting,
             work=_total(worker.work for worker in workers),
             version=VERSION,
-            sequences_moved=self._cluster.num_moved,
+            sequences_moved=self._cluster.assignments.num_moved,
             weight_version=self._cluster.wanted.weights.version,
             asleep=sorted(self._cluster.wanted.asleep),
             sleep_level=self._cluster.wanted.sleep_level,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.scheduler.cluster.cluster import Cluster, Hold
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.sleeping import Sleeping
 from services.scheduler.operations.weight_updates import WeightUpdates

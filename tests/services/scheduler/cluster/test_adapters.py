@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.live_sequences import LiveSequences
 from shared.pb.admin.v1 import admin_pb2 as pb
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.worker.v1 import worker_pb2
@@ -320,8 +320,10 @@ async def test_a_worker_that_answers_what_nobody_asked_is_turned_away(start: Sta
 async def test_nothing_is_counted_while_nobody_leaves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking through all sequences is for adapters that are on their way out."""
     asked: list[object] = []
-    count = Cluster._num_users
-    monkeypatch.setattr(Cluster, "_num_users", lambda self, adapter: (asked.append(adapter), count(self, adapter))[1])
+    count = LiveSequences.num_users
+    monkeypatch.setattr(
+        LiveSequences, "num_users", lambda self, adapter: (asked.append(adapter), count(self, adapter))[1]
+    )
     bench = await start()
     await worker(bench)
     frontend = await bench.frontend()
