@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from kernels.bench.gpu_timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 from kernels.triton.quantization import eight_bit_linear as eight_bit

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kernels import reference
-from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.triton.attention.latent_blocks import LatentTile, latent_chunk, latent_decode
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kernels import cpu
-from kernels.bench.cpu_linear import COLD, COLD_BYTES
+from kernels.bench.cpu.linear import COLD, COLD_BYTES
 from kernels.bench.timing import Row, medians
 from kernels.reference.quantized_linear import QuantizedWeight
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kernels import reference, triton
-from kernels.bench.gpu_timing import READ_BYTES_PER_US, graph_us
+from kernels.bench.gpu.timing import READ_BYTES_PER_US, graph_us
 from kernels.bench.timing import Row
 from kernels.state_pages import WORD_BYTES, StatePages, StateShape
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels import reference, triton
-from kernels.bench.gpu_timing import graph_us
+from kernels.bench.gpu.timing import graph_us
 from kernels.bench.timing import Row
 
 VOCAB_SIZE = 151_936

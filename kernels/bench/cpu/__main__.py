@@ -14,31 +14,20 @@ from pathlib import Path
 import torch
 
 from kernels import cpu
-from kernels.bench import (
-    cpu_adapters,
-    cpu_attention,
-    cpu_experts,
-    cpu_latent,
-    cpu_linear,
-    cpu_quantized,
-    cpu_recurrent,
-    cpu_rows,
-    cpu_sampling,
-    cpu_step,
-)
+from kernels.bench.cpu import adapters, attention, experts, latent, linear, quantized, recurrent, rows, sampling, step
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
-    "linear": cpu_linear.bench,
-    "experts": cpu_experts.bench,
-    "attention": cpu_attention.bench,
-    "latent": cpu_latent.bench,
-    "recurrent": cpu_recurrent.bench,
-    "sampling": cpu_sampling.bench,
-    "quantized": cpu_quantized.bench,
-    "rows": cpu_rows.bench,
-    "step": cpu_step.bench,
-    "adapters": cpu_adapters.bench,
+    "linear": linear.bench,
+    "experts": experts.bench,
+    "attention": attention.bench,
+    "latent": latent.bench,
+    "recurrent": recurrent.bench,
+    "sampling": sampling.bench,
+    "quantized": quantized.bench,
+    "rows": rows.bench,
+    "step": step.bench,
+    "adapters": adapters.bench,
 }
 
 
@@ -53,13 +42,13 @@ def main() -> None:
     cpu.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
     print(f"{options.threads} threads, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}, medians")
-    rows = []
+    measured = []
     for section in options.sections:
         for row in SECTIONS[section]():
-            rows.append(row)
+            measured.append(row)
             print(row, flush=True)
     if options.json:
-        options.json.write_text(json.dumps([row.as_json() for row in rows], indent=1))
+        options.json.write_text(json.dumps([row.as_json() for row in measured], indent=1))
 
 
 if __name__ == "__main__":

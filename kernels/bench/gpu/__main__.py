@@ -14,33 +14,24 @@ from pathlib import Path
 import torch
 
 from kernels import triton
-from kernels.bench import (
-    gpu_attention,
-    gpu_experts,
-    gpu_latent,
-    gpu_linear,
-    gpu_quantized,
-    gpu_recurrent,
-    gpu_rows,
-    gpu_sampling,
-)
+from kernels.bench.gpu import attention, experts, latent, linear, quantized, recurrent, rows, sampling
 from kernels.bench.timing import Row
 
 SECTIONS: dict[str, Callable[[], Iterator[Row]]] = {
-    "attention": gpu_attention.bench,
-    "latent": gpu_latent.bench,
-    "rows": gpu_rows.bench,
-    "sampling": gpu_sampling.bench,
-    "linear": gpu_linear.bench,
-    "experts": gpu_experts.bench,
-    "quantized": gpu_quantized.bench,
-    "recurrent": gpu_recurrent.bench,
+    "attention": attention.bench,
+    "latent": latent.bench,
+    "rows": rows.bench,
+    "sampling": sampling.bench,
+    "linear": linear.bench,
+    "experts": experts.bench,
+    "quantized": quantized.bench,
+    "recurrent": recurrent.bench,
 }
 ON_REQUEST = {
-    "shapes": gpu_linear.shapes,
-    "eight_bit_shapes": gpu_quantized.shapes,
-    "expert_tiles": gpu_experts.tiles,
-    "latent_tiles": gpu_latent.tiles,
+    "shapes": linear.shapes,
+    "eight_bit_shapes": quantized.shapes,
+    "expert_tiles": experts.tiles,
+    "latent_tiles": latent.tiles,
 }
 
 
@@ -53,13 +44,13 @@ def main() -> None:
     if triton.unavailable():
         parser.exit(1, f"kernels.triton: {triton.unavailable()}\n")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians")
-    rows = []
+    measured = []
     for section in options.sections:
         for row in {**SECTIONS, **ON_REQUEST}[section]():
-            rows.append(row)
+            measured.append(row)
             print(row, flush=True)
     if options.json:
-        options.json.write_text(json.dumps([row.as_json() for row in rows], indent=1))
+        options.json.write_text(json.dumps([row.as_json() for row in measured], indent=1))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.triton.attention.chunk_attention import chunk_attention
 from kernels.triton.attention.decode_attention import decode_attention

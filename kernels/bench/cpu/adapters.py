@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels import cpu
-from kernels.bench.cpu_step import LENGTH, MOST, Decoder, Inputs
+from kernels.bench.cpu.step import LENGTH, MOST, Decoder, Inputs
 from kernels.bench.timing import Row, medians
 from kernels.cpu.tape import Tape
 from kernels.reference.low_rank import AdaptedRows, LowRankAddition

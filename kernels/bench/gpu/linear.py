@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from kernels.bench.gpu_timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
+from kernels.bench.gpu.timing import READ_BYTES_PER_US, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.reference.fp8_weight import quantize_to_fp8
 from kernels.reference.linear import LinearWeight

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels import triton
-from kernels.bench.gpu_timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
+from kernels.bench.gpu.timing import BF16_FLOP_PER_US, READ_BYTES_PER_US, Work, copies_beyond_cache, graph_us
 from kernels.bench.timing import Row
 from kernels.routing import Routing
 from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
