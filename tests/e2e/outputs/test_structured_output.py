@@ -18,7 +18,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import InvalidArgument
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_metrics import page
+from tests.e2e.observability.test_metrics import page
 
 TYPES = {"string": str, "integer": int, "boolean": bool}
 

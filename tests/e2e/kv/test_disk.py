@@ -16,8 +16,8 @@ from quire.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_host_memory import FEW, questions, say
-from tests.e2e.test_mixed_streams import worker_of
+from tests.e2e.kv.test_host_memory import FEW, questions, say
+from tests.e2e.outputs.test_mixed_streams import worker_of
 
 PATIENCE_S = 60
 

@@ -14,7 +14,7 @@ from quire.client import AsyncClient, Client
 from quire.cluster import Cluster
 from shared.errors import DeadlineExceeded, InvalidArgument
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_beam_search import work_of
+from tests.e2e.outputs.test_beam_search import work_of
 
 PROMPTS = ["Once upon a time there was", "The lighthouse keeper"]
 QUESTION = [{"role": "user", "content": "What is 23 + 45?"}]

@@ -16,7 +16,7 @@ from quire.cli.main import main
 from quire.cluster import Cluster, ClusterOptions
 from shared import secret_file
 from shared.pb.admin.v1 import admin_pb2
-from tests.e2e.test_weights import until
+from tests.e2e.operations.test_weights import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1200, ignore_eos=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.cluster import Cluster
-from tests.e2e.clients import TRIALS
+from tests.e2e.faces.clients import TRIALS
 
 DEVELOPMENT = ("openai", "anthropic")
 

@@ -13,7 +13,7 @@ from quire.cluster import Cluster
 from shared.pb.admin.v1 import admin_pb2
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_mixed_streams import worker_of
+from tests.e2e.outputs.test_mixed_streams import worker_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 FEW = {"num_blocks": 40, "block_size": 16, "kv_offloading_size": 0.02}

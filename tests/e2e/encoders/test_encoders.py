@@ -18,7 +18,7 @@ import transformers
 from quire import LLM
 from quire.cluster import Cluster, ClusterOptions
 from shared.errors import InvalidArgument
-from tests.e2e import encoder_folder
+from tests.e2e.encoders import encoder_folder
 
 TEXTS = ["hello, world", "the sum of two and two", "four", "Hello World, and two and two and two and four."]
 DOCUMENTS = ["four", "hello world", "two and two " * 20]

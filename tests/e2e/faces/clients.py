@@ -1,6 +1,6 @@
 """What people call servers with: each library's own helpers, against quire-tiny. They check what they get back.
 
-`python -m tests.e2e.clients http://127.0.0.1:8000` tries all that are installed; `pip install langchain-openai
+`python -m tests.e2e.faces.clients http://127.0.0.1:8000` tries all that are installed; `pip install langchain-openai
 instructor "pydantic-ai-slim[openai]" litellm` for those that development does not need.
 """
 

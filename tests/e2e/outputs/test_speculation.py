@@ -13,7 +13,7 @@ from quire import SamplingParams, bundled
 from quire.client import Client
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_metrics import page
+from tests.e2e.observability.test_metrics import page
 
 DRAFTERS = Path(bundled.FOLDER).parent / "drafters"
 PROMPTS = ["Count from 1 to 30: 1, 2, 3", "Once upon a time", "12 + 34 = "]

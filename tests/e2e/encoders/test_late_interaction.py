@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM
 from quire.cluster import Cluster, ClusterOptions
-from tests.e2e import encoder_folder
+from tests.e2e.encoders import encoder_folder
 
 SIZE = 16  # of a token's vector
 QUERY_LENGTH, DOCUMENT_LENGTH = 12, 20
