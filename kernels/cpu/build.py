@@ -99,7 +99,8 @@ def needs(compiler: str, arch: str) -> list[str]:
 
 def compile_source(compiler: str, flags: tuple[str, ...], source: Path, target: Path) -> None:
     unfinished = target.with_suffix(f".{os.getpid()}")
-    run(compiler, *flags, "-c", str(source), "-o", str(unfinished))
+    folders = sorted({f"-I{header.parent}" for header in built.headers()})
+    run(compiler, *flags, *folders, "-c", str(source), "-o", str(unfinished))
     unfinished.replace(target)
 
 

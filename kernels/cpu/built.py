@@ -11,6 +11,7 @@ from pathlib import Path
 from kernels.cpu import processor
 
 HERE = Path(__file__).parent
+SOURCES = HERE / "src"
 BUILD = HERE / "build"
 LIBRARY = "libquire_cpu.so"
 STAMP = "stamp.json"
@@ -28,11 +29,20 @@ def suitable() -> Path | None:
 
 
 def sources() -> list[Path]:
-    return sorted(HERE.glob("*.cpp"))
+    return _found("*.cpp")
+
+
+def headers() -> list[Path]:
+    return _found("*.h")
+
+
+def _found(pattern: str) -> list[Path]:
+    """By name: which folder a file lies in changes nothing of what it is compiled to."""
+    return sorted(SOURCES.rglob(pattern), key=lambda path: path.name)
 
 
 def read_headers() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(HERE.glob("*.h")))
+    return b"".join(path.read_bytes() for path in headers())
 
 
 def source_digest() -> str:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 
 from kernels.triton.activation import silu_mul
-from kernels.triton.attention_inputs import qk_norm_rope_store
-from kernels.triton.expert_layers import experts, prepare_experts
-from kernels.triton.latent_blocks import latent_attention
-from kernels.triton.latent_inputs import latent_store
+from kernels.triton.attention.attention_inputs import qk_norm_rope_store
+from kernels.triton.attention.latent_blocks import latent_attention
+from kernels.triton.attention.latent_inputs import latent_store
+from kernels.triton.attention.paged_attention import paged_attention
+from kernels.triton.attention.ragged_attention import ragged_attention
 from kernels.triton.low_rank import add_low_rank, prepare_low_rank, put_low_rank
-from kernels.triton.paged_attention import paged_attention
-from kernels.triton.quantized_linear import prepare_quantized_linear, quantized_linear
-from kernels.triton.ragged_attention import ragged_attention
+from kernels.triton.moe.expert_layers import experts, prepare_experts
+from kernels.triton.moe.routing import route
+from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
 from kernels.triton.recurrent.gated_delta_rule import gated_delta_rule
 from kernels.triton.recurrent.gated_norm import gated_norm
 from kernels.triton.recurrent.short_convolution import short_convolution
 from kernels.triton.recurrent.state_space_scan import state_space_scan
 from kernels.triton.rms_norm import add_rms_norm, rms_norm
-from kernels.triton.routing import route
-from kernels.triton.sampling import sample
-from kernels.triton.token_mask import mask_logits
+from kernels.triton.sampling.sampling import sample
+from kernels.triton.sampling.token_mask import mask_logits
 
 LEAST_CAPABILITY = (8, 0)  # bfloat16 in matrix instructions
 

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition
-from kernels.triton.attention_tile import MIN_DOT, dot_precision
-from kernels.triton.grouped_linear import most_tiles
+from kernels.triton.attention.attention_tile import MIN_DOT, dot_precision
+from kernels.triton.moe.grouped_linear import most_tiles
 
 DOWN, UP, RANKS, GAINS = range(4)  # words of an adapter in the table
 NUM_WORDS: tl.constexpr = tl.constexpr(4)

@@ -17,7 +17,6 @@ from shared.errors import Unavailable
 
 FOLDER = ROOT / "kernels" / "bench"
 STDERR = 2  # its tables are progress here
-RUNNABLE = 'if __name__ == "__main__":'
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +35,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def programs() -> list[str]:
-    """The modules of kernels.bench that are programs."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if RUNNABLE in path.read_text())
+    """The packages of kernels.bench, each a program."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/__main__.py"))
 
 
 def run(program: str, sections: list[str]) -> list[dict[str, Any]]:

@@ -25,8 +25,8 @@ from services.frontend.scheduler_client.client import Limits
 from services.frontend.scheduler_client.sequence import Sequence
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.in_process.one_worker import OneWorker
-from services.scheduler.batches import Batches
-from services.scheduler.submissions import SequenceFactory
+from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.submissions import SequenceFactory
 from services.worker.models.weights import NewWeights, as_tensors
 from services.worker.structured.backends import chosen
 from shared import block_hash, model_identity

@@ -13,9 +13,9 @@ from services.scheduler.core.ending import Failure
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Events
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.frontends.submissions import Payload, complete
 from services.scheduler.policies import find_policy
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.scheduler.submissions import Payload, complete
 from services.worker.build import build_replica, open_grammars
 from services.worker.models.weights import NewWeights
 from services.worker.replica import Replica

@@ -17,8 +17,8 @@ from services.scheduler.core.core import Core
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.frontends.submissions import Payload
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.scheduler.submissions import Payload
 from shared import block_hash
 from shared.columns import i32_bytes
 from shared.pb.common.v1 import sampling_pb2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.scheduler.cluster import Cluster
-from services.scheduler.frontend_service import FrontendService
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.frontends.frontend_service import FrontendService
 from services.scheduler.spread import Spread
 from shared.logs import logger
 from shared.pb.worker.v1 import worker_pb2

@@ -7,15 +7,17 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler import scheduler_service, stat_loggers, worker_service
-from services.scheduler.administration import Administration
-from services.scheduler.cluster import Cluster
-from services.scheduler.cluster_view import gauges_of
+from services.scheduler import stat_loggers
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.cluster_view import gauges_of
 from services.scheduler.drain import drain
-from services.scheduler.frontend_service import FrontendService
+from services.scheduler.frontends import scheduler_service
+from services.scheduler.frontends.frontend_service import FrontendService
+from services.scheduler.operations.administration import Administration
 from services.scheduler.operations.keeping_up import KeepingUp
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.prefix_directory.registry import Registry
+from services.scheduler.replicas import worker_service
 from services.scheduler.status import Status
 from shared import lifecycle, logs, prefix_index
 from shared.liveness import Liveness

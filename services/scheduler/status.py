@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.counts import Counts
 from services.scheduler.core.drafts.speculation import Speculation
-from services.scheduler.frontend_service import FrontendService
+from services.scheduler.frontends.frontend_service import FrontendService
 from services.scheduler.kv_cache.block_tier import BlockTier
 from services.scheduler.prefix_directory.directory import PrefixDirectory
 from services.scheduler.replicas.replica import Replica
@@ -51,7 +51,7 @@ class Status:
             waiting=self._cluster.num_waiting,
             work=_total(worker.work for worker in workers),
             version=VERSION,
-            sequences_moved=self._cluster.num_moved,
+            sequences_moved=self._cluster.assignments.num_moved,
             weight_version=self._cluster.wanted.weights.version,
             asleep=sorted(self._cluster.wanted.asleep),
             sleep_level=self._cluster.wanted.sleep_level,

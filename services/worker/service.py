@@ -16,7 +16,7 @@ from services.worker.attach.session import Session
 from services.worker.attach.status import Status
 from services.worker.build import build_replica, open_grammars
 from services.worker.device.peaks import peak_of
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
 from services.worker.kv_transfer.fetcher import Fetcher
 from services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
 from services.worker.kv_transfer.grpc_transport import GrpcTransport

@@ -15,7 +15,8 @@ GROUPS = {
     "services/frontend/offline/runner.py",
 }  # tasks of an asyncio.TaskGroup, which sees their ends
 THREADS = {  # each with what sees its end
-    "services/worker/engine.py": "its `died`",
+    "services/worker/engine/device_thread.py": "the engine, by its `died`",
+    "services/worker/engine/waiter.py": "the engine, by its `died`",
     "services/worker/ranks/follower.py": "rank 0, which hears no sign of life; the other one ends the process",
     "services/worker/ranks/hosts/node.py": "rank 0, which hears no answer or no sign of life",
     "services/worker/ranks/hosts/nodes.py": "looks at the ranks of that host: no pulse comes; and the host itself",

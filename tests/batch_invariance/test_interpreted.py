@@ -49,7 +49,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     ordered_dot.use(monkeypatch)
     monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
     monkeypatch.setattr("kernels.triton.batch_invariant.unavailable", lambda: None)
-    monkeypatch.setattr("kernels.triton.filtered_sampling.BLOCK", 256)
+    monkeypatch.setattr("kernels.triton.sampling.filtered_sampling.BLOCK", 256)
     monkeypatch.setattr(importlib.import_module("kernels.triton.batch_invariant.log_softmax"), "BLOCK", 256)
     monkeypatch.setattr("kernels.triton.batch_invariant.attention.SPAN", 64)
     monkeypatch.setattr("services.worker.attention.backends._load", lambda name: Interpreted())

@@ -15,7 +15,7 @@ from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from tests.chaos.conftest import SCHEDULER
 from tests.chaos.test_workers import pid
-from tests.e2e import encoder_folder
+from tests.e2e.encoders import encoder_folder
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 

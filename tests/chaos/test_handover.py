@@ -12,7 +12,7 @@ from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothi
 from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_kv_handover import told
+from tests.e2e.kv.test_kv_handover import told
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 

@@ -18,9 +18,9 @@ from quire.cluster import Cluster
 from tests.chaos.conftest import leaves_nothing_behind
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_disk import few, kill_worker, settled
-from tests.e2e.test_host_memory import questions, say
-from tests.e2e.test_mixed_streams import worker_of
+from tests.e2e.kv.test_disk import few, kill_worker, settled
+from tests.e2e.kv.test_host_memory import questions, say
+from tests.e2e.outputs.test_mixed_streams import worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,9 +15,9 @@ from quire.cluster import Cluster
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
 from tests.e2e.conftest import running_cluster
-from tests.e2e.test_kv_handover import questions, told
-from tests.e2e.test_mixed_streams import STREAMS, ask, conversations, worker_of
-from tests.e2e.test_same_text import QUESTION, through_openai, through_reflection
+from tests.e2e.kv.test_kv_handover import questions, told
+from tests.e2e.outputs.test_mixed_streams import STREAMS, ask, conversations, worker_of
+from tests.e2e.outputs.test_same_text import QUESTION, through_openai, through_reflection
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

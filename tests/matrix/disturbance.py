@@ -13,7 +13,7 @@ from quire import SamplingParams
 from quire.client import AsyncClient, Client
 from quire.cluster import Cluster
 from quire.cluster.process import ServiceProcess
-from tests.e2e.test_metrics import page
+from tests.e2e.observability.test_metrics import page
 
 Totals = Counter[str]  # of the schedulers' and the frontend's metrics, by name; 0 where there is none
 GENERATED = "quire_scheduler_generated_tokens_total"

@@ -20,8 +20,8 @@ from services.scheduler.core.plan import Finished
 from services.scheduler.core.repetition import RepetitionRule
 from services.scheduler.core.sequence import Family
 from services.scheduler.core.sequence import Sequence as CoreSequence
+from services.scheduler.frontends.submissions import Payload
 from services.scheduler.replicas.codec import decode_result, encode_plan
-from services.scheduler.submissions import Payload
 from services.worker.build import build_replica, open_grammars
 from services.worker.kv.held_blocks import HeldReport
 from services.worker.replica import Replica

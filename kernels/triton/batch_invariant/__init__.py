@@ -13,7 +13,7 @@ from kernels.triton.batch_invariant.expert_layers import experts
 from kernels.triton.batch_invariant.linear import linear
 from kernels.triton.batch_invariant.log_softmax import log_softmax
 from kernels.triton.batch_invariant.sampling import sample
-from kernels.triton.expert_layers import prepare_experts
+from kernels.triton.moe.expert_layers import prepare_experts
 
 __all__ = [
     "experts",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.expert_layers import StackedExperts, experts_in_tiles
-from kernels.triton.grouped_linear import WIDE_TILE, Tile
+from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from kernels.triton.moe.grouped_linear import WIDE_TILE, Tile
 
 TILE = Tile.even(64, 64, 64, 3, 4)
 

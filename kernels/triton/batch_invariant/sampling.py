@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.filtered_sampling import sample_filtered
+from kernels.triton.sampling.filtered_sampling import sample_filtered
 
 
 def sample(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.operations import quiet
 from services.scheduler.operations.wanted import ALL, WEIGHTS
 from services.scheduler.replicas.orders import SWAP_TIMEOUT_S

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
 from services.scheduler.replicas.replica import Replica
 from shared.errors import FailedPrecondition
 from shared.pb.admin.v1 import admin_pb2 as pb
@@ -38,9 +39,9 @@ async def _run_empty(cluster: Cluster) -> None:
         return
     cluster.park(True)
     try:
-        while cluster.parking and (cluster.num_placed or cluster.num_begun):
+        while cluster.assignments.parking and (cluster.assignments.num_placed or cluster.num_begun):
             await asyncio.sleep(QUIET_POLL_S)
-        if not (cluster.parking or cluster.is_held):
+        if not (cluster.assignments.parking or cluster.is_held):
             raise FailedPrecondition("generation was resumed before what runs had ended")
     except asyncio.CancelledError:
         cluster.park(False)

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
 from services.scheduler.operations.wanted import ALL, WEIGHTS

@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.scheduler.cluster import Cluster, Hold
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
 from services.scheduler.operations import quiet
 from services.scheduler.operations.keeping_up import UNDER_WAY
 from services.scheduler.operations.weight_streams import WeightStreams

@@ -9,7 +9,7 @@ from services.scheduler.core.fetches import FetchOrder
 from services.scheduler.core.grammars import GrammarOrder
 from services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from services.scheduler.submissions import Payload
+from services.scheduler.frontends.submissions import Payload
 from shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
 from shared.kv_source import KVSource
 from shared.pb.common.v1 import finish_pb2

@@ -25,7 +25,7 @@ from services.scheduler.replicas.codec import (
 )
 from services.scheduler.replicas.orders import ReplicaOrders, weights_of
 from services.scheduler.replicas.result_checks import ResultChecks
-from services.scheduler.throughput import Throughput
+from services.scheduler.replicas.throughput import Throughput
 from shared.columns import u32
 from shared.errors import FailedPrecondition
 from shared.kv_source import KVSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
 from services.worker.limits import Limits
 from services.worker.runner.expert_load import LoadByLayer
 from shared.lifecycle import Shutdown

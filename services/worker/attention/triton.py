@@ -27,7 +27,7 @@ class TritonAttention:
         self._latent_chunk: Callable[..., Tensor]
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
-        from kernels.triton.shared_prefix import rows_per_tile
+        from kernels.triton.attention.shared_prefix import rows_per_tile
 
         reads_all = spec.has_window or spec.has_sinks or spec.has_softcap or spec.latent_rank
         return 0 if reads_all else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
@@ -38,10 +38,10 @@ class TritonAttention:
         package, reason = kernels.find(PACKAGE)
         if package is None:
             return str(reason)
-        from kernels.triton.chunk_attention import chunk_attention
-        from kernels.triton.decode_attention import decode_attention
-        from kernels.triton.latent_blocks import latent_chunk, latent_decode
-        from kernels.triton.shared_prefix import SharedPrefixes, shared_prefix_attention
+        from kernels.triton.attention.chunk_attention import chunk_attention
+        from kernels.triton.attention.decode_attention import decode_attention
+        from kernels.triton.attention.latent_blocks import latent_chunk, latent_decode
+        from kernels.triton.attention.shared_prefix import SharedPrefixes, shared_prefix_attention
 
         self._decode, self._chunk = decode_attention, chunk_attention
         self._latent_decode, self._latent_chunk = latent_decode, latent_chunk

@@ -56,7 +56,7 @@ class DecoderConfig:
     logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
     quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
-    num_next_layers: int = 0  # behind the last: they predict tokens beyond the next (spec_decode/mtp.py)
+    num_next_layers: int = 0  # behind the last: they predict tokens beyond the next (spec_decode/methods/mtp.py)
     num_classes: int = 0  # of a model that classifies whole sequences in place of going on
 
     @property

@@ -77,7 +77,7 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Also the layers behind the last, with which a drafter may predict (spec_decode/mtp.py)."""
+        """Also the layers behind the last, with which a drafter may predict (spec_decode/methods/mtp.py)."""
         first, count = self.config.num_layers, self.config.num_next_layers
         return (*super().passed_over, *(f"model.layers.{index}." for index in range(first, first + count)))
 

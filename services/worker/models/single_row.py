@@ -49,8 +49,8 @@ def _weights_reject_reason(place: Placement) -> str | None:
 
 def _sizes_reject_reason(config: DecoderConfig, place: Placement) -> str | None:
     from kernels.reference.fp8_weight import BLOCK
-    from kernels.triton.row_attention import row_attention_takes
-    from kernels.triton.row_linear import row_linear_takes
+    from kernels.triton.single_row.row_attention import row_attention_takes
+    from kernels.triton.single_row.row_linear import row_linear_takes
 
     if not row_attention_takes(config.head_dim):
         return f"heads of {config.head_dim} do not fall into halves of matrix operands"
@@ -65,7 +65,7 @@ def _sizes_reject_reason(config: DecoderConfig, place: Placement) -> str | None:
 
 def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
     """The same for a choice of experts in place of the feed-forward layer."""
-    from kernels.triton.row_experts import row_experts_takes
+    from kernels.triton.single_row.row_experts import row_experts_takes
 
     if not shard.is_whole:
         return "experts' results are added to the residual before ranks could add them up"
@@ -88,11 +88,11 @@ class RowKernels:
 
     def __init__(self, cos_sin: Tensor, shard: Shard, *, pdl: bool) -> None:
         """`pdl`: the device has programmatic dependent launch."""
-        from kernels.triton.row_attention import row_attention
-        from kernels.triton.row_experts import row_experts
-        from kernels.triton.row_linear import Norm, row_linear
-        from kernels.triton.row_low_rank import row_low_rank
-        from kernels.triton.row_narrow import Narrow
+        from kernels.triton.single_row.row_attention import row_attention
+        from kernels.triton.single_row.row_experts import row_experts
+        from kernels.triton.single_row.row_linear import Norm, row_linear
+        from kernels.triton.single_row.row_low_rank import row_low_rank
+        from kernels.triton.single_row.row_narrow import Narrow
 
         self._attention: Callable[..., Tensor] = row_attention
         self._experts: Callable[..., None] = row_experts

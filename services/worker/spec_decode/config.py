@@ -17,14 +17,14 @@ GROUP = "quire.drafters"
 
 # Method -> class that is made of (SpeculativeConfig, drafter.Target); imported when needed.
 METHODS = {
-    "ngram": "services.worker.spec_decode.ngram:Ngram",
-    "suffix": "services.worker.spec_decode.suffix:Suffix",
-    "draft_model": "services.worker.spec_decode.draft_model:DraftModel",
-    "eagle": "services.worker.spec_decode.eagle:Eagle",
-    "eagle3": "services.worker.spec_decode.eagle3:Eagle3",
-    "medusa": "services.worker.spec_decode.medusa:Medusa",
-    "mtp": "services.worker.spec_decode.mtp:Mtp",
-    "grammar": "services.worker.spec_decode.grammar:Grammar",
+    "ngram": "services.worker.spec_decode.methods.ngram:Ngram",
+    "suffix": "services.worker.spec_decode.methods.suffix:Suffix",
+    "draft_model": "services.worker.spec_decode.methods.draft_model:DraftModel",
+    "eagle": "services.worker.spec_decode.methods.eagle:Eagle",
+    "eagle3": "services.worker.spec_decode.methods.eagle3:Eagle3",
+    "medusa": "services.worker.spec_decode.methods.medusa:Medusa",
+    "mtp": "services.worker.spec_decode.methods.mtp:Mtp",
+    "grammar": "services.worker.spec_decode.methods.grammar:Grammar",
 }
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa")
 OTHER_NAMES = {"deepseek_mtp": "mtp"}

@@ -12,8 +12,8 @@ from services.worker.sampling.accept import CHOICES
 from services.worker.spec_decode import config as speculative_config
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.drafter import Drafter, DrafterWorker, Target
-from services.worker.spec_decode.grammar import JumpForward
 from services.worker.spec_decode.history import TokenHistory
+from services.worker.spec_decode.methods.grammar import JumpForward
 from services.worker.spec_decode.registry import open_drafter
 from services.worker.spec_decode.slot_table import DraftingSlotTable
 from services.worker.spec_decode.speculation import Speculation

@@ -19,7 +19,7 @@ from shared.model_identity import read_config
 from shared.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from kernels.triton.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
+    from kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
     from services.worker.layers.latent_attention import LatentConfig
     from services.worker.layers.quantization.port import CheckpointQuantization
     from services.worker.models.experts_config import ExpertsConfig
@@ -52,7 +52,7 @@ def missing(settings: WorkerSettings) -> Missing | None:
     if not compiles(settings):
         return None
     try:
-        from kernels.triton import precompile
+        from kernels.triton.precompile import precompile
     except ImportError:  # the choice of kernels says why
         return None
     values = read_config(Path(settings.model))
@@ -65,9 +65,9 @@ def missing(settings: WorkerSettings) -> Missing | None:
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits) -> ModelShape:
     """What there is to compile for: the part of a rank."""
-    from kernels.triton import precompile
-    from kernels.triton.row_attention import row_attention_takes
-    from kernels.triton.row_linear import row_linear_takes
+    from kernels.triton.precompile import precompile
+    from kernels.triton.single_row.row_attention import row_attention_takes
+    from kernels.triton.single_row.row_linear import row_linear_takes
 
     cuda = Device("cuda", "")
     dtype = choose_dtype(settings.dtype, config.dtype, cuda)
@@ -108,8 +108,8 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: Limits)
 
 def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
     """`rows`: how long those of the weights are."""
-    from kernels.triton import precompile
-    from kernels.triton.packed_linear import SPANS
+    from kernels.triton.precompile import precompile
+    from kernels.triton.quantization.packed_linear import SPANS
 
     if quantization is None or quantization.packed is None:
         return None
@@ -121,13 +121,13 @@ def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int
 
 
 def latent_shape(config: LatentConfig) -> LatentShape:
-    from kernels.triton import precompile
+    from kernels.triton.precompile import precompile
 
     return precompile.LatentShape(config.kv_rank, config.rotated_dim, config.still_dim)
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
-    from kernels.triton import precompile
+    from kernels.triton.precompile import precompile
     from services.worker.models.single_row import experts_reject_reason
 
     here, features = shard.experts(config.num_experts, config.intermediate_size)

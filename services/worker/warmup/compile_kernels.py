@@ -22,7 +22,7 @@ def main() -> int:
         return 1
     if missing is None:
         return 0
-    from kernels.triton.precompile_processes import compile_all
+    from kernels.triton.precompile.processes import compile_all
 
     if not compile_all(missing):
         return 1

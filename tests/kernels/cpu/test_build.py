@@ -19,10 +19,11 @@ needs_compiler = pytest.mark.skipif(compiler is None, reason="no C++ compiler")
 @pytest.fixture
 def small_sources(tmp_path: Path, monkeypatch) -> Path:
     """Two sources and a header in place of ours."""
-    (tmp_path / "shared.h").write_text("#define VALUE 1\n")
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "shared.h").write_text("#define VALUE 1\n")
     (tmp_path / "one.cpp").write_text('#include "shared.h"\nint one() { return VALUE; }\n')
     (tmp_path / "two.cpp").write_text("int two() { return 2; }\n")
-    monkeypatch.setattr(built, "HERE", tmp_path)
+    monkeypatch.setattr(built, "SOURCES", tmp_path)
     return tmp_path
 
 
@@ -40,7 +41,7 @@ def test_only_what_changed_is_compiled(small_sources: Path):
     (small_sources / "two.cpp").write_text("int two() { return 22; }\n")
     assert "other sources" in built.unsuitable(directory)
     assert build.build(compiler, "native", directory) == 1
-    (small_sources / "shared.h").write_text("#define VALUE 11\n")
+    (small_sources / "runtime" / "shared.h").write_text("#define VALUE 11\n")
     assert build.build(compiler, "native", directory) == 2
     assert built.unsuitable(directory) is None
 

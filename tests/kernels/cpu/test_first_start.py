@@ -17,7 +17,7 @@ needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C+
 def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One small source in place of ours, and an empty cache."""
     (tmp_path / "one.cpp").write_text("int one() { return 1; }\n")
-    monkeypatch.setattr(built, "HERE", tmp_path)
+    monkeypatch.setattr(built, "SOURCES", tmp_path)
     monkeypatch.setattr(built, "BUILD", tmp_path / "build")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
@@ -40,7 +40,7 @@ def test_it_is_compiled_into_the_cache_and_said_once(nothing_built: Path) -> Non
 def test_processes_that_start_together_compile_once(nothing_built: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from kernels.cpu import built, first_start;"
-        "built.HERE = Path(sys.argv[1]); built.BUILD = built.HERE / 'build'; first_start.ensure(print);"
+        "built.SOURCES = Path(sys.argv[1]); built.BUILD = built.SOURCES / 'build'; first_start.ensure(print);"
         "assert built.suitable()"
     )
     started = [

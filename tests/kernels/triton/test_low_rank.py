@@ -12,9 +12,9 @@ from kernels.reference.linear import LinearWeight
 from kernels.reference.low_rank import AdaptedRows, LowRankAddition
 from kernels.triton import low_rank
 from kernels.triton.low_rank import LowRankCut, add_low_rank_cut, cut_for
-from kernels.triton.row_linear import Norm, RowTile, row_linear, row_narrow_as_cut
-from kernels.triton.row_low_rank import row_low_rank
-from kernels.triton.row_narrow import Narrow
+from kernels.triton.single_row.row_linear import Norm, RowTile, row_linear, row_narrow_as_cut
+from kernels.triton.single_row.row_low_rank import row_low_rank
+from kernels.triton.single_row.row_narrow import Narrow
 from tests.kernels.triton.closeness import assert_close
 from tests.kernels.triton.conftest import ON_GPU
 

@@ -214,9 +214,9 @@ def test_kernel_benches_are_found_run_and_collected(
 ) -> None:
     assert "cpu" in kernels.programs()
     folder = tmp_path / "kernels" / "bench"
-    folder.mkdir(parents=True)
-    (folder / "good.py").write_text(PROGRAM)
-    (folder / "bad.py").write_text(PROGRAM.replace('"rate"', "1 / 0, "))
+    for name, text in (("good", PROGRAM), ("bad", PROGRAM.replace('"rate"', "1 / 0, "))):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__main__.py").write_text(text)
     (folder / "timing.py").write_text("")
     monkeypatch.setattr(kernels, "ROOT", tmp_path)
     monkeypatch.setattr(kernels, "FOLDER", folder)

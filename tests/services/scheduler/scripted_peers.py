@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from services.scheduler.core.limits import Limits
 from services.scheduler.core.plan import Admission, BeamMove, StepPlan, StepResult
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.submissions import Payload
+from services.scheduler.frontends.submissions import Payload
 from shared import block_hash, columns, lifecycle
 from shared.errors import InvalidArgument, to_proto
 from shared.pb.common.v1 import finish_pb2, model_pb2

@@ -10,8 +10,10 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.scheduler import cluster, main
+from services.scheduler import main
 from services.scheduler import status as status_module
+from services.scheduler.cluster.assignments import Assignments
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.beam.search import BeamRules
 from services.scheduler.core.core import Core
 from shared import block_hash, columns, lifecycle
@@ -134,9 +136,9 @@ async def test_what_one_frontend_sends_at_once_is_taken_in_portions(
     start: Start, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[object] = []
-    for verb in (cluster.Cluster.cancel, cluster.Cluster._place):
+    for owner, verb in ((Cluster, Cluster.cancel), (Assignments, Assignments._place)):
         counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
-        monkeypatch.setattr(cluster.Cluster, verb.__name__, counting)
+        monkeypatch.setattr(owner, verb.__name__, counting)
     bench = await start()
     await bench.worker()
     flood, other = await bench.frontend(), await bench.frontend()

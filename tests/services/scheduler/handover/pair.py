@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.scheduler.cluster import Cluster
+from services.scheduler.cluster.cluster import Cluster
 from services.scheduler.core.core import Core
 from services.scheduler.core.fetches import FetchOrder
 from services.scheduler.core.plan import Events
@@ -95,17 +95,17 @@ class Pair:
     def add(self, side: Side, prompt: list[int], max_tokens: int = 2, **fields: Any) -> Sequence:
         sequence = make_sequence(next(self._keys), prompt, max_tokens, SIZE, **fields)
         side.core.add(sequence)
-        self.cluster._replica_of[sequence.key] = side.replica
+        self.cluster.assignments._replica_of[sequence.key] = side.replica
         return sequence
 
     def place(self, prompt: list[int], max_tokens: int = 2, **fields: Any) -> Sequence:
         """Where the cluster wants it."""
         sequence = make_sequence(next(self._keys), prompt, max_tokens, SIZE, **fields)
-        self.cluster._place(sequence)
+        self.cluster.assignments.take_in(sequence, parking=False)
         return sequence
 
     def where(self, sequence: Sequence) -> str:
-        return self.cluster._replica_of[sequence.key].id
+        return self.cluster.assignments._replica_of[sequence.key].id
 
     def run(self, side: Side, prompt: list[int], max_tokens: int = 2) -> Sequence:
         """Alone, and all it orders."""

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.scheduler.core.core import Core
+from services.scheduler.frontends.submissions import Payload
 from services.scheduler.prefix_directory.changes import BlockChanges
 from services.scheduler.replicas.replica import Replica
-from services.scheduler.submissions import Payload
 from shared.columns import i32_bytes
 from shared.metrics.scheduler import SchedulerMetrics
 from shared.pb.common.v1 import model_pb2

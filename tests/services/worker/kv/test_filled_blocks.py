@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.worker.limits import Limits
-from services.worker.spec_decode.paged import FilledBlocks
+from services.worker.spec_decode.draft_models.paged import FilledBlocks
 from services.worker.step.block_copies import BlockCopies
 from services.worker.step.slots import NewBlocks, SlotTable
 

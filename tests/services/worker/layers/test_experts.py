@@ -14,7 +14,7 @@ from services.worker.layers.experts import SparseMLP
 from services.worker.layers.placement import Placement
 from services.worker.models.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.registry import read_model_config
-from services.worker.spec_decode.eagle_head import read_eagle
+from services.worker.spec_decode.draft_models.eagle_head import read_eagle
 from shared.errors import InvalidArgument
 from shared.kv_specs import Latent
 from shared.metrics.worker import ExpertLoadCollector

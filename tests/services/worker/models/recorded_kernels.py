@@ -24,8 +24,8 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from kernels import triton as triton_package
-from kernels.triton.precompile_jobs import jobs
-from kernels.triton.precompile_processes import AbsentGpu
+from kernels.triton.precompile.jobs import jobs
+from kernels.triton.precompile.processes import AbsentGpu
 from quire.bench import shapes
 from services.worker import limits
 from services.worker.attention.spec import attention_spec

@@ -23,7 +23,7 @@ def on_kernels_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         TritonAttention, "reject_reason", lambda self, spec: accepts(self, dataclasses.replace(spec, device="cuda"))
     )
     monkeypatch.setattr("kernels.triton.unavailable", lambda: None)
-    monkeypatch.setattr("kernels.triton.latent_blocks.ENOUGH_PROGRAMS", 4)
+    monkeypatch.setattr("kernels.triton.attention.latent_blocks.ENOUGH_PROGRAMS", 4)
     names = {"latent_store", "latent_attention"}  # the rest has tests of its own, and is slow in the interpreter
     load = kernels.load
 

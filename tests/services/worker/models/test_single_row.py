@@ -10,9 +10,9 @@ import torch
 
 import kernels
 import kernels.triton
-from kernels.triton.expert_layers import prepare_experts
-from kernels.triton.row_experts import RowExpertsTile
-from kernels.triton.row_linear import RowTile
+from kernels.triton.moe.expert_layers import prepare_experts
+from kernels.triton.single_row.row_experts import RowExpertsTile
+from kernels.triton.single_row.row_linear import RowTile
 from services.worker.layers.sharding import Shard
 from services.worker.models import single_row
 from tests.services.worker import checkpoints
@@ -30,10 +30,10 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_atte
 @pytest.mark.parametrize("family", ["qwen3-tied", "llama-biases-tied", "qwen2-windows", "qwen3-moe-some-layers"])
 @torch.inference_mode()
 def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
+    monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 2)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
     monkeypatch.setattr("kernels.reference.prepare_experts", prepare_experts)  # the chain reads them, too
-    monkeypatch.setattr("kernels.triton.row_experts.ROW", RowExpertsTile(up=64, down=64))
+    monkeypatch.setattr("kernels.triton.single_row.row_experts.ROW", RowExpertsTile(up=64, down=64))
     made = checkpoints.make(family, tmp_path, **SIZES)
     rig = Rig(made.folder, device="cuda" if torch.cuda.is_available() else "cpu", cuda_graphs=False)
     runner = rig.replica._runner
@@ -51,9 +51,9 @@ def test_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @torch.inference_mode()
 def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all linear layers, and of some parts of fused ones; then none again."""
-    monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
+    monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 2)
     if not torch.cuda.is_available():  # programs run one after the other
-        monkeypatch.setattr("kernels.triton.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4))
+        monkeypatch.setattr("kernels.triton.single_row.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4))
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
     for name in ("prepare_low_rank", "put_low_rank", "add_low_rank"):
         monkeypatch.setattr(f"kernels.reference.{name}", getattr(kernels.triton, name))
@@ -117,7 +117,7 @@ def test_models_that_it_cannot_run_are_refused() -> None:
 @torch.inference_mode()
 def test_ranks_add_up_between_the_links_of_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank runs the decoder as it is, whose sums are the same ones in the same order."""
-    monkeypatch.setattr("kernels.triton.row_attention.SPLITS", 2)
+    monkeypatch.setattr("kernels.triton.single_row.row_attention.SPLITS", 2)
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES)
     whole = Rig(made.folder)
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))

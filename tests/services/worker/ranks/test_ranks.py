@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from services.worker.build import build_replica
-from services.worker.engine import Engine
+from services.worker.engine.engine import Engine
 from services.worker.ranks.follower import EXIT_ORPHANED, RankReplica
 from services.worker.ranks.grammars import FollowedGrammars
 from services.worker.ranks.group import OneRank, RankFailure
@@ -27,11 +27,11 @@ from services.worker.step.step_inputs import StepInputs
 from shared.pb.worker.v1 import worker_pb2 as pb
 from shared.settings import WorkerSettings
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
+from tests.services.worker.engine.test_engine import Inbox, NoObserver, no_grammars
 from tests.services.worker.heads.test_pooling import ALL
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import GREEDY, New
 from tests.services.worker.rig import Rig
-from tests.services.worker.test_engine import Inbox, NoObserver, no_grammars
 
 Make = Callable[[str], Checkpoint]
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.spec_decode.config import SpeculativeConfig, parse
-from services.worker.spec_decode.eagle3 import Eagle3
-from services.worker.spec_decode.eagle3_head import read_eagle3
+from services.worker.spec_decode.draft_models.eagle3_head import read_eagle3
+from services.worker.spec_decode.methods.eagle3 import Eagle3
 from shared.errors import InvalidArgument
 from tests.services.worker.rig import Rig
 from tests.services.worker.spec_decode.test_published_heads import (

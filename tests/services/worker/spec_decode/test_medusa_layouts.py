@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from services.worker.spec_decode.config import SpeculativeConfig, parse
-from services.worker.spec_decode.medusa import Medusa
+from services.worker.spec_decode.methods.medusa import Medusa
 from shared.errors import InvalidArgument
 from tests.services.worker.spec_decode.test_published_heads import SIZE, VOCAB, Tensors, drawn, folder_of, target
 

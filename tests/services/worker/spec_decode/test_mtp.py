@@ -27,7 +27,7 @@ from services.worker.models.loader import Loader
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafter import Target
-from services.worker.spec_decode.mtp import Mtp
+from services.worker.spec_decode.methods.mtp import Mtp
 from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings

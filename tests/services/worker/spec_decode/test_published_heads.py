@@ -23,8 +23,8 @@ from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.loader import Loader
 from services.worker.spec_decode.config import SpeculativeConfig, parse
 from services.worker.spec_decode.drafter import Target
-from services.worker.spec_decode.eagle import Eagle
-from services.worker.spec_decode.medusa import Medusa
+from services.worker.spec_decode.methods.eagle import Eagle
+from services.worker.spec_decode.methods.medusa import Medusa
 from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
 from tests.spec_decode.pair import Pair, build

@@ -14,16 +14,17 @@ import torch
 from kernels import cpu
 from services.worker.limits import Limits
 from services.worker.sampling.accept import accept
-from services.worker.spec_decode import ngram, past_outputs, proposer
+from services.worker.spec_decode import proposer
 from services.worker.spec_decode.agreement import Agreement
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafts import NOTHING, REFUSED, DraftRows, Drafts
 from services.worker.spec_decode.history import TokenHistory
-from services.worker.spec_decode.ngram import NgramProposer
-from services.worker.spec_decode.past_outputs import PastOutputs
+from services.worker.spec_decode.methods import ngram, past_outputs
+from services.worker.spec_decode.methods.ngram import NgramProposer
+from services.worker.spec_decode.methods.past_outputs import PastOutputs
+from services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
 from services.worker.spec_decode.proposer import HostProposer, Wanted
 from services.worker.spec_decode.slot_table import DraftingSlotTable
-from services.worker.spec_decode.suffix import SuffixProposer, SuffixRule
 from services.worker.step.plan_violation import PlanViolation
 from services.worker.step.slots import Rows
 from services.worker.step.step_inputs import assemble

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from kernels.triton import precompile
+from kernels.triton.precompile import precompile
 from quire import bundled
 from services.worker.warmup import compile_process
 from services.worker.warmup.build_kernels import Kernels, missing

@@ -12,7 +12,7 @@ from services.scheduler.core.beam.search import BeamRules, BeamSearch
 from services.scheduler.core.core import Core
 from services.scheduler.core.ending import Failure, Reason
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.submissions import Payload
+from services.scheduler.frontends.submissions import Payload
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.scheduling.test_siblings import PROMPT, Run
 from tests.services.scheduler.paper_worker import EOS, candidates, oracle

@@ -1,0 +1,1 @@
+"""kernels.cpu beside torch and the reference."""

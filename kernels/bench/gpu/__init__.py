@@ -1,0 +1,1 @@
+"""kernels.triton beside torch, or what the hardware allows."""

@@ -1,0 +1,43 @@
+"""Choosing tokens from a vocabulary of 151,936, beside plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kernels import reference, triton
+from kernels.bench.gpu.timing import graph_us
+from kernels.bench.timing import Row
+
+VOCAB_SIZE = 151_936
+ROWS = (1, 32, 256)
+
+
+def bench() -> Iterator[Row]:
+    for rows in ROWS:
+        logits = torch.randn(rows, VOCAB_SIZE, device="cuda")
+        half = logits.bfloat16()
+        seeds = torch.arange(rows, device="cuda")
+        positions = torch.arange(rows, dtype=torch.int32, device="cuda")
+        column = lambda value, dtype=torch.float32: torch.full((rows,), value, dtype=dtype, device="cuda")  # noqa: B023, E731
+        temperature, top_k, top_p = column(0.6), column(20, torch.int32), column(0.95)
+        ways = {
+            "greedy": (None, None, None, None),
+            "temperature": (temperature, None, None, None),
+            "top-k": (temperature, top_k, None, None),
+            "top-p": (temperature, None, top_p, None),
+            "top-k and top-p": (temperature, top_k, top_p, None),
+        }
+        for name, way in ways.items():
+            times = {
+                "triton": graph_us([lambda w=way: triton.sample(half, *w, seeds, positions)] * 4),  # noqa: B023
+                "torch": graph_us([lambda w=way: reference.sample(logits, *w, seeds, positions)]),  # noqa: B023
+            }
+            yield Row("sampling", f"{name} {rows}", times, 0, "")
+        masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-VOCAB_SIZE // 32)), dtype=torch.int32, device="cuda")
+        times = {
+            "triton": graph_us([lambda: triton.mask_logits(logits, None, masks)] * 4),  # noqa: B023
+            "torch": graph_us([lambda: reference.mask_logits(logits, None, masks)]),  # noqa: B023
+        }
+        yield Row("sampling", f"grammar mask {rows}", times, 0, "")

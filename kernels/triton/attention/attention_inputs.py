@@ -1,0 +1,113 @@
+"""From the fused query-key-value product to queries for attention and keys and values in the cache, in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.attention.attention_tile import to_cache
+
+# Heads a program: with 8, 256 rows of 32 heads take 2.4 us on an H200 and 2048 rows 10.2; with one, 6.3 and 41.
+HEADS = 8
+
+
+@triton.jit
+def _qk_norm_rope_store(
+    qkv_ptr,
+    q_weight_ptr,
+    k_weight_ptr,
+    eps,
+    cos_sin_ptr,
+    positions_ptr,
+    slot_mapping_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    q_ptr,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    HALF: tl.constexpr = HEAD_DIM // 2
+    at = tl.arange(0, HALF_WIDTH)[None, :]
+    inside = at < HALF
+    is_q = head < Q_HEADS
+    is_v = head >= Q_HEADS + KV_HEADS
+    is_k = (head >= Q_HEADS) & (head < Q_HEADS + KV_HEADS)
+    exists = inside & (head < Q_HEADS + 2 * KV_HEADS)
+
+    source = qkv_ptr + (token * (Q_HEADS + 2 * KV_HEADS) + head) * HEAD_DIM + at
+    left = tl.load(source, mask=exists, other=0.0).to(tl.float32)
+    right = tl.load(source + HALF, mask=exists, other=0.0).to(tl.float32)
+    normed_left, normed_right = left, right
+    if NORM:
+        weights = tl.where(is_q, q_weight_ptr + at, k_weight_ptr + at)
+        scale = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / HEAD_DIM + eps)[:, None]
+        normed_left = left * scale * tl.load(weights, mask=exists, other=0.0).to(tl.float32)
+        normed_right = right * scale * tl.load(weights + HALF, mask=exists, other=0.0).to(tl.float32)
+
+    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM + at
+    cos = tl.load(angles, mask=inside, other=0.0)
+    sin = tl.load(angles + HALF, mask=inside, other=0.0)
+    dtype = q_ptr.dtype.element_ty
+    left = tl.where(is_v, left, normed_left * cos - normed_right * sin).to(dtype)
+    right = tl.where(is_v, right, normed_right * cos + normed_left * sin).to(dtype)
+
+    place = tl.load(slot_mapping_ptr + token).to(tl.int64) * KV_HEADS
+    to_q = q_ptr + (token * Q_HEADS + head) * HEAD_DIM + at
+    to_k = k_cache_ptr + (place + head - Q_HEADS) * HEAD_DIM + at
+    to_v = v_cache_ptr + (place + head - Q_HEADS - KV_HEADS) * HEAD_DIM + at
+    tl.store(to_q, left, mask=exists & is_q)
+    tl.store(to_q + HALF, right, mask=exists & is_q)
+    left, right = to_cache(left, k_cache_ptr.dtype.element_ty), to_cache(right, k_cache_ptr.dtype.element_ty)
+    tl.store(to_k, left, mask=exists & is_k)
+    tl.store(to_k + HALF, right, mask=exists & is_k)
+    tl.store(to_v, left, mask=exists & is_v)
+    tl.store(to_v + HALF, right, mask=exists & is_v)
+
+
+def qk_norm_rope_store(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_q_heads: int,
+    num_kv_heads: int,
+) -> torch.Tensor:
+    assert qkv.is_contiguous()
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    rows, head_dim = qkv.size(0), k_cache.size(3)
+    q = torch.empty((rows, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    num_heads = num_q_heads + 2 * num_kv_heads
+    if rows:
+        _qk_norm_rope_store[(rows, triton.cdiv(num_heads, HEADS))](
+            qkv,
+            q_weight,
+            k_weight,
+            eps,
+            cos_sin,
+            positions,
+            slot_mapping,
+            k_cache,
+            v_cache,
+            q,
+            Q_HEADS=num_q_heads,
+            KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF_WIDTH=triton.next_power_of_2(head_dim // 2),
+            HEADS=HEADS,
+            NORM=q_weight is not None,
+            num_warps=4,
+        )
+    return q

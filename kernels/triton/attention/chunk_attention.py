@@ -1,0 +1,262 @@
+"""Causal attention of chunks of any lengths over their sequences' blocks: prompts, parts of them and single rows.
+
+The rows of a tile are some tokens' query heads of one kv head, so that keys and values are loaded once for all of them.
+Which tokens a tile has is found on the device: tiles are dealt out by `query_start`, as if every sequence began at a
+tile of its own, which takes at most num_tokens / tokens per tile + num_seqs tiles.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.triton.attention.attention_tile import (
+    LOG2_E,
+    MIN_DOT,
+    accumulate,
+    dot_precision,
+    find_blocks,
+    first_seen,
+    load_tile,
+    meeting,
+    padded_head_dim,
+    soft_cap,
+)
+
+ROWS = 64  # of a tile: one group of warps' matrix instruction
+
+
+@triton.jit
+def attend_tile(
+    q,
+    k_cache_ptr,
+    v_cache_ptr,
+    k_tiles,
+    v_tiles,
+    table_ptr,
+    blocks,
+    start,
+    first,
+    end,
+    kv_head,
+    row_positions,
+    window,
+    scale,
+    top,
+    total,
+    out,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):
+    """One tile of keys; returns the blocks of the next one, too. `MASKED`: some row may not see all of it."""
+    positions = start + tl.arange(0, TILE)
+    if TMA:
+        place = blocks * BLOCK_SIZE + start % BLOCK_SIZE
+        k = k_tiles.load([place, kv_head * HEAD_DIM])
+        v = v_tiles.load([place, kv_head * HEAD_DIM])
+        if MASKED:  # what lies beyond may be NaN
+            v = tl.where(((positions >= first) & (positions < end))[:, None], v, 0.0)
+    else:
+        k = load_tile(k_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
+        v = load_tile(v_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    blocks = find_blocks(table_ptr, start + TILE, end, BLOCK_SIZE, TILE)
+    scores = soft_cap(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, SOFTCAP)
+    if MASKED:
+        seen = positions[None, :] <= row_positions[:, None]
+        if CHUNKED:
+            seen = seen & (positions[None, :] >= (row_positions // window * window)[:, None])
+        else:
+            seen = seen & ((window == 0) | (positions[None, :] > row_positions[:, None] - window))
+        scores = tl.where(seen, scores, float("-inf"))
+    top, total, out = accumulate(scores, v, top, total, out, PRECISION)
+    return blocks, top, total, out
+
+
+@triton.jit
+def find_sequence(query_start_ptr, tile, num_seqs, TOKENS: tl.constexpr):
+    """The last sequence whose first tile is not after `tile`; sequence i starts at tile query_start[i] / TOKENS + i."""
+    low, high = 0, num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        before = tl.load(query_start_ptr + middle) // TOKENS + middle <= tile
+        low = tl.where(before, middle + 1, low)
+        high = tl.where(before, high, middle)
+    return low - 1
+
+
+@triton.jit(do_not_specialize=["table_width", "window", "num_seqs"])
+def _chunk_attention(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    k_tiles,
+    v_tiles,
+    tables_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    sinks_ptr,
+    out_ptr,
+    scale,
+    table_width,
+    window,
+    num_seqs,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
+    GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+    seq = find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
+    query_start = tl.load(query_start_ptr + seq)
+    num_tokens = tl.load(query_start_ptr + seq + 1) - query_start
+    token = (tile - (query_start // TOKENS + seq)) * TOKENS
+    if token >= num_tokens:
+        return
+    seq_len = tl.load(seq_lens_ptr + seq)
+    past = seq_len - num_tokens
+    last_token = tl.minimum(token + TOKENS, num_tokens) - 1
+
+    row = tl.arange(0, ROWS)
+    row_tokens = token + row // GROUP
+    row_positions = past + row_tokens
+    at = tl.arange(0, WIDTH)
+    heads = (query_start + row_tokens).to(tl.int64) * Q_HEADS + kv_head * GROUP + row % GROUP
+    inside = ((row_tokens <= last_token) & (row < TOKENS * GROUP))[:, None] & (at < HEAD_DIM)[None, :]
+    q = meeting(tl.load(q_ptr + heads[:, None] * HEAD_DIM + at[None, :], mask=inside, other=0.0), k_cache_ptr)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, WIDTH], tl.float32)
+    if sinks_ptr is not None:
+        top = tl.load(sinks_ptr + kv_head * GROUP + row % GROUP) * 1.4426950408889634  # LOG2_E
+        total = tl.full([ROWS], 1.0, tl.float32)
+
+    table_ptr = tables_ptr + seq.to(tl.int64) * table_width
+    end = past + last_token + 1
+    if WINDOWED:
+        first = first_seen(past + token, window, CHUNKED)
+        masked_from = first // TILE * TILE
+    else:
+        first = 0
+        masked_from = (past + token + 1) // TILE * TILE  # before it, every row sees everything
+    MASKED_STAGES: tl.constexpr = STAGES if WINDOWED else 2
+    begin = first // TILE * TILE
+    blocks = find_blocks(table_ptr, begin, end, BLOCK_SIZE, TILE)
+    for start in tl.range(begin, masked_from, TILE, num_stages=STAGES):
+        blocks, top, total, out = attend_tile(
+            q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
+            row_positions, window, scale, top, total, out,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, False,
+        )  # fmt: skip
+    for start in tl.range(masked_from, end, TILE, num_stages=MASKED_STAGES):
+        blocks, top, total, out = attend_tile(
+            q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
+            row_positions, window, scale, top, total, out,
+            KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED,
+        )  # fmt: skip
+    out = out / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out_ptr + heads[:, None] * HEAD_DIM + at[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def chunk_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    chunked: bool = False,
+) -> torch.Tensor:
+    """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
+    num_tokens, q_heads, head_dim = q.shape
+    num_seqs, (_, block_size, kv_heads, _) = block_tables.size(0), k_cache.shape
+    assert q.is_contiguous()
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    assert block_tables.stride(1) == 1
+    assert sliding_window or not chunked
+    group = q_heads // kv_heads
+    rows = max(ROWS, triton.next_power_of_2(group))
+    tokens = rows // group
+    element_bytes = k_cache.element_size()
+    tile = chunk_tile(head_dim, element_bytes)
+    tma = takes_tma(k_cache, tile)
+    out = torch.empty_like(q)
+    _chunk_attention[(kv_heads, num_tokens // tokens + num_seqs)](
+        q,
+        k_cache,
+        v_cache,
+        tiles_of(k_cache, tile) if tma else None,
+        tiles_of(v_cache, tile) if tma else None,
+        block_tables,
+        query_start,
+        seq_lens,
+        sinks,
+        out,
+        scale * LOG2_E,
+        block_tables.stride(0),
+        sliding_window,
+        num_seqs,
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        WIDTH=padded_head_dim(head_dim),
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        TOKENS=tokens,
+        TILE=tile,
+        STAGES=3,
+        PRECISION=dot_precision(q.element_size()),
+        TMA=tma,
+        SOFTCAP=softcap,
+        WINDOWED=sliding_window > 0,
+        CHUNKED=chunked,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out
+
+
+def chunk_tile(head_dim: int, element_bytes: int) -> int:
+    """Positions: 64 of 128 16-bit elements in 3 buffers, the best of those tried on an H200."""
+    row_bytes = padded_head_dim(head_dim) * element_bytes
+    return max(MIN_DOT, min(64, 64 * 256 // row_bytes))
+
+
+def takes_tma(cache: torch.Tensor, tile: int) -> bool:
+    """The copy engine moves whole tiles of whole heads (503 TFLOP/s of prefill with it, 375 without, on an H200)."""
+    block_size, head_dim = cache.size(1), cache.size(3)
+    fits = block_size % tile == 0 and head_dim == padded_head_dim(head_dim) and cache.element_size() == 2
+    return fits and cache.size(0) * block_size < 1 << 31
+
+
+def tiles_of(cache: torch.Tensor, tile: int) -> TensorDescriptor:
+    num_blocks, block_size, kv_heads, head_dim = cache.shape
+    size = kv_heads * head_dim
+    return TensorDescriptor(cache, [num_blocks * block_size, size], [size, 1], [tile, head_dim])

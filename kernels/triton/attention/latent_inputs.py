@@ -1,0 +1,100 @@
+"""Compressed vectors into the cache, and the rotation of what meets them, in one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.attention.attention_tile import to_cache
+
+HEADS = 16  # whose queries a program rotates
+
+
+@triton.jit
+def _latent_store(
+    q_ptr,
+    latent_ptr,
+    weight_ptr,
+    eps,
+    cos_sin_ptr,
+    positions_ptr,
+    slot_mapping_ptr,
+    cache_ptr,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Program 0 of a token has its vector, the others HEADS of its queries each."""
+    token = tl.program_id(0).to(tl.int64)
+    HALF: tl.constexpr = ROPE // 2
+    at = tl.arange(0, HALF_WIDTH)
+    in_half = at < HALF
+    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * ROPE + at
+    cos = tl.load(angles, mask=in_half, other=0.0)
+    sin = tl.load(angles + HALF, mask=in_half, other=0.0)
+    if tl.program_id(1) == 0:
+        source = latent_ptr + token * (RANK + ROPE)
+        place = cache_ptr + tl.load(slot_mapping_ptr + token).to(tl.int64) * (RANK + ROPE)
+        of = tl.arange(0, WIDTH)
+        inside = of < RANK
+        vector = tl.load(source + of, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(vector * vector, 0) / RANK + eps)
+        dtype = q_ptr.dtype.element_ty
+        weight = tl.load(weight_ptr + of, mask=inside, other=0.0).to(tl.float32)
+        normed = ((vector * scale).to(dtype).to(tl.float32) * weight).to(dtype)
+        tl.store(place + of, to_cache(normed, cache_ptr.dtype.element_ty), mask=inside)
+        left = tl.load(source + RANK + at, mask=in_half, other=0.0).to(tl.float32)
+        right = tl.load(source + RANK + HALF + at, mask=in_half, other=0.0).to(tl.float32)
+        turned_left, turned_right = (left * cos - right * sin).to(dtype), (right * cos + left * sin).to(dtype)
+        tl.store(place + RANK + at, to_cache(turned_left, cache_ptr.dtype.element_ty), mask=in_half)
+        tl.store(place + RANK + HALF + at, to_cache(turned_right, cache_ptr.dtype.element_ty), mask=in_half)
+    else:
+        head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
+        tails = q_ptr + ((token * NUM_HEADS + head + 1) * HEAD_DIM - ROPE)[:, None] + at[None, :]
+        exists = (head < NUM_HEADS)[:, None] & in_half[None, :]
+        lefts = tl.load(tails, mask=exists, other=0.0).to(tl.float32)
+        rights = tl.load(tails + HALF, mask=exists, other=0.0).to(tl.float32)
+        tl.store(tails, (lefts * cos[None, :] - rights * sin[None, :]).to(q_ptr.dtype.element_ty), mask=exists)
+        tl.store(tails + HALF, (rights * cos[None, :] + lefts * sin[None, :]).to(q_ptr.dtype.element_ty), mask=exists)
+
+
+def latent_store(
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cache: torch.Tensor,
+) -> None:
+    rows, num_heads, head_dim = q.shape
+    rank, rope = weight.size(0), cos_sin.size(1)
+    assert q.is_contiguous()
+    assert latent.is_contiguous()
+    assert cache.is_contiguous()
+    assert latent.size(1) == cache.size(3) == rank + rope
+    if rows:
+        _latent_store[(rows, 1 + triton.cdiv(num_heads, HEADS))](
+            q,
+            latent,
+            weight,
+            eps,
+            cos_sin,
+            positions,
+            slot_mapping,
+            cache,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            RANK=rank,
+            ROPE=rope,
+            WIDTH=triton.next_power_of_2(rank),
+            HALF_WIDTH=triton.next_power_of_2(rope // 2),
+            HEADS=HEADS,
+            num_warps=4,
+        )

@@ -1,0 +1,172 @@
+"""Attention within each of several prompts that lie one after the other, in both directions.
+
+Tiles of tokens are dealt out on the device by `query_start`, as in chunk_attention; a program has one head of one tile.
+Keys and values are read where the projection left them, so that nothing is copied and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.attention.attention_tile import LOG2_E, MIN_DOT, accumulate, dot_precision, padded_head_dim
+from kernels.triton.attention.chunk_attention import find_sequence
+
+MOST_ROWS = 128  # of a tile; reasoned, not tuned
+TILE_BYTES = 64 * 256  # of keys: 64 positions of 128 16-bit elements, as in chunk_attention
+
+
+@triton.jit
+def attend_keys(
+    q,
+    k_ptr,
+    v_ptr,
+    start,
+    begin,
+    num_tokens,
+    positions,
+    reach,
+    stride,
+    scale,
+    top,
+    total,
+    out,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REACHES: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """One tile of keys. `MASKED`: it may end beyond the sequence, or hold what some row does not see."""
+    keys = start + tl.arange(0, TILE)
+    at = tl.arange(0, WIDTH)
+    places = (begin + keys).to(tl.int64)[:, None] * stride + at[None, :]
+    if MASKED:
+        inside = (keys < num_tokens)[:, None] & (at < HEAD_DIM)[None, :]
+        k = tl.load(k_ptr + places, mask=inside, other=0.0)
+        v = tl.load(v_ptr + places, mask=inside, other=0.0)
+    elif WIDTH != HEAD_DIM:
+        k = tl.load(k_ptr + places, mask=(at < HEAD_DIM)[None, :], other=0.0)
+        v = tl.load(v_ptr + places, mask=(at < HEAD_DIM)[None, :], other=0.0)
+    else:
+        k = tl.load(k_ptr + places)
+        v = tl.load(v_ptr + places)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if MASKED:
+        seen = keys[None, :] < num_tokens
+        if REACHES:
+            distance = keys[None, :] - positions[:, None]
+            seen = seen & (distance <= reach) & (distance >= -reach)
+        scores = tl.where(seen, scores, float("-inf"))
+    return accumulate(scores, v, top, total, out, PRECISION)
+
+
+@triton.jit(do_not_specialize=["reach", "num_seqs"])
+def _ragged_attention(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    query_start_ptr,
+    num_seen_ptr,
+    out_ptr,
+    scale,
+    reach,
+    num_seqs,
+    stride,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    REACHES: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
+    head, tile = tl.program_id(0), tl.program_id(1)
+    seq = find_sequence(query_start_ptr, tile, num_seqs, ROWS)
+    begin = tl.load(query_start_ptr + seq)
+    num_tokens = tl.load(query_start_ptr + seq + 1) - begin
+    token = (tile - (begin // ROWS + seq)) * ROWS
+    if token >= num_tokens:
+        return
+    positions = token + tl.arange(0, ROWS)
+    at = tl.arange(0, WIDTH)
+    inside = (positions < num_tokens)[:, None] & (at < HEAD_DIM)[None, :]
+    rows = (begin + positions).to(tl.int64)[:, None]
+    q_ptr, k_ptr, v_ptr = q_ptr + head * HEAD_DIM, k_ptr + head * HEAD_DIM, v_ptr + head * HEAD_DIM
+    q = tl.load(q_ptr + rows * stride + at[None, :], mask=inside, other=0.0)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, WIDTH], tl.float32)
+    num_keys = num_tokens
+    if COUNTED:
+        num_keys = tl.minimum(tl.load(num_seen_ptr + seq), num_tokens)
+    if REACHES:
+        first = tl.maximum(token - reach, 0) // TILE * TILE
+        end = tl.minimum(token + ROWS + reach, num_keys)
+        masked_from = first
+    else:
+        first, end = 0, num_keys
+        masked_from = num_keys // TILE * TILE
+    for start in tl.range(first, masked_from, TILE, num_stages=STAGES):
+        top, total, out = attend_keys(
+            q, k_ptr, v_ptr, start, begin, num_keys, positions, reach, stride, scale, top, total, out,
+            HEAD_DIM, WIDTH, TILE, PRECISION, REACHES, False,
+        )  # fmt: skip
+    for start in tl.range(masked_from, end, TILE, num_stages=STAGES if REACHES else 1):
+        top, total, out = attend_keys(
+            q, k_ptr, v_ptr, start, begin, num_keys, positions, reach, stride, scale, top, total, out,
+            HEAD_DIM, WIDTH, TILE, PRECISION, REACHES, True,
+        )  # fmt: skip
+    out = out / tl.where(total == 0.0, 1.0, total)[:, None]
+    places = (rows * HEADS + head) * HEAD_DIM + at[None, :]
+    tl.store(out_ptr + places, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def ragged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_start: torch.Tensor,
+    longest: int,
+    scale: float,
+    reach: int,
+    num_seen: torch.Tensor | None = None,
+) -> torch.Tensor:
+    num_tokens, heads, head_dim = q.shape
+    num_seqs = query_start.size(0) - 1
+    assert q.stride() == k.stride() == v.stride()
+    assert q.stride(1) == head_dim
+    assert q.stride(2) == 1
+    rows = MIN_DOT
+    while rows < min(longest, MOST_ROWS):
+        rows *= 2
+    tile = max(MIN_DOT, min(64, TILE_BYTES // (padded_head_dim(head_dim) * q.element_size())))
+    out = torch.empty((num_tokens, heads, head_dim), dtype=q.dtype, device=q.device)
+    _ragged_attention[(heads, num_tokens // rows + num_seqs)](
+        q,
+        k,
+        v,
+        query_start,
+        query_start if num_seen is None else num_seen,
+        out,
+        scale * LOG2_E,
+        reach,
+        num_seqs,
+        q.stride(0),
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        WIDTH=padded_head_dim(head_dim),
+        ROWS=rows,
+        TILE=tile,
+        STAGES=3,
+        PRECISION=dot_precision(q.element_size()),
+        REACHES=0 < reach < longest - 1,
+        COUNTED=num_seen is not None,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out

@@ -1,0 +1,189 @@
+"""The experts of many tokens: pairs by expert, two grouped products, the weighted sum by token. Nothing asks the host.
+
+Pairs come to an expert's list in any order, which changes no result: a row of a product does not depend on its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.routing import SILU, Gate
+from kernels.triton.moe.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, takes_tiles, tile_for
+
+PAIRS = 256  # a program
+TILES = 16  # a program
+MOST_COLUMNS = 1024  # of a token's sum, a program
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """As kernels.reference.ExpertsWeight, dense."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+    gate: Gate
+
+
+def prepare_experts(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    gate: Gate = SILU,
+) -> StackedExperts:
+    return StackedExperts(gate_up.contiguous(), down.contiguous(), gate_up_bias, down_bias, gate)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "table_width"])
+def _list_pairs(ids_ptr, counts_ptr, table_ptr, num_pairs, table_width, PAIRS: tl.constexpr):
+    """Every pair takes the next place in its expert's list."""
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    inside = pair < num_pairs
+    expert = tl.load(ids_ptr + pair, mask=inside, other=-1)
+    inside = expert >= 0
+    place = tl.atomic_add(counts_ptr + expert, 1, mask=inside, sem="relaxed")
+    tl.store(table_ptr + expert.to(tl.int64) * table_width + place, pair, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _cut_tiles(
+    counts_ptr,
+    load_ptr,
+    tiles_ptr,
+    num_tiles,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """The tiles of all lists, expert after expert, TILES a program; the lists' lengths are added to the load."""
+    at = tl.arange(0, WIDTH)
+    inside = at < EXPERTS
+    count = tl.load(counts_ptr + at, mask=inside, other=0)
+    if load_ptr is not None:  # noqa: SIM102 - one is known by the type of an argument, the other by its value
+        if tl.program_id(0) == 0:
+            tl.store(load_ptr + at, tl.load(load_ptr + at, mask=inside, other=0) + count, mask=inside)
+    ends = tl.cumsum((count + ROWS - 1) // ROWS, 0)
+    starts = ends - (count + ROWS - 1) // ROWS
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    is_mine = (tile[:, None] >= starts[None, :]) & (tile[:, None] < ends[None, :])
+    expert = tl.sum(tl.where(is_mine, at[None, :] + 1, 0), 1) - 1
+    first = (tile - tl.sum(tl.where(is_mine, starts[None, :], 0), 1)) * ROWS
+    left = tl.minimum(tl.sum(tl.where(is_mine, count[None, :], 0), 1) - first, ROWS)
+    kept = tile < num_tiles
+    tl.store(tiles_ptr + tile, expert, mask=kept)
+    tl.store(tiles_ptr + num_tiles + tile, first, mask=kept)
+    tl.store(tiles_ptr + 2 * num_tiles + tile, left, mask=kept)
+
+
+def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: Tile) -> Grouping:
+    """ids [num_tokens, top_k]"""
+    num_pairs, device = ids.numel(), ids.device
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
+    table = torch.empty((num_experts, ids.size(0)), dtype=torch.int32, device=device)
+    num_tiles = most_tiles(num_pairs, num_experts, tile.rows)
+    tiles = torch.empty((3, num_tiles), dtype=torch.int32, device=device)
+    _list_pairs[(triton.cdiv(num_pairs, PAIRS),)](
+        ids, counts, table, num_pairs, table.size(1), PAIRS=PAIRS, num_warps=4
+    )
+    _cut_tiles[(triton.cdiv(num_tiles, TILES),)](
+        counts,
+        load,
+        tiles,
+        num_tiles,
+        EXPERTS=num_experts,
+        WIDTH=triton.next_power_of_2(num_experts),
+        ROWS=tile.rows,
+        TILES=TILES,
+        num_warps=4,
+    )
+    return Grouping(tiles, table, tile)
+
+
+@triton.jit
+def _add_up(
+    made_ptr,
+    ids_ptr,
+    weights_ptr,
+    shared_ptr,
+    shared_gate_ptr,
+    out_ptr,
+    SIZE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = at < SIZE
+    out = tl.zeros([COLUMNS], tl.float32)
+    for k in tl.static_range(TOP_K):
+        size = tl.where(tl.load(ids_ptr + token * TOP_K + k) >= 0, SIZE, 0)
+        made = tl.load(made_ptr + (token * TOP_K + k) * SIZE + at, mask=at < size, other=0.0).to(tl.float32)
+        out += made * tl.load(weights_ptr + token * TOP_K + k)
+    if shared_ptr is not None:
+        shared = tl.load(shared_ptr + token * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+        if shared_gate_ptr is not None:
+            shared *= tl.sigmoid(tl.load(shared_gate_ptr + token).to(tl.float32))
+        out += shared
+    tl.store(out_ptr + token * SIZE + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: StackedExperts,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    load: torch.Tensor | None = None,
+) -> torch.Tensor:
+    tile = tile_for(ids.numel(), packed.down.size(0), x.element_size())
+    return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile)
+
+
+def experts_in_tiles(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: StackedExperts,
+    shared: torch.Tensor | None,
+    shared_gate: torch.Tensor | None,
+    load: torch.Tensor | None,
+    *,
+    tile: Tile,
+    **options: object,
+) -> torch.Tensor:
+    """`options`: of the compiler."""
+    x, (num_tokens, size) = x.contiguous(), x.shape
+    out = torch.empty_like(x)
+    if not num_tokens:
+        return out
+    num_pairs, gate = ids.numel(), packed.gate
+    grouping = group(ids, packed.down.size(0), load, tile)
+    in_tiles = takes_tiles(tile, packed.down)
+    gated = grouped_linear(
+        x, packed.gate_up, packed.gate_up_bias, grouping, num_pairs,
+        gated=True, limit=gate.limit, alpha=gate.alpha, in_tiles=in_tiles, share=ids.size(1), **options,
+    )  # fmt: skip
+    made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, in_tiles=in_tiles, **options)
+    columns = min(triton.next_power_of_2(size), MOST_COLUMNS)
+    _add_up[(num_tokens, triton.cdiv(size, columns))](
+        made,
+        ids,
+        weights,
+        shared,
+        shared_gate,
+        out,
+        SIZE=size,
+        TOP_K=ids.size(1),
+        COLUMNS=columns,
+        num_warps=4,
+        **options,
+    )
+    return out

@@ -1,0 +1,234 @@
+"""Products of experts with the rows that chose them, in tiles of one expert's rows each.
+
+A row is a pair of a token and one of its experts; `table` lists an expert's pairs, `tiles` says for each tile whose it
+is and which part of the list it takes (expert_layers.py makes both). How many tiles have work is known to the device
+alone: the grid is as large as it can become, and programs without work end at once. So a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.triton.attention.attention_tile import dot_precision
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product is cut up, but for its rows."""
+
+    columns: int  # of the result; where gates and ups are computed, so many of each
+    depth: int  # input features at a time
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How an expert's two products are cut up."""
+
+    rows: int
+    up: Cut  # and gates
+    down: Cut
+    copied: bool = False  # by the copy engine: weights, and what lies between the products, which then is in tiles
+
+    @classmethod
+    def even(cls, rows: int, *cut: int, copied: bool = False) -> Tile:
+        return cls(rows, Cut(*cut), Cut(*cut), copied)
+
+
+# By how many rows an expert has on average, at most: the fastest of those that `python -m kernels.bench.gpu
+# expert_tiles` tries on an H200, with the sizes of Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
+# 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
+# 1,492.
+TILES = {
+    8: Tile.even(16, 64, 128, 4, 4, copied=True),
+    20: Tile.even(32, 64, 128, 4, 4, copied=True),
+    96: Tile(64, Cut(128, 64, 4, 8), Cut(128, 64, 3, 4), copied=True),
+    1 << 30: Tile(128, Cut(128, 64, 4, 8), Cut(256, 64, 4, 8), copied=True),
+}
+WIDE_TILE = Tile.even(32, 32, 32, 2, 4)  # float32, whose products no tensor core computes
+
+
+def tile_for(num_pairs: int, num_experts: int, element_bytes: int) -> Tile:
+    if element_bytes == 4:
+        return WIDE_TILE
+    average = num_pairs / num_experts
+    return next(tile for most, tile in TILES.items() if average <= most)
+
+
+def most_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
+    """That pairs can fall into, however they are spread over the experts."""
+    return min(num_pairs, (num_pairs + min(num_experts, num_pairs) * (rows - 1)) // rows)
+
+
+@triton.jit
+def activate(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """kernels.routing.Gate"""
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return (up + 1.0) * gate * tl.sigmoid(gate * ALPHA)
+    else:
+        return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit(do_not_specialize=["num_tiles", "table_width"])
+def _grouped_linear(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    tiles_ptr,
+    table_ptr,
+    out_ptr,
+    num_tiles,
+    table_width,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    SHARE: tl.constexpr,
+    GATED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COPIED: tl.constexpr,
+    FROM_TILES: tl.constexpr,
+    TO_TILES: tl.constexpr,
+):
+    """SHARE: pairs that one row of x serves. GATED: a weight has 2 * OUT rows, gates first. COPIED: weight_ptr is a
+    descriptor for the copy engine. FROM_TILES: x_ptr, too, and x has ROWS rows for every tile; TO_TILES: so has out."""
+    tile = tl.program_id(1)
+    expert = tl.load(tiles_ptr + tile)
+    if expert < 0:
+        return
+    first, count = tl.load(tiles_ptr + num_tiles + tile), tl.load(tiles_ptr + 2 * num_tiles + tile)
+    row = tl.arange(0, ROWS)
+    has_row = row < count
+    pair = tl.load(table_ptr + expert.to(tl.int64) * table_width + first + row, mask=has_row, other=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    has_column = column < OUT
+    at = tl.arange(0, DEPTH)
+    # Rows and columns past the last one repeat another: what they give is not stored, and loads need no mask.
+    read = tl.where(has_column, column, 0)
+    HALVES: tl.constexpr = 2 if GATED else 1
+    weight_row = expert.to(tl.int64) * (HALVES * OUT) + read
+    first_row = expert * (HALVES * OUT) + tl.program_id(0) * COLUMNS
+    if not FROM_TILES:
+        x_at = x_ptr + (pair // SHARE).to(tl.int64)[:, None] * IN + at[None, :]
+    if not COPIED:
+        weight_at = weight_ptr + weight_row[None, :] * IN + at[:, None]
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    ups = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, IN, DEPTH, num_stages=STAGES):
+        if COPIED:
+            x = x_ptr.load([tile * ROWS, start]) if FROM_TILES else tl.load(x_at + start)
+            sums = tl.dot(x, tl.trans(weight_ptr.load([first_row, start])), sums, input_precision=PRECISION)
+            if GATED:
+                up = weight_ptr.load([first_row + OUT, start])
+                ups = tl.dot(x, tl.trans(up), ups, input_precision=PRECISION)
+        elif IN % DEPTH == 0:
+            x = tl.load(x_at + start)
+            weight = tl.load(weight_at + start)
+            sums = tl.dot(x, weight, sums, input_precision=PRECISION)
+            if GATED:
+                up = tl.load(weight_at + OUT * IN + start)
+                ups = tl.dot(x, up, ups, input_precision=PRECISION)
+        else:
+            inside = start + at < IN
+            x = tl.load(x_at + start, mask=inside[None, :], other=0.0)
+            weight = tl.load(weight_at + start, mask=inside[:, None], other=0.0)
+            sums = tl.dot(x, weight, sums, input_precision=PRECISION)
+            if GATED:
+                up = tl.load(weight_at + OUT * IN + start, mask=inside[:, None], other=0.0)
+                ups = tl.dot(x, up, ups, input_precision=PRECISION)
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + weight_row)[None, :].to(tl.float32)
+        if GATED:
+            ups += tl.load(bias_ptr + weight_row + OUT)[None, :].to(tl.float32)
+    if GATED:
+        sums = activate(sums, ups, LIMIT, ALPHA)
+    if TO_TILES:  # all rows: what nobody owns is multiplied, too
+        to = out_ptr + (tile.to(tl.int64) * ROWS + row)[:, None] * OUT + column[None, :]
+        tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=has_column[None, :])
+    else:
+        to = out_ptr + pair.to(tl.int64)[:, None] * OUT + column[None, :]
+        tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=has_row[:, None] & has_column[None, :])
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which rows meet which weight."""
+
+    tiles: torch.Tensor  # int32 [3, num_tiles]: the expert or -1, where in its list of pairs, how many of them
+    table: torch.Tensor  # int32 [num_experts, most pairs of one]
+    tile: Tile
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    grouping: Grouping,
+    num_pairs: int,
+    *,
+    gated: bool = False,
+    limit: float = 0.0,
+    alpha: float = 1.0,
+    in_tiles: bool = False,
+    share: int = 1,
+    **options: object,
+) -> torch.Tensor:
+    """x [num_pairs / share, in_features], weight [num_experts, out_features, in_features] -> [num_pairs, out_features].
+
+    `gated`: half as many features, the gate's result. `in_tiles`: what lies between the two products has the rows of
+    all tiles, whether somebody owns them or not: the result of the first one (gated), x of the second. `options`: of
+    the compiler.
+    """
+    tile, halves = grouping.tile, 2 if gated else 1
+    cut = tile.up if gated else tile.down
+    out_features, in_features = weight.size(1) // halves, weight.size(2)
+    num_tiles = grouping.tiles.size(1)
+    out = x.new_empty((num_tiles * tile.rows if in_tiles and gated else num_pairs, out_features))
+    copied = tile.copied and in_features % cut.depth == 0
+    from_tiles = in_tiles and not gated
+    assert copied or not from_tiles, "rows in tiles are read by the copy engine"
+    _grouped_linear[(triton.cdiv(out_features, cut.columns), num_tiles)](
+        TensorDescriptor.from_tensor(x, [tile.rows, cut.depth]) if from_tiles else x,
+        TensorDescriptor.from_tensor(weight.view(-1, in_features), [cut.columns, cut.depth]) if copied else weight,
+        bias,
+        grouping.tiles,
+        grouping.table,
+        out,
+        num_tiles,
+        grouping.table.size(1),
+        IN=in_features,
+        OUT=out_features,
+        SHARE=share,
+        GATED=gated,
+        LIMIT=limit,
+        ALPHA=alpha,
+        ROWS=tile.rows,
+        COLUMNS=cut.columns,
+        DEPTH=cut.depth if in_features % cut.depth == 0 else cut.depth // 2,
+        STAGES=cut.stages,
+        PRECISION=dot_precision(x.element_size()),
+        COPIED=copied,
+        FROM_TILES=from_tiles,
+        TO_TILES=in_tiles and gated,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        **options,
+    )
+    return out
+
+
+def takes_tiles(tile: Tile, down: torch.Tensor) -> bool:
+    """Whether the rows between the two products can lie in tiles: the second one reads them by the copy engine."""
+    return tile.copied and down.element_size() == 2 and down.size(2) % tile.down.depth == 0

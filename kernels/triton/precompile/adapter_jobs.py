@@ -1,0 +1,58 @@
+"""The jobs of jobs.py that only workers with adapters have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kernels.reference.linear import LinearWeight
+from kernels.reference.low_rank import AdaptedRows
+from kernels.triton.low_rank import CUTS, LowRankTable, add_low_rank, prepare_low_rank
+from kernels.triton.precompile.precompile import ModelShape
+from kernels.triton.single_row.row_linear import Norm, row_linear, row_narrow_as_cut
+from kernels.triton.single_row.row_low_rank import row_low_rank
+from kernels.triton.single_row.row_narrow import Narrow
+
+MOST_ROWS = 3072  # of a step in a graph
+
+
+def adapter_jobs(model: ModelShape, pdl: Callable[[], bool]) -> Iterator[Callable[[], object]]:
+    """`pdl`: whether the GPU has programmatic dependent launch. Nothing is computed: sizes are those of no tensor."""
+    dtype = getattr(torch, model.dtype)
+    hidden, q_size = model.hidden_size, model.num_q_heads * model.head_dim
+    kv_size, gates = model.num_kv_heads * model.head_dim, model.intermediate_size
+    layers = [
+        (hidden, (q_size, kv_size, kv_size)),
+        (q_size, (hidden,)),
+        *([] if model.experts else [(hidden, (gates, gates)), (gates, (hidden,))]),
+    ]
+
+    def of(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    def table(in_features: int, sizes: tuple[int, ...]) -> LowRankTable:
+        return prepare_low_rank([None] * model.num_adapters, in_features, sizes, dtype, device=torch.device("meta"))
+
+    def of_rows(in_features: int, sizes: tuple[int, ...], count: int) -> None:
+        rows = AdaptedRows.none(count, model.num_adapters)
+        add_low_rank(of(count, in_features), of(count, sum(sizes)), table(in_features, sizes), rows)
+
+    def of_row(in_features: int, sizes: tuple[int, ...], *, gated: bool, last: bool) -> None:
+        weights, out = table(in_features, sizes), sum(sizes)
+        narrow = Narrow(weights, AdaptedRows.none(1, model.num_adapters).starts, of(weights.most_ranks))
+        norm = None if last else Norm(of(in_features), 1e-6)
+        if model.packed is None:
+            weight = LinearWeight(of(out, in_features), None)
+            row_linear(of(1, in_features), weight, norm=norm, narrow=narrow, pdl=pdl())
+        else:
+            row_narrow_as_cut(of(1, in_features), narrow, norm, pdl=pdl())
+        residual = of(1, out) if last and model.is_whole else None
+        row_low_rank(of(1, out), narrow, gated=gated, residual=residual, pdl=pdl())
+
+    for in_features, sizes in layers:
+        for count in (min(most, MOST_ROWS) for most in CUTS):
+            yield lambda f=in_features, s=sizes, n=count: of_rows(f, s, n)
+        if model.single_row:
+            gated, last = len(sizes) == 2, len(sizes) == 1
+            yield lambda f=in_features, s=sizes, gated=gated, last=last: of_row(f, s, gated=gated, last=last)

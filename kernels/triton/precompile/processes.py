@@ -1,0 +1,93 @@
+"""Compiles what is missing, in several processes that take one job after the other.
+
+Triton's functions are called on tensors of host memory, for the GPU that is there but without it, and every call stops
+at the compiled kernel. What is forgotten is compiled when it is first called, as ever. Triton 3.6 (not 3.9) also calls
+the C compiler for what passes a kernel's arguments on: 27 times another third of a second, which is done here, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import cache, driver
+from triton.runtime.jit import JITFunction
+
+from kernels.triton.precompile.jobs import jobs
+from kernels.triton.precompile.precompile import Missing, driver_library
+
+Job = Callable[[], object]
+
+
+class AbsentGpu:
+    """Stands for Triton's driver: says what to compile for, and launches nothing."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def compile_all(missing: Missing) -> bool:
+    """Whether all went well. The calling process is good for nothing else afterwards."""
+    cache.triton_key()  # not once in every process: all of Triton is read
+    driver.set_active(AbsentGpu(missing.capability))
+    run, links = JITFunction.run, driver_library() is not None
+    builds_launchers = links and hasattr(nvidia, "make_launcher")
+
+    def compile_only(*arguments: Any, **options: Any) -> Any:
+        kernel = run(*arguments, **{**options, "warmup": True})
+        if builds_launchers:
+            _leave_on_disk(lambda: nvidia.CudaLauncher(kernel.src, kernel.metadata))
+        return kernel
+
+    JITFunction.run = compile_only
+    work: list[Job] = [*jobs(missing.shape)]
+    if links:
+        work.append(lambda: _leave_on_disk(nvidia.CudaUtils))
+    return _share(work, missing.num_processes)
+
+
+def _share(work: Sequence[Job], count: int) -> bool:
+    """Each of `count` children takes the next job as soon as it has done its last."""
+    taken, given = os.pipe()
+    os.write(given, bytes(range(len(work))))
+    os.close(given)
+    children = [_child(work, taken) for _ in range(count)]
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    return not any(statuses)
+
+
+def _child(work: Sequence[Job], taken: int) -> int:
+    process = os.fork()
+    if process:
+        return process
+    succeeded = True
+    while index := os.read(taken, 1):
+        try:
+            work[index[0]]()
+        except Exception:
+            traceback.print_exc()
+            succeeded = False
+    sys.stderr.flush()
+    os._exit(0 if succeeded else 1)
+
+
+def _leave_on_disk(build: Job) -> None:
+    """What Triton makes with the C compiler. It does so again where it is missing, and then says what is wrong."""
+    try:
+        build()
+    except Exception as error:
+        print(f"precompile: {error}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Products with quantized weights, and sums of their parts."""

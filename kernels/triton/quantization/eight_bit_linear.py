@@ -1,0 +1,248 @@
+"""Weights and activations in 8 bits, int8 or float8_e4m3fn: a scale for a token and one for a weight's row, or both for
+every 128 columns.
+
+int8 products add up exactly, in int32. 8-bit floats are added by the tensor cores with about 14 bits (DeepSeek-V3,
+arXiv 2412.19437, section 3.3.2); products of 128 columns that have scales of their own are added to a float32 sum.
+
+Few tokens are computed here, the other way round, weight @ x.T: a Hopper's matrix instructions take 64 rows at least of
+their first operand. Of many tokens 8-bit floats go to the libraries that torch was built with.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.functional import ScalingType, scaled_mm
+
+from kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
+from kernels.triton.quantization.eight_bit_activations import quantize
+from kernels.triton.quantization.split_sums import add_splits
+
+GROUP = 128
+DTYPES = (torch.float16, torch.bfloat16)
+MULTIPROCESSORS = 132  # of a Hopper; where there are fewer programs, sums are split
+MOST_SPLITS = 4
+LIBRARY_CAPABILITY = (9, 0)  # from here on torch has products with a scale for each row
+
+
+@dataclass(frozen=True)
+class EightBitWeight:
+    codes: torch.Tensor  # [out_features, in_features], int8 or float8_e4m3fn
+    scales: torch.Tensor  # float32 [groups, out_features]
+    activations: QuantizedActivations
+    bias: torch.Tensor | None
+    blocks: torch.Tensor | None = None  # `scales`, if GROUP rows share them: float32 [blocks of out_features, groups]
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.activations.group_size != 0
+
+
+def eight_bit_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    activations = weight.activations
+    if activations is None or dtype not in DTYPES or weight.zeros is not None or weight.order is not None:
+        return False
+    if weight.codes.dtype is not activations.dtype:
+        return False
+    if activations.group_size == 0:
+        return weight.scales.size(1) == 1
+    return activations.group_size == weight.group_size == GROUP and activations.scale is None
+
+
+def pack(weight: QuantizedWeight) -> EightBitWeight:
+    assert weight.activations is not None
+    scales = weight.scales.float().t().contiguous()
+    blocks = _blocks(scales) if weight.activations.group_size else None
+    return EightBitWeight(weight.codes.contiguous(), scales, weight.activations, weight.bias, blocks)
+
+
+def _blocks(scales: torch.Tensor) -> torch.Tensor | None:
+    groups, out_features = scales.shape
+    if out_features % GROUP:
+        return None
+    by_block = scales.view(groups, -1, GROUP)
+    return by_block[:, :, 0].t().contiguous() if (by_block == by_block[:, :, :1]).all() else None
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _eight_bit_linear(
+    x_ptr,
+    x_scales_ptr,
+    weight_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    in_features,
+    out_features,
+    EVEN: tl.constexpr,
+    GROUPED: tl.constexpr,
+    EXACT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    row_tiles = tl.cdiv(tokens, ROWS)
+    column_tiles = tl.cdiv(out_features, COLUMNS)
+    # some row tiles pass over the same columns of the weight while those are in the L2 cache
+    band = tl.program_id(0) // (TILES * column_tiles)
+    first = band * TILES
+    height = tl.minimum(row_tiles - first, TILES)
+    within = tl.program_id(0) % (TILES * column_tiles)
+    row = (first + within % height) * ROWS + tl.arange(0, ROWS)
+    column = within // height * COLUMNS + tl.arange(0, COLUMNS)
+    split = tl.program_id(1)
+    at = tl.arange(0, WIDTH)
+    spans = tl.cdiv(in_features, WIDTH)
+    each = tl.cdiv(spans, SPLITS)
+    weight_rows = weight_ptr + column.to(tl.int64)[:, None] * in_features + at[None, :]
+    x_columns = x_ptr + row.to(tl.int64)[None, :] * in_features + at[:, None]
+    some, wanted = row < tokens, column < out_features
+    out = tl.zeros([COLUMNS, ROWS], tl.int32 if EXACT and not GROUPED else tl.float32)
+    for span in tl.range(split * each, tl.minimum(split * each + each, spans), num_stages=STAGES):
+        if EVEN:
+            weight = tl.load(weight_rows + span * WIDTH, mask=wanted[:, None], other=0.0)
+            x = tl.load(x_columns + span * WIDTH, mask=some[None, :], other=0.0)
+        else:
+            inside = span * WIDTH + at < in_features
+            weight = tl.load(weight_rows + span * WIDTH, mask=wanted[:, None] & inside[None, :], other=0.0)
+            x = tl.load(x_columns + span * WIDTH, mask=some[None, :] & inside[:, None], other=0.0)
+        if GROUPED:
+            product = tl.dot(weight, x, out_dtype=tl.int32 if EXACT else tl.float32)
+            x_scale = tl.load(x_scales_ptr + span * tokens + row, mask=some, other=0.0)
+            scale = tl.load(scales_ptr + span * out_features + column, mask=wanted, other=0.0)
+            out += product.to(tl.float32) * scale[:, None] * x_scale[None, :]
+        elif EXACT:
+            out = tl.dot(weight, x, out, out_dtype=tl.int32)
+        else:
+            out = tl.dot(weight, x, out)
+    inside = wanted[:, None] & some[None, :]
+    place = out_ptr + (split * tokens + row).to(tl.int64)[None, :] * out_features + column[:, None]
+    if SPLITS > 1:
+        tl.store(place, out, mask=inside)
+    else:
+        total = out.to(tl.float32)
+        if not GROUPED:
+            x_scale = tl.load(x_scales_ptr + row, mask=some, other=0.0)
+            scale = tl.load(scales_ptr + column, mask=wanted, other=0.0)
+            total = total * scale[:, None] * x_scale[None, :]
+        if bias_ptr is not None:
+            total += tl.load(bias_ptr + column, mask=wanted, other=0.0).to(tl.float32)[:, None]
+        tl.store(place, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True)
+class EightBitTile:
+    """How a product is cut up."""
+
+    rows: int  # tokens of a tile
+    columns: int  # of the weight's rows
+    splits: int  # of the sum
+    width: int  # columns of the weight at a time; GROUP, if those have scales of their own
+    stages: int
+    warps: int = 4
+
+
+def shape_for(tokens: int, in_features: int, out_features: int, *, grouped: bool) -> EightBitTile:
+    """By measurement on an H200 (`python -m kernels.bench.gpu eight_bit_shapes`), 4,096 to 14,336 wide."""
+    rows = next((rows for rows in (16, 32, 64) if tokens <= rows), 128)
+    if not grouped and tokens <= 128:
+        rows = min(rows, 64)
+    columns = 128 if grouped and rows == 64 else 64
+    programs = triton.cdiv(out_features, columns) * triton.cdiv(tokens, rows)
+    worth = 4096 if grouped else 8192  # columns of a part
+    splits = 1
+    while splits < MOST_SPLITS and programs * splits < MULTIPROCESSORS and in_features >= worth * splits:
+        splits *= 2
+    if rows == 16 and not grouped:
+        return EightBitTile(rows, columns, splits, width=2 * GROUP, stages=4)
+    return EightBitTile(rows, columns, splits, width=GROUP, stages=4 if grouped else 6)
+
+
+def eight_bit_linear(x: torch.Tensor, weight: EightBitWeight, shape: EightBitTile | None = None) -> torch.Tensor:
+    x = x.contiguous()
+    tokens, in_features = x.shape
+    out_features = weight.codes.size(0)
+    if not tokens:
+        return x.new_empty((0, out_features))
+    codes, scales = quantize(x, weight.activations)
+    if shape is None and _goes_to_library(x, weight):
+        return by_library(codes, scales, weight)
+    out = x.new_empty((tokens, out_features))
+    shape = shape or shape_for(tokens, in_features, out_features, grouped=weight.is_grouped)
+    whole, exact = shape.splits == 1, weight.codes.dtype is torch.int8
+    to = out
+    if not whole:
+        dtype = torch.int32 if exact and not weight.is_grouped else torch.float32
+        to = x.new_empty((shape.splits, tokens, out_features), dtype=dtype)
+    _eight_bit_linear[(triton.cdiv(tokens, shape.rows) * triton.cdiv(out_features, shape.columns), shape.splits)](
+        codes,
+        scales,
+        weight.codes,
+        weight.scales,
+        weight.bias if whole else None,
+        to,
+        tokens,
+        in_features,
+        out_features,
+        EVEN=in_features % shape.width == 0,
+        GROUPED=weight.is_grouped,
+        EXACT=exact,
+        SPLITS=shape.splits,
+        ROWS=shape.rows,
+        COLUMNS=shape.columns,
+        WIDTH=shape.width,
+        TILES=8,
+        STAGES=shape.stages,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+    )
+    if not whole:
+        add_splits(to, out, bias=weight.bias, scales=None if weight.is_grouped else (scales, weight.scales))
+    return out
+
+
+def _goes_to_library(x: torch.Tensor, weight: EightBitWeight) -> bool:
+    """Where its products are there and are the faster ones, by measurement on an H200."""
+    if weight.codes.dtype is torch.int8 or x.dtype is not torch.bfloat16 or not x.is_cuda:
+        return False
+    tokens, (out_features, in_features) = x.size(0), weight.codes.shape
+    if weight.is_grouped and (weight.blocks is None or in_features % (4 * GROUP)):
+        return False
+    if in_features % 16 or out_features % 16:
+        return False
+    tiles = triton.cdiv(out_features, 64) * triton.cdiv(tokens, 128)
+    if tokens <= 64 or (tiles <= MULTIPROCESSORS and not weight.is_grouped):
+        return False
+    return _capability(x.device) >= LIBRARY_CAPABILITY
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def by_library(codes: torch.Tensor, scales: torch.Tensor, weight: EightBitWeight) -> torch.Tensor:
+    """`scales` [groups, tokens] of the codes -> bfloat16 [tokens, out_features]"""
+    if weight.blocks is None:
+        kinds, factors = (ScalingType.RowWise,) * 2, (scales.view(-1, 1), weight.scales)
+    else:
+        kinds, factors = (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128), (scales.t(), weight.blocks.t())
+    out: torch.Tensor = scaled_mm(
+        codes,
+        weight.codes.t(),
+        factors[0],
+        kinds[0],
+        factors[1],
+        kinds[1],
+        output_dtype=torch.bfloat16,
+        use_fast_accum=weight.blocks is None,
+    )
+    return out if weight.bias is None else out.add_(weight.bias)

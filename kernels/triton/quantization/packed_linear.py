@@ -1,0 +1,325 @@
+"""Activations of 16 bits times weights of 4 or 8: codes are widened in registers and multiplied as what they stand for.
+
+The product is computed the other way round, weight @ x.T: a Hopper's matrix instructions take their first operand from
+registers, so that widened codes never go through shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.triton.quantization.split_sums import add_splits
+
+SPANS = (
+    128,
+    64,
+    32,
+)  # columns that are stored together: of 4-bit codes the first half of them in the lower halves of bytes
+ROWS = (16, 32, 64, 128)  # of a tile, at most
+COLUMNS = 64
+ENOUGH_PROGRAMS = 256
+MOST_SPLITS = 8
+MANY_ROWS = 288  # from here on a widened copy and cuBLAS: 2 bytes an element to write and read, beside that product
+# Beside the exponent of this, a code of 4 bits in the lowest places of the mantissa is added to it exactly.
+OFFSETS = {torch.float16: 1024.0, torch.bfloat16: 128.0}
+# The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
+PAIRS_FLOAT16 = tl.constexpr("""{
+.reg .b32 a, b;
+prmt.b32 a, $4, 0, 0x4140;
+prmt.b32 b, $4, 0, 0x4342;
+lop3.b32 $0, a, 0x000F000F, 0x64006400, 0xEA;
+lop3.b32 $1, b, 0x000F000F, 0x64006400, 0xEA;
+shr.u32 a, a, 4;
+shr.u32 b, b, 4;
+lop3.b32 $2, a, 0x000F000F, 0x64006400, 0xEA;
+lop3.b32 $3, b, 0x000F000F, 0x64006400, 0xEA;
+}""")
+PAIRS_BFLOAT16 = tl.constexpr(PAIRS_FLOAT16.value.replace("0x64006400", "0x43004300"))
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """Codes in the order in which products take them."""
+
+    codes: torch.Tensor  # [out_features, in_features], of 4 bits two to a byte: [out_features, in_features / 2]
+    scales: torch.Tensor  # float32 [groups, out_features]
+    zeros: torch.Tensor | None  # the same
+    zero: float  # of all codes, if there are no zeros
+    group_size: int
+    bits: int
+    span: int
+    table: torch.Tensor | None  # float32 [16]
+    order: torch.Tensor | None  # int32 [in_features]
+    bias: torch.Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.codes.size(1) * 8 // self.bits
+
+
+def packed_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    in_features = weight.codes.size(1)
+    whole = weight.group_size >= SPANS[-1] and weight.group_size & (weight.group_size - 1) == 0
+    return (
+        dtype in OFFSETS
+        and weight.bits in (4, 8)
+        and in_features % SPANS[-1] == 0
+        and (whole or weight.scales.size(1) == 1)
+        and (weight.zeros is None or bool((weight.zeros == weight.zeros.round()).all()))  # subtracted in 16 bits
+    )
+
+
+def span_of(in_features: int, group_size: int) -> int:
+    return next(span for span in SPANS if in_features % span == 0 and group_size % span == 0)
+
+
+def pack(weight: QuantizedWeight) -> PackedWeight:
+    out_features, in_features = weight.codes.shape
+    group = in_features if weight.scales.size(1) == 1 else weight.group_size
+    span = span_of(in_features, group)
+    codes = weight.codes
+    if weight.bits == 4:
+        low, high = codes.view(out_features, -1, 2, span // 2).unbind(2)
+        codes = (low | high << 4).flatten(1)
+    zeros = None if weight.zeros is None else weight.zeros.float().t().contiguous()
+    alike = zeros is not None and bool((zeros == zeros[0, 0]).all())
+    return PackedWeight(
+        codes.contiguous(),
+        weight.scales.float().t().contiguous(),
+        None if alike else zeros,
+        float(zeros[0, 0]) if alike else 0.0,  # kernels are compiled for it: the same for all layers
+        group,
+        weight.bits,
+        span,
+        weight.table,
+        None if weight.order is None else weight.order.int(),
+        weight.bias,
+    )
+
+
+@triton.jit
+def _halves(codes, table_ptr, PAIRED: tl.constexpr, DTYPE: tl.constexpr):
+    """What the lower and the upper halves of bytes stand for, in 16 bits; without a table OFFSETS more than that."""
+    if table_ptr is not None:
+        return tl.load(table_ptr + (codes & 15)).to(DTYPE), tl.load(table_ptr + (codes >> 4)).to(DTYPE)
+    elif PAIRED and DTYPE == tl.bfloat16:  # noqa: SIM300 - a name of ours, in capitals because it is constant
+        return tl.inline_asm_elementwise(
+            PAIRS_BFLOAT16, "=r,=r,=r,=r,r", [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    elif PAIRED:
+        return tl.inline_asm_elementwise(
+            PAIRS_FLOAT16, "=r,=r,=r,=r,r", [codes], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )
+    else:
+        EXPONENT: tl.constexpr = 0x4300 if tl.bfloat16 == DTYPE else 0x6400
+        wide = codes.to(tl.int16)
+        low, high = (wide & 15) | EXPONENT, (wide >> 4 & 15) | EXPONENT
+        return low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def _zero_of(zeros_ptr, place, inside, ZERO: tl.constexpr, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
+    """[columns, 1], exact in 16 bits"""
+    if zeros_ptr is None:
+        return tl.full([1, 1], ZERO + OFFSET, DTYPE)
+    else:
+        return (tl.load(zeros_ptr + place, mask=inside, other=0.0) + OFFSET).to(DTYPE)[:, None]
+
+
+@triton.jit
+def _x_columns(x_ptr, order_ptr, row, at, tokens, IN: tl.constexpr):
+    """[n, rows]"""
+    if order_ptr is not None:
+        at = tl.load(order_ptr + at)
+    return tl.load(x_ptr + row.to(tl.int64)[None, :] * IN + at[:, None], mask=(row < tokens)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _packed_linear(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    table_ptr,
+    order_ptr,
+    bias_ptr,
+    out_ptr,
+    tokens,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Codes less their zeros are whole numbers, exact in 16 bits: scales meet the sums of a span, not its elements."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(2)
+    spans: tl.constexpr = IN // SPAN
+    each: tl.constexpr = (spans + SPLITS - 1) // SPLITS
+    WIDTH: tl.constexpr = SPAN // 2 if BITS == 4 else SPAN  # bytes of a span
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    at = tl.arange(0, WIDTH)
+    codes_of = codes_ptr + column.to(tl.int64)[:, None] * (IN * BITS // 8) + at[None, :]
+    has_column = column < OUT
+    inside = has_column[:, None]
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for span in tl.range(split * each, tl.minimum(split * each + each, spans), num_stages=STAGES):
+        codes = tl.load(codes_of + span * WIDTH, mask=inside, other=0.0)
+        first = span * SPAN
+        place = first // GROUP * OUT + column
+        zero = _zero_of(zeros_ptr, place, has_column, ZERO, OFFSET, DTYPE)
+        x = _x_columns(x_ptr, order_ptr, row, first + at, tokens, IN)
+        if BITS == 4:
+            low, high = _halves(codes, table_ptr, PAIRED, DTYPE)
+            part = tl.dot(low - zero, x)
+            x = _x_columns(x_ptr, order_ptr, row, first + WIDTH + at, tokens, IN)
+            part = tl.dot(high - zero, x, part)
+        else:
+            part = tl.dot(codes.to(DTYPE) - zero, x)
+        if GROUP < IN:
+            part *= tl.load(scales_ptr + place, mask=has_column, other=0.0)[:, None]
+        sums += part
+    if GROUP == IN:
+        sums *= tl.load(scales_ptr + column, mask=has_column, other=0.0)[:, None]
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + column, mask=has_column, other=0.0).to(tl.float32)[:, None]
+    to = out_ptr + (split * tokens + row).to(tl.int64)[None, :] * OUT + column[:, None]
+    tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=inside & (row < tokens)[None, :])
+
+
+@triton.jit
+def _widen(
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    table_ptr,
+    out_ptr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PAIRED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    span = tl.program_id(1)
+    WIDTH: tl.constexpr = SPAN // 2 if BITS == 4 else SPAN
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    at = tl.arange(0, WIDTH)
+    rows = column.to(tl.int64)[:, None]
+    inside = (column < OUT)[:, None]
+    codes = tl.load(codes_ptr + rows * (IN * BITS // 8) + span * WIDTH + at[None, :], mask=inside, other=0.0)
+    place = span * SPAN // GROUP * OUT + column
+    zero = _zero_of(zeros_ptr, place, column < OUT, ZERO, OFFSET, DTYPE)
+    scale = tl.load(scales_ptr + place, mask=column < OUT, other=0.0)[:, None]
+    to = out_ptr + rows * IN + span * SPAN + at[None, :]
+    if BITS == 4:
+        low, high = _halves(codes, table_ptr, PAIRED, DTYPE)
+        tl.store(to, ((low - zero).to(tl.float32) * scale).to(DTYPE), mask=inside)
+        tl.store(to + WIDTH, ((high - zero).to(tl.float32) * scale).to(DTYPE), mask=inside)
+    else:
+        tl.store(to, ((codes.to(DTYPE) - zero).to(tl.float32) * scale).to(DTYPE), mask=inside)
+
+
+@dataclass(frozen=True)
+class PackedTile:
+    """How a product is cut up."""
+
+    rows: int  # tokens of a tile
+    columns: int  # of the weight's rows
+    splits: int  # of the sum
+    stages: int
+    warps: int
+
+
+def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
+    rows = next((rows for rows in ROWS if tokens <= rows), ROWS[-1])
+    programs = triton.cdiv(out_features, COLUMNS) * triton.cdiv(tokens, rows)
+    splits = 1
+    while splits < MOST_SPLITS and programs * splits < ENOUGH_PROGRAMS and in_features >= 512 * splits:
+        splits *= 2
+    return PackedTile(rows=rows, columns=COLUMNS, splits=splits, stages=5 if rows == ROWS[0] else 4, warps=4)
+
+
+def _how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, object]:
+    has_offset = weight.bits == 4 and weight.table is None
+    return {
+        "GROUP": weight.group_size,
+        "SPAN": weight.span,
+        "BITS": weight.bits,
+        "ZERO": weight.zero,
+        "OFFSET": OFFSETS[dtype] if has_offset else 0.0,
+        "PAIRED": not triton.knobs.runtime.interpret,
+    }
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | None = None) -> torch.Tensor:
+    x = x.contiguous()
+    tokens, in_features = x.shape
+    out_features = weight.codes.size(0)
+    if not tokens:
+        return x.new_empty((0, out_features))
+    if tokens >= MANY_ROWS and shape is None:
+        ordered = x if weight.order is None else x.index_select(1, weight.order)
+        return torch.nn.functional.linear(ordered, widened(weight, x.dtype), weight.bias)
+    shape = shape or shape_for(tokens, in_features, out_features)
+    out = x.new_empty((tokens, out_features))
+    whole = shape.splits == 1
+    to = out if whole else x.new_empty((shape.splits, tokens, out_features), dtype=torch.float32)
+    grid = (triton.cdiv(out_features, shape.columns), triton.cdiv(tokens, shape.rows), shape.splits)
+    _packed_linear[grid](
+        x,
+        weight.codes,
+        weight.scales,
+        weight.zeros,
+        weight.table,
+        weight.order,
+        weight.bias if whole else None,
+        to,
+        tokens,
+        IN=in_features,
+        OUT=out_features,
+        **_how_codes_are_read(weight, x.dtype),
+        SPLITS=shape.splits,
+        ROWS=shape.rows,
+        COLUMNS=shape.columns,
+        STAGES=shape.stages,
+        num_warps=shape.warps,
+    )
+    if not whole:
+        add_splits(to, out, bias=weight.bias)
+    return out
+
+
+def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """[out_features, in_features], columns as they are stored"""
+    out_features, in_features = weight.codes.size(0), weight.in_features
+    out = torch.empty((out_features, in_features), dtype=dtype, device=weight.codes.device)
+    _widen[(triton.cdiv(out_features, 32), in_features // weight.span)](
+        weight.codes,
+        weight.scales,
+        weight.zeros,
+        weight.table,
+        out,
+        IN=in_features,
+        OUT=out_features,
+        **_how_codes_are_read(weight, dtype),
+        COLUMNS=32,
+    )
+    return out

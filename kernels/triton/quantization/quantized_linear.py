@@ -1,0 +1,33 @@
+"""Matrix products with quantized weights: kernels/reference/quantized_linear.py.
+
+Weights alone (packed_linear.py), or weights and activations in 8 bits (eight_bit_linear.py); what neither takes is
+widened once, when it is loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.reference.linear import LinearWeight, linear
+from kernels.reference.quantized_linear import QuantizedWeight
+from kernels.triton.quantization import eight_bit_linear as eight_bit
+from kernels.triton.quantization.eight_bit_linear import EightBitWeight, eight_bit_linear, eight_bit_takes
+from kernels.triton.quantization.packed_linear import PackedWeight, pack, packed_linear, packed_takes
+
+Packed = LinearWeight | EightBitWeight | PackedWeight
+
+
+def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
+    if eight_bit_takes(weight, dtype):
+        return eight_bit.pack(weight)
+    if packed_takes(weight, dtype):
+        return pack(weight)
+    return LinearWeight(weight.widened().to(dtype), weight.bias)
+
+
+def quantized_linear(x: torch.Tensor, weight: Packed) -> torch.Tensor:
+    if isinstance(weight, PackedWeight):
+        return packed_linear(x, weight)
+    if isinstance(weight, EightBitWeight):
+        return eight_bit_linear(x, weight)
+    return linear(x, weight)

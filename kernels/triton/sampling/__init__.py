@@ -1,0 +1,1 @@
+"""Choosing tokens: by temperature and filters, among those that a grammar allows."""

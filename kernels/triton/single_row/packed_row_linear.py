@@ -1,0 +1,199 @@
+"""row_linear.py with weights of 4 bits: codes become float32 in registers, and scales meet sums, not elements.
+
+A code goes where the mantissa of a float32 begins to count by ones: beside the right exponent it is itself plus a power
+of two, with no conversion and, for five of eight codes of a word, no shift of its own. What was added is subtracted
+from the sum, as often as x says. On an H100 a row of 14,336 x 4,096 takes 19.5 us, in bfloat16 45.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from kernels.triton.quantization.packed_linear import PackedWeight
+
+ROWS = 4  # of the weight, a program (of each half, if gated)
+MOST_QUADS = 64  # of four words, at a time: 16 bytes, 32 codes
+WARPS = 2
+
+
+@triton.jit
+def _float(words, MASK: tl.constexpr, EXPONENT: tl.constexpr):
+    return ((words & MASK) | EXPONENT).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sums_of_words(words, x0, x1, x2, x3, y0, y1, y2, y3):
+    """words int32 [rows, quads, 4], products with x, summed by word: byte n has the code of xn in its lower half and of
+    yn in its upper one. Codes of x0 to x3 and y3 are 128 too large, the others 2,048."""
+    FIRST: tl.constexpr = 0xF0000
+    NEXT: tl.constexpr = 0xF000
+    left, right = words << 8, words >> 8
+    sums = _float(words << 16, FIRST, 0x43000000) * x0[None, :, :]
+    sums += _float(left, NEXT, 0x45000000) * y0[None, :, :]
+    sums += _float(left, FIRST, 0x43000000) * x1[None, :, :]
+    sums += _float(words, NEXT, 0x45000000) * y1[None, :, :]
+    sums += _float(words, FIRST, 0x43000000) * x2[None, :, :]
+    sums += _float(right, NEXT, 0x45000000) * y2[None, :, :]
+    sums += _float(right, FIRST, 0x43000000) * x3[None, :, :]
+    sums += _float(words >> 12, FIRST, 0x43000000) * y3[None, :, :]
+    return sums
+
+
+@triton.jit
+def _elements(x_ptr, norm_ptr, order_ptr, at, QUADS: tl.constexpr, NORM: tl.constexpr):
+    """Squares of the 16 elements from each of `at` on, and the elements, normed but for their size: element n of
+    every four, [quads, 4], by n."""
+    at = at[:, None] + tl.arange(0, 16)[None, :]
+    if order_ptr is not None:
+        at = tl.load(order_ptr + at)
+    x = tl.load(x_ptr + at).to(tl.float32)
+    squares = x * x
+    if NORM:
+        x *= tl.load(norm_ptr + at).to(tl.float32)
+    even, odd = tl.split(tl.reshape(x, (QUADS, 4, 2, 2)))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    return squares, x0, x1, x2, x3
+
+
+@triton.jit
+def _products(
+    x_ptr,
+    norm_ptr,
+    order_ptr,
+    scales_ptr,
+    zeros_ptr,
+    words,
+    quad,
+    weight_row,
+    WEIGHT_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    ZERO: tl.constexpr,
+    QUADS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Squares of x, and products summed by quad [rows, quads]."""
+    OF_SPAN: tl.constexpr = SPAN // 32
+    at = quad // OF_SPAN * SPAN + quad % OF_SPAN * 16
+    squares, x0, x1, x2, x3 = _elements(x_ptr, norm_ptr, order_ptr, at, QUADS, NORM)
+    others, y0, y1, y2, y3 = _elements(x_ptr, norm_ptr, order_ptr, at + SPAN // 2, QUADS, NORM)
+    sums = tl.sum(_sums_of_words(words, x0, x1, x2, x3, y0, y1, y2, y3), 2)
+    near = tl.sum(x0 + x1 + x2 + x3 + y3, 1)
+    far = tl.sum(y0 + y1 + y2, 1)
+    sums -= ((128.0 + ZERO) * near + (2048.0 + ZERO) * far)[None, :]
+    place = quad[None, :] * 32 // GROUP * WEIGHT_ROWS + weight_row[:, None]
+    if zeros_ptr is not None:
+        sums -= tl.load(zeros_ptr + place) * (near + far)[None, :]
+    return squares + others, sums * tl.load(scales_ptr + place)
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _packed_row_linear(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    zeros_ptr,
+    order_ptr,
+    bias_ptr,
+    norm_ptr,
+    out_ptr,
+    eps,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    ZERO: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUADS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    HALVES: tl.constexpr = 2 if GATED else 1
+    row = tl.arange(0, ROWS * HALVES)
+    output = tl.program_id(0) * ROWS + row % ROWS
+    # Rows past the last one repeat it: what they give is not stored.
+    weight_row = tl.minimum(output, OUT - 1) + row // ROWS * OUT
+    quad = tl.arange(0, QUADS)
+    word = 4 * quad[:, None] + tl.arange(0, 4)[None, :]
+    source = codes_ptr + weight_row.to(tl.int64)[:, None, None] * (IN // 8) + word[None, :, :]
+    if PDL:
+        launch_dependents()
+    words = tl.load(source)
+    if PDL:
+        wait_for_inputs()
+
+    squares, sums = _products(
+        x_ptr, norm_ptr, order_ptr, scales_ptr, zeros_ptr, words, quad, weight_row,
+        OUT * HALVES, GROUP, SPAN, ZERO, QUADS, NORM,
+    )  # fmt: skip
+    for first in tl.range(QUADS, IN // 32, QUADS, num_stages=3):
+        words = tl.load(source + 4 * first)
+        more = _products(
+            x_ptr, norm_ptr, order_ptr, scales_ptr, zeros_ptr, words, first + quad, weight_row,
+            OUT * HALVES, GROUP, SPAN, ZERO, QUADS, NORM,
+        )  # fmt: skip
+        squares, sums = squares + more[0], sums + more[1]
+
+    y = tl.sum(sums, 1)
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares) / IN + eps)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + weight_row).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(y, (2, ROWS))))
+        y = gate * tl.sigmoid(gate) * up
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    to = out_ptr + output
+    if ADD:
+        y += tl.load(to, mask=output < OUT, other=0.0).to(tl.float32)
+    tl.store(to, y.to(out_ptr.dtype.element_ty), mask=output < OUT)
+
+
+def packed_row_linear(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    norm: tuple[torch.Tensor | None, float],
+    out: torch.Tensor,
+    *,
+    gated: bool,
+    adds: bool,
+    pdl: bool,
+) -> None:
+    """row_linear of a weight of 4 bits without a table. `norm`: weight and eps; `adds`: to what `out` has."""
+    assert weight.bits == 4, weight.bits
+    assert weight.table is None
+    norm_weight, eps = norm
+    out_features = weight.codes.size(0) // (2 if gated else 1)
+    quads = weight.in_features // 32
+    at_a_time = min(MOST_QUADS, quads & -quads)
+    launch = {"launch_pdl": True} if pdl else {}
+    _packed_row_linear[(triton.cdiv(out_features, ROWS),)](
+        x,
+        weight.codes.view(torch.int32),
+        weight.scales,
+        weight.zeros,
+        weight.order,
+        weight.bias,
+        norm_weight,
+        out,
+        eps,
+        IN=weight.in_features,
+        OUT=out_features,
+        GROUP=weight.group_size,
+        SPAN=weight.span,
+        ZERO=weight.zero if weight.zeros is None else 0.0,
+        ROWS=ROWS,
+        QUADS=at_a_time,
+        NORM=norm_weight is not None,
+        GATED=gated,
+        ADD=adds,
+        PDL=pdl,
+        num_warps=WARPS,
+        **launch,
+    )

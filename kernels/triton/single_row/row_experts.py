@@ -1,0 +1,206 @@
+"""The experts of a single token, in two kernels that read those alone: for decoding a single sequence (row_linear.py).
+
+Both find the token's best experts themselves, in every program: that is a few hundred numbers, and a kernel that did it
+for them would be one more link in the chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.routing import Routing
+from kernels.triton.moe.expert_layers import StackedExperts
+from kernels.triton.moe.grouped_linear import activate
+from kernels.triton.moe.routing import choice_of, constants, scores_of, take_top
+from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from kernels.triton.single_row.row_linear import Norm
+
+CHUNK = 1024  # elements of a weight's row at a time
+
+
+@dataclass(frozen=True)
+class RowExpertsTile:
+    """Rows of a weight that a program takes: of gates and of ups each; of every expert's second weight."""
+
+    up: int
+    down: int
+
+
+ROW = RowExpertsTile(up=8, down=4)  # of nine tried on an H200: 37 us where 4 and 2 take over 42
+
+
+@triton.jit
+def _choose(
+    logits_ptr,
+    scale,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_WIDTH: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """The token's experts and their weights, [TOP_WIDTH] each; past TOP_K expert 0 with the weight 0."""
+    at = tl.arange(0, WIDTH)
+    logits = tl.load(logits_ptr + at, mask=at < EXPERTS, other=0.0).to(tl.float32)[None, :]
+    scores = scores_of(logits, (at < EXPERTS)[None, :], SIGMOID)
+    choice = choice_of(scores, None, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
+    ids, weights = take_top(choice, scores, at, TOP_K, TOP_WIDTH, RENORMALIZE)
+    return tl.max(ids, 0), tl.sum(weights, 0) * scale
+
+
+@triton.jit(do_not_specialize=["eps", "scale"])
+def _row_experts_up(
+    x_ptr,
+    norm_ptr,
+    logits_ptr,
+    weight_ptr,
+    out_ptr,
+    load_ptr,
+    eps,
+    scale,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_WIDTH: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """out [TOP_K, OUT]: the gate's results of the token's experts."""
+    rank = tl.program_id(1)
+    row = tl.arange(0, 2 * ROWS)
+    output = tl.program_id(0) * ROWS + row % ROWS
+    at = tl.arange(0, CHUNK)
+    if PDL:
+        launch_dependents()
+        wait_for_inputs()
+    ids, _ = _choose(
+        logits_ptr, scale, EXPERTS, WIDTH, TOP_K, TOP_WIDTH, SIGMOID, RENORMALIZE, GROUPS, TOP_GROUPS, GROUP_TOP,
+        GROUP_WIDTH, LEAST,
+    )  # fmt: skip
+    expert = tl.sum(tl.where(tl.arange(0, TOP_WIDTH) == rank, ids, 0), 0)
+    if load_ptr is not None:  # noqa: SIM102 - one is known by the type of an argument, the other by its value
+        if tl.program_id(0) == 0:
+            tl.store(load_ptr + expert, tl.load(load_ptr + expert) + 1)
+    weight_row = expert.to(tl.int64) * (2 * OUT) + tl.where(output < OUT, output, 0) + row // ROWS * OUT
+    source = weight_ptr + weight_row[:, None] * IN + at[None, :]
+    squares = tl.zeros([CHUNK], tl.float32)
+    sums = tl.zeros([2 * ROWS, CHUNK], tl.float32)
+    for start in tl.static_range(0, IN, CHUNK):
+        inside = start + at < IN
+        x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        weights = tl.load(source + start, mask=inside[None, :], other=0.0).to(tl.float32)
+        squares += x * x
+        x *= tl.load(norm_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        sums += weights * x[None, :]
+    y = tl.sum(sums, 1) * tl.rsqrt(tl.sum(squares, 0) / IN + eps)
+    gate, up = tl.split(tl.trans(tl.reshape(y, (2, ROWS))))
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    made = activate(gate, up, LIMIT, ALPHA)
+    tl.store(out_ptr + rank * OUT + output, made.to(out_ptr.dtype.element_ty), mask=output < OUT)
+
+
+@triton.jit(do_not_specialize=["scale"])
+def _row_experts_down(
+    gated_ptr,
+    logits_ptr,
+    weight_ptr,
+    residual_ptr,
+    scale,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_WIDTH: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_TOP: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """The weighted sum of what the experts make of `gated` [TOP_K, IN] is added to the residual."""
+    if PDL:
+        launch_dependents()
+        wait_for_inputs()
+    ids, weights = _choose(
+        logits_ptr, scale, EXPERTS, WIDTH, TOP_K, TOP_WIDTH, SIGMOID, RENORMALIZE, GROUPS, TOP_GROUPS, GROUP_TOP,
+        GROUP_WIDTH, LEAST,
+    )  # fmt: skip
+    output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    read = tl.where(output < OUT, output, 0)
+    row = tl.reshape(ids.to(tl.int64)[:, None] * OUT + read[None, :], (TOP_WIDTH * ROWS,))
+    rank = tl.arange(0, TOP_WIDTH * ROWS) // ROWS
+    at = tl.arange(0, CHUNK)
+    sums = tl.zeros([TOP_WIDTH * ROWS, CHUNK], tl.float32)
+    for start in tl.static_range(0, IN, CHUNK):
+        inside = (rank < TOP_K)[:, None] & (start + at < IN)[None, :]
+        weight = tl.load(weight_ptr + row[:, None] * IN + start + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        gated = tl.load(gated_ptr + rank[:, None] * IN + start + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        sums += weight * gated
+    made = tl.reshape(tl.sum(sums, 1), (TOP_WIDTH, ROWS))
+    to = residual_ptr + output
+    y = tl.sum(made * weights[:, None], 0) + tl.load(to, mask=output < OUT, other=0.0).to(tl.float32)
+    tl.store(to, y.to(residual_ptr.dtype.element_ty), mask=output < OUT)
+
+
+def row_experts_takes(routing: Routing) -> bool:
+    """More experts of a token would need more registers than there are."""
+    return routing.top_k <= 16
+
+
+def row_experts(
+    residual: torch.Tensor,
+    norm: Norm,
+    logits: torch.Tensor,
+    routing: Routing,
+    packed: StackedExperts,
+    load: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+    shape: RowExpertsTile | None = None,
+) -> None:
+    """What the experts that `logits` [1, num_experts] choose make of rms_norm(residual) is added to `residual` [1,
+    hidden_size], in place."""
+    assert packed.gate_up_bias is None
+    assert packed.down_bias is None
+    shape, (_, hidden_size, size) = shape or ROW, packed.down.shape
+    chosen = constants(routing, packed.down.size(0))
+    launch = {"launch_pdl": True} if pdl else {}
+    gated = torch.empty((routing.top_k, size), dtype=residual.dtype, device=residual.device)
+    _row_experts_up[(triton.cdiv(size, shape.up), routing.top_k)](
+        residual, norm.weight, logits, packed.gate_up, gated, load, norm.eps, routing.scale,
+        IN=hidden_size, OUT=size, ROWS=shape.up, CHUNK=min(CHUNK, triton.next_power_of_2(hidden_size)), PDL=pdl,
+        LIMIT=packed.gate.limit, ALPHA=packed.gate.alpha, **chosen, num_warps=4, **launch,
+    )  # fmt: skip
+    _row_experts_down[(triton.cdiv(hidden_size, shape.down),)](
+        gated, logits, packed.down, residual, routing.scale,
+        IN=size, OUT=hidden_size, ROWS=shape.down, CHUNK=min(CHUNK, triton.next_power_of_2(size)), PDL=pdl,
+        **chosen, num_warps=4, **launch,
+    )  # fmt: skip

@@ -1,0 +1,249 @@
+"""A matrix times one row, with what stands before and after it: norm, gate, residual. For decoding a single sequence.
+
+At one row a product is nothing but reading the weight. Each program reads a few of its rows, several chunks of them
+before it waits for the kernel before it (pdl.py), so that memory never rests between the kernels of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.reference.linear import LinearWeight
+from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from kernels.triton.quantization.eight_bit_linear import GROUP, EightBitWeight
+from kernels.triton.quantization.packed_linear import PackedWeight
+from kernels.triton.single_row.packed_row_linear import packed_row_linear
+from kernels.triton.single_row.row_narrow import Narrow, Norm, chunk_of, narrow_of_row, row_narrow
+
+__all__ = ["Norm", "RowTile", "row_linear", "row_linear_takes", "row_narrow_as_cut", "shape_for"]
+
+LONG_CHUNK = 2048  # elements of a weight's row that a program holds at a time, of rows that are long
+
+
+@triton.jit
+def _products(
+    x_ptr,
+    norm_ptr,
+    weights,
+    scales_ptr,
+    row,
+    weight_row,
+    start,
+    at,
+    OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Squares of x and products with it, of a chunk. A weight's scales stand for GROUP of its rows and columns (0: it
+    has none, or one for each row): a program's rows share them, or each half of them if they are gated."""
+    x, scaled = chunk_of(x_ptr, norm_ptr, start + at, NORM)
+    scaled = scaled[None, :]
+    if GROUP:
+        of_group = scales_ptr + (start + at) // GROUP * (2 * OUT if GATED else OUT)
+        scales = tl.load(of_group + tl.min(weight_row, 0))[None, :]
+        if GATED:
+            others = tl.load(of_group + tl.max(weight_row, 0) // GROUP * GROUP)[None, :]
+            scales = tl.where((row < ROWS)[:, None], scales, others)
+        scaled = scaled * scales
+    return x * x, weights.to(tl.float32) * scaled
+
+
+@triton.jit(do_not_specialize=["eps", "num_adapters", "num_projections", "num_narrows"])
+def _row_linear(
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    bias_ptr,
+    norm_ptr,
+    out_ptr,
+    starts_ptr,
+    table_ptr,
+    narrow_ptr,
+    eps,
+    num_adapters,
+    num_projections,
+    num_narrows,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """WIDTH: 0 in steps without adapters. In others the first `num_narrows` programs are for that of the row."""
+    program = tl.program_id(0)
+    if WIDTH > 0:
+        if program < num_narrows:
+            narrow_of_row(
+                x_ptr, norm_ptr, starts_ptr, table_ptr, narrow_ptr, eps, num_adapters, num_projections,
+                IN, ROWS, CHUNK, NORM, PDL, WIDTH,
+            )  # fmt: skip
+            return
+        program -= num_narrows
+    HALVES: tl.constexpr = 2 if GATED else 1
+    row = tl.arange(0, ROWS * HALVES)
+    output = program * ROWS + row % ROWS
+    weight_row = output + row // ROWS * OUT
+    at = tl.arange(0, CHUNK)
+    source = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + at[None, :]
+    inside = (output < OUT)[:, None]
+    if PDL:
+        launch_dependents()
+    first = tl.load(source, mask=inside, other=0.0)
+    if AHEAD > 1:
+        second = tl.load(source + CHUNK, mask=inside, other=0.0)
+    if AHEAD > 2:
+        third = tl.load(source + 2 * CHUNK, mask=inside, other=0.0)
+    if PDL:
+        wait_for_inputs()
+
+    squares, sums = _products(x_ptr, norm_ptr, first, scales_ptr, row, weight_row, 0, at, OUT, ROWS, NORM, GATED, GROUP)
+    if AHEAD > 1:
+        more = _products(x_ptr, norm_ptr, second, scales_ptr, row, weight_row, CHUNK, at, OUT, ROWS, NORM, GATED, GROUP)
+        squares, sums = squares + more[0], sums + more[1]
+    if AHEAD > 2:
+        more = _products(
+            x_ptr, norm_ptr, third, scales_ptr, row, weight_row, 2 * CHUNK, at, OUT, ROWS, NORM, GATED, GROUP
+        )
+        squares, sums = squares + more[0], sums + more[1]
+    for start in range(AHEAD * CHUNK, IN, CHUNK):
+        weight = tl.load(source + start, mask=inside, other=0.0)
+        more = _products(x_ptr, norm_ptr, weight, scales_ptr, row, weight_row, start, at, OUT, ROWS, NORM, GATED, GROUP)
+        squares, sums = squares + more[0], sums + more[1]
+
+    y = tl.sum(sums, 1)
+    if scales_ptr is not None:  # noqa: SIM102 - one is known by the type of an argument, the other by its value
+        if GROUP == 0:
+            y *= tl.load(scales_ptr + weight_row, mask=output < OUT, other=0.0)
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares, 0) / IN + eps)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + weight_row, mask=output < OUT, other=0.0).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(y, (2, ROWS))))
+        y = gate * tl.sigmoid(gate) * up
+    output = program * ROWS + tl.arange(0, ROWS)
+    to = out_ptr + output
+    if ADD:
+        y += tl.load(to, mask=output < OUT, other=0.0).to(tl.float32)
+    tl.store(to, y.to(out_ptr.dtype.element_ty), mask=output < OUT)
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """How a product is cut up."""
+
+    rows: int  # of the weight, a program (of each half, if gated)
+    chunk: int  # elements of those rows at a time
+    ahead: int  # chunks loaded before waiting
+    warps: int
+
+
+def row_linear(
+    x: torch.Tensor,
+    weight: LinearWeight | EightBitWeight | PackedWeight,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    narrow: Narrow | None = None,
+    pdl: bool = False,
+    shape: RowTile | None = None,
+) -> torch.Tensor:
+    """linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of that.
+
+    With `residual` [1, out_features] the product is added to it in place, and it is what is returned. An 8-bit weight
+    meets x as it is: only products of many rows need both in 8 bits. Packed weights have 4 bits, and no table.
+    """
+    if isinstance(weight, PackedWeight):
+        out = residual
+        if out is None:
+            out = x.new_empty((1, weight.codes.size(0) // (2 if gated else 1)))
+        if narrow is not None:
+            row_narrow_as_cut(x, narrow, norm, pdl=pdl)
+        normed = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        packed_row_linear(x, weight, normed, out, gated=gated, adds=residual is not None, pdl=pdl)
+        return out
+    codes, scales, grouped = (
+        (weight.codes, weight.scales, weight.is_grouped)
+        if isinstance(weight, EightBitWeight)
+        else (weight.weight, None, False)
+    )
+    assert not (grouped and gated) or codes.size(0) % (2 * GROUP) == 0
+    in_features = codes.size(1)
+    out_features = codes.size(0) // (2 if gated else 1)
+    shape = shape or shape_for(in_features, gated, element_size=codes.element_size())
+    out = residual
+    if out is None:
+        out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
+    launch = {"launch_pdl": True} if pdl else {}
+    num_narrows = triton.cdiv(narrow.weights.most_ranks, shape.rows) if narrow else 0
+    num_adapters = narrow.weights.table.size(0) if narrow else 0
+    _row_linear[(num_narrows + triton.cdiv(out_features, shape.rows),)](
+        x,
+        codes,
+        scales,
+        weight.bias,
+        None if norm is None else norm.weight,
+        out,
+        narrow.starts if narrow else None,
+        narrow.weights.table if narrow else None,
+        narrow.products if narrow else None,
+        0.0 if norm is None else norm.eps,
+        num_adapters,
+        len(narrow.weights.sizes) if narrow else 0,
+        num_narrows,
+        IN=in_features,
+        OUT=out_features,
+        ROWS=shape.rows,
+        CHUNK=shape.chunk,
+        AHEAD=shape.ahead,
+        NORM=norm is not None,
+        GATED=gated,
+        ADD=residual is not None,
+        PDL=pdl,
+        GROUP=GROUP if grouped else 0,
+        WIDTH=triton.next_power_of_2(num_adapters) if narrow else 0,
+        num_warps=shape.warps,
+        **launch,
+    )
+    return out
+
+
+def row_narrow_as_cut(x: torch.Tensor, narrow: Narrow, norm: Norm | None, *, pdl: bool) -> None:
+    """In a launch of its own, cut up as a product of 16 bits."""
+    tile = shape_for(x.size(1), gated=False)
+    row_narrow(x, narrow, norm, rows=tile.rows, chunk=tile.chunk, warps=tile.warps, pdl=pdl)
+
+
+def row_linear_takes(in_features: int) -> bool:
+    """Whole chunks only, of at least a warp's vectors of 16-bit elements."""
+    return in_features % 256 == 0
+
+
+def shape_for(in_features: int, gated: bool, *, element_size: int = 2) -> RowTile:
+    """By measurement on an H200. 4,096 wide: chunks of 2,048, two ahead, take 55 us for 28,672 rows (52 are the bytes),
+    where chunks of 1,024, three ahead, take 72: too many registers. 1,024 wide: 8 rows a program if they are gated (3.9
+    us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us for 28,672 rows (26 are the bytes), 17
+    for 14,336 x 4,096 (13), where the others take 45 and 21."""
+    is_long = in_features >= 2 * LONG_CHUNK
+    if is_long and element_size == 2 and in_features % LONG_CHUNK == 0:
+        return RowTile(rows=4, chunk=LONG_CHUNK, ahead=2, warps=8)
+    chunk = LONG_CHUNK // 2
+    while in_features % chunk:
+        chunk //= 2
+    rows = 8 if gated and in_features == chunk else 4
+    if is_long and element_size == 1:
+        return RowTile(rows=8, chunk=chunk, ahead=2, warps=4)
+    return RowTile(rows=rows, chunk=chunk, ahead=min(in_features // chunk, 3), warps=4)

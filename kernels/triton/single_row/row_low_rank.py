@@ -1,0 +1,164 @@
+"""The second half of an adapter in the chain for single rows: the first was made beside the product (row_narrow.py).
+
+What follows a product in the chain (a gate, the sum with the residual) comes behind what the adapter adds, and so it is
+done here.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.low_rank import COLUMNS, NUM_WORDS, adapter_of_row, weight_at
+from kernels.triton.pdl import launch_dependents, wait_for_inputs
+from kernels.triton.single_row.row_narrow import Narrow
+
+ROW_COLUMNS = 32  # of the result, a program
+RANKS = 64  # at a time
+
+
+@triton.jit
+def _up(up_ptr, column, has_column, low, ranks, RANKS: tl.constexpr):
+    rank = low + tl.arange(0, RANKS)
+    inside = has_column[:, None] & (rank < ranks)[None, :]
+    return tl.load(up_ptr + column.to(tl.int64)[:, None] * ranks + rank[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _narrow_part(narrow_ptr, projection, low, ranks, RANKS: tl.constexpr):
+    rank = low + tl.arange(0, RANKS)
+    return tl.load(narrow_ptr + projection * ranks + rank, mask=rank < ranks, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _adapted(
+    y_ptr,
+    narrow_ptr,
+    up_ptr,
+    gains,
+    first,
+    column,
+    has_column,
+    projection,
+    ranks,
+    OUT: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """The layer's outputs with the adapter's; `first`: of `up`, what was loaded beforehand; `gains`: their address."""
+    sums = first.to(tl.float32) * _narrow_part(narrow_ptr, projection, 0, ranks, RANKS)
+    for low in range(RANKS, ranks, RANKS):
+        up = _up(up_ptr, column, has_column, low, ranks, RANKS)
+        sums += up.to(tl.float32) * _narrow_part(narrow_ptr, projection, low, ranks, RANKS)
+    y = tl.load(y_ptr + column, mask=has_column, other=0.0).to(tl.float32)
+    if (gains != 0) & (ranks > 0):
+        gains_at = gains.to(tl.pointer_type(tl.float32)) + column
+        y = y * tl.load(gains_at, mask=has_column, other=0.0) + tl.load(gains_at + OUT, mask=has_column, other=0.0)
+    return y + tl.sum(sums, 1)
+
+
+@triton.jit(do_not_specialize=["num_adapters", "num_column_tiles"])
+def _row_low_rank(
+    y_ptr,
+    narrow_ptr,
+    starts_ptr,
+    table_ptr,
+    column_tiles_ptr,
+    out_ptr,
+    num_adapters,
+    num_column_tiles,
+    OUT: tl.constexpr,
+    PROJECTIONS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_TILE: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """GATED: y has 2 * OUT elements, gates first. PER_TILE: programs of a column tile."""
+    number, ranks = adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH)
+    up_ptr = weight_at(table_ptr, number, 1, out_ptr)
+    gains = tl.load(table_ptr + number * NUM_WORDS + 3)
+    program = tl.program_id(0)
+    if GATED:
+        column = program * COLUMNS + tl.arange(0, COLUMNS)
+        has_column = column < OUT
+        projection = 0
+    else:
+        tile = program // PER_TILE
+        projection = tl.load(column_tiles_ptr + tile)
+        first_column = tl.load(column_tiles_ptr + num_column_tiles + tile) + program % PER_TILE * COLUMNS
+        column = first_column + tl.arange(0, COLUMNS)
+        has_column = column < tl.load(column_tiles_ptr + 2 * num_column_tiles + tile)
+    if PDL:
+        launch_dependents()
+    first = _up(up_ptr, column, has_column, 0, ranks, RANKS)
+    if GATED:
+        second = _up(up_ptr, column + OUT, has_column, 0, ranks, RANKS)
+    if PDL:
+        wait_for_inputs()
+    HALVES: tl.constexpr = 2 if GATED else 1
+    y = _adapted(y_ptr, narrow_ptr, up_ptr, gains, first, column, has_column, projection, ranks, OUT * HALVES, RANKS)
+    if GATED:
+        up = _adapted(
+            y_ptr,
+            narrow_ptr,
+            up_ptr,
+            gains,
+            second,
+            column + OUT,
+            has_column,
+            PROJECTIONS - 1,
+            ranks,
+            OUT * HALVES,
+            RANKS,
+        )
+        y = y * tl.sigmoid(y) * up
+    if ADD:
+        y += tl.load(out_ptr + column, mask=has_column, other=0.0).to(tl.float32)
+    tl.store(out_ptr + column, y.to(out_ptr.dtype.element_ty), mask=has_column)
+
+
+def row_low_rank(
+    y: torch.Tensor,
+    narrow: Narrow,
+    *,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Adds to y [1, out_features] of a product what the adapter of its row does, in place; `gated`: returns silu of the
+    first half times the second; with `residual` [1, out_features] the sum is added to that, which is returned."""
+    weights = narrow.weights
+    out_features, num_tiles = sum(weights.sizes) // (2 if gated else 1), weights.column_tiles.size(1)
+    assert y.size(1) == sum(weights.sizes)
+    assert not gated or (len(weights.sizes) <= 2 and weights.sizes[0] % out_features == 0)
+    out = y if residual is None else residual
+    if gated:
+        out = torch.empty((1, out_features), dtype=y.dtype, device=y.device)
+    per_tile = COLUMNS // ROW_COLUMNS
+    launch = {"launch_pdl": True} if pdl else {}
+    _row_low_rank[(triton.cdiv(out_features, ROW_COLUMNS) if gated else num_tiles * per_tile,)](
+        y,
+        narrow.products,
+        narrow.starts,
+        weights.table,
+        weights.column_tiles,
+        out,
+        weights.table.size(0),
+        num_tiles,
+        OUT=out_features,
+        PROJECTIONS=len(weights.sizes),
+        COLUMNS=ROW_COLUMNS,
+        PER_TILE=per_tile,
+        RANKS=RANKS,
+        WIDTH=triton.next_power_of_2(weights.table.size(0)),
+        GATED=gated,
+        ADD=residual is not None,
+        PDL=pdl,
+        num_warps=4,
+        **launch,
+    )
+    return out

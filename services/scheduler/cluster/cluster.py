@@ -1,0 +1,291 @@
+"""Everything a scheduler looks after: workers, frontends, and their sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from services.scheduler.cluster.adapters import Adapters
+from services.scheduler.cluster.assignments import Assignments
+from services.scheduler.cluster.holds import Hold, Holds
+from services.scheduler.cluster.live_sequences import LiveSequences
+from services.scheduler.cluster.terms import Terms
+from services.scheduler.core.counts import Counts
+from services.scheduler.core.ending import Failure, Reason
+from services.scheduler.core.plan import Events, Finished
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.submission_checks import check_ids, refusal
+from services.scheduler.frontends.submissions import SequenceFactory, adapter_of
+from services.scheduler.operations.wanted import Wanted
+from services.scheduler.replicas.replica import Clock, Replica
+from services.scheduler.request_traces import RequestTraces
+from shared.adapter_contents import AdapterId
+from shared.columns import ColumnError
+from shared.errors import InvalidArgument
+from shared.logs import logger
+from shared.metrics.scheduler import SchedulerMetrics
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.settings import SchedulerSettings
+from shared.tracing import NoTraces
+
+log = logger("cluster")
+
+Send = Callable[[pb.SessionResponse], None]
+
+
+class Cluster:
+    """One event loop's state; nothing in it waits."""
+
+    def __init__(
+        self, settings: SchedulerSettings, clock: Clock, metrics: SchedulerMetrics, traces: NoTraces | None = None
+    ) -> None:
+        self.terms = Terms()
+        self.replicas: dict[str, Replica] = {}
+        self.frontends: dict[int, Send] = {}
+        self.draining = False
+        self.wanted = Wanted()
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self.traces = RequestTraces(traces or NoTraces(), clock)
+        self._factory = SequenceFactory()
+        self._live = LiveSequences()
+        self._counts: dict[str, Counts] = {}
+        self._holds = Holds(self.replicas)
+        self.adapters = Adapters(
+            self.replicas,
+            num_users=self._live.num_users,
+            used_by=self._adapters_on,
+            moved_in=self._adapter_came,
+        )
+        self.assignments = Assignments(
+            settings,
+            clock,
+            metrics,
+            replicas=self.replicas,
+            terms=self.terms,
+            adapters=self.adapters,
+            traces=self.traces,
+            deliver=self.deliver,
+        )
+
+    # Frontends.
+
+    def join(self, owner: int, send: Send) -> None:
+        self.frontends[owner] = send
+        self._live.join(owner)
+
+    def part(self, owner: int) -> Iterator[None]:
+        """A frontend is gone: nobody wants its sequences any more. They end one by one, as the caller goes on."""
+        del self.frontends[owner]
+        for sequence_id in list(self._live.of(owner)):
+            self.cancel(owner, [sequence_id], Reason.CANCELLED)
+            yield
+        self._live.part(owner)
+
+    def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
+        """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end. What cannot
+        be taken in ends with an error, and nothing is left of it. InvalidArgument for what cannot be answered."""
+        parking = self.assignments.parking  # not half of it
+        next_id = submission.first_sequence_id
+        end_id = next_id + submission.num_sequences
+        try:
+            check_ids(submission, self._live.of(owner))
+            failure = self._refusal(submission)
+            if failure is None:
+                for sequence in self._factory.sequences(submission, owner, self._clock()):
+                    num_ids = len(sequence.outputs) or 1
+                    self.traces.taken_in(sequence, submission.traceparent)
+                    self._live.add(sequence)
+                    self.assignments.take_in(sequence, parking=parking)
+                    next_id += num_ids
+                    yield
+                return
+        except InvalidArgument:
+            raise
+        except ColumnError as error:
+            failure = Failure("INVALID_ARGUMENT", str(error))
+        except Exception:
+            log.exception("a submission cannot be taken in", request=submission.request_id)
+            failure = Failure("INTERNAL", "internal error")
+        for sequence_id in range(next_id, end_id):
+            self._fail(owner, [sequence_id], failure)
+            yield
+
+    def _fail(self, owner: int, sequence_ids: Iterable[int], failure: Failure) -> None:
+        """They end here, whatever is known of them."""
+        nobody = [Sequence(0, owner, sequence_id, bytearray(), 0, 0) for sequence_id in sequence_ids]
+        for end in nobody:
+            sequence = self._live.forget(owner, end.sequence_id)
+            if sequence is not None:
+                self.assignments.drop(sequence)
+        self.deliver(Events(finished=[Finished(end, Reason.ERROR, failure=failure) for end in nobody]))
+
+    def cancel(self, owner: int, sequence_ids: Iterable[int], reason: Reason) -> None:
+        for sequence_id in sequence_ids:
+            sequence = self._live.of(owner).get(sequence_id)
+            if sequence is None:
+                continue  # ended meanwhile
+            try:
+                self.assignments.cancel(sequence, reason)
+            except Exception:
+                log.exception("a cancellation failed", request=sequence.request_id)
+                self._fail(owner, [sequence_id], Failure("INTERNAL", "internal error"))
+
+    # Workers.
+
+    def counts_of(self, worker_id: str) -> Counts:
+        """Totals that outlive an attachment."""
+        return self._counts.setdefault(worker_id, Counts())
+
+    def attach(self, replica: Replica) -> None:
+        self.replicas[replica.id] = replica
+        self.wanted.attached(replica, self.replicas.values())
+        self._holds.set(Hold.SLEEP, bool(self.wanted.asleep))
+        replica.hold(bool(self._holds))
+        self.assignments.attached(replica)
+        self.adapters.attached(replica)
+        self.assignments.empty_lobby()
+
+    def _adapter_came(self) -> None:
+        self.assignments.empty_lobby()
+
+    def _adapters_on(self, replica: Replica) -> set[object]:
+        """That sequences there go through."""
+        return {s.adapter for s in self._live if self.assignments.replica_of(s.key) is replica}
+
+    def detach(self, replica: Replica, *, lost: bool) -> None:
+        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was replaced already.
+
+        `lost`: not of its own will.
+        """
+        if self.replicas.get(replica.id) is not replica:
+            return
+        del self.replicas[replica.id]
+        replica.pause()
+        replica.adapters.lose()
+        replica.orders.lose()
+        replica.flush()
+        num_moved = self.assignments.detached(replica, lost=lost)
+        log.info("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
+
+    def let_leave(self, replica: Replica) -> None:
+        """A worker wants to go: what runs moves to another worker; if there is none it ends here, or waits for one
+        while generation is paused."""
+        replica.leaving = True
+        if self._holds or any(other.takes_sequences for other in self.replicas.values()):
+            replica.pause()
+        self.assignments.give_back(replica)
+
+    def has_left(self, replica: Replica) -> bool:
+        """Whether a leaving worker may go now."""
+        return replica.leaving and not replica.busy and (replica.paused or not len(replica.core.running))
+
+    @property
+    def paused(self) -> bool:
+        """Generation is, by operators."""
+        return Hold.PAUSE in self._holds
+
+    @property
+    def is_held(self) -> bool:
+        """No worker runs steps, whatever the reason."""
+        return bool(self._holds)
+
+    def hold(self, reason: Hold, held: bool) -> None:
+        """Pauses generation or lets it go on, on the workers that are there and on those to come; it goes on when no
+        reason is left."""
+        self._holds.set(reason, held)
+        self.park(False)
+        if not self._holds:
+            self.assignments.empty_lobby()
+
+    def give_back(self, replica: Replica) -> None:
+        """A worker has been taken from sequences: those that hold no slot there go on elsewhere, or wait."""
+        self.assignments.give_back(replica)
+
+    def came_back(self) -> None:
+        """Workers take sequences again, or have other weights."""
+        self.assignments.came_back()
+
+    def park(self, parking: bool) -> None:
+        """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
+        self.assignments.park(parking)
+
+    def abort(self) -> int:
+        """Ends every sequence, with what it has. Returns how many that were."""
+        count = 0
+        for owner in self._live.owners:
+            ids = list(self._live.of(owner))
+            count += len(ids)
+            self.cancel(owner, ids, Reason.CANCELLED)
+        return count
+
+    # Time.
+
+    def tick(self) -> None:
+        """Deadlines of those who wait; called a few times a second."""
+        self.assignments.expire()
+        for replica in self.replicas.values():
+            replica.wake()
+        self.assignments.tick()
+
+    # What it knows.
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.assignments.lobby) + sum(r.core.num_waiting for r in self.replicas.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(r.core.running) for r in self.replicas.values())
+
+    def num_sequences_of(self, owner: int) -> int:
+        return len(self._live.of(owner))
+
+    @property
+    def num_begun(self) -> int:
+        """Sequences that have tokens of their output."""
+        return self._live.num_begun
+
+    @property
+    def idle(self) -> bool:
+        return self.assignments.idle
+
+    # Events.
+
+    def deliver(self, events: Events) -> None:
+        """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
+        self.traces.happened(events, self._worker_of)
+        batches = Batches(events.weight_version)
+        batches.add(events)
+        for finished in events.finished:
+            sequence = finished.sequence
+            self._live.forget(sequence.owner, sequence.sequence_id)
+            self.assignments.ended(sequence.key)
+        for owner, messages in batches.by_owner.items():
+            send = self.frontends.get(owner)
+            if send is not None:
+                for message in messages:
+                    send(message)
+
+    def _worker_of(self, key: int) -> str:
+        replica = self.assignments.replica_of(key)
+        return "" if replica is None else replica.id
+
+    def _refusal(self, submission: pb.Submission) -> Failure | None:
+        """Why a submission is not taken; None if it is."""
+        model = self.terms.model
+        failure, reason = refusal(submission, 0 if model is None else model.vocab_size), "malformed"
+        if failure is None and self.draining:
+            failure, reason = Failure("UNAVAILABLE", "the scheduler is draining"), "draining"
+        elif failure is None and self.num_waiting + submission.num_sequences > self._settings.max_waiting:
+            text = f"{self.num_waiting} sequences wait; the limit is {self._settings.max_waiting}"
+            failure, reason = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000), "max_waiting"
+        elif failure is None and self._lacks(adapter_of(submission)):
+            failure, reason = Failure("NOT_FOUND", f"The model `{submission.adapter}` does not exist."), "adapter"
+        if failure is not None:
+            self._metrics.refused.labels(reason).inc()
+        return failure
+
+    def _lacks(self, adapter: AdapterId | None) -> bool:
+        return adapter is not None and bool(self.replicas) and not self.adapters.knows(adapter)

@@ -1,0 +1,51 @@
+"""What a scheduler says of its cluster: to frontends, and as metrics."""
+
+from __future__ import annotations
+
+from services.scheduler.cluster.cluster import Cluster
+from shared.metrics.scheduler import ClusterGauges
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.worker.v1 import worker_pb2
+
+
+def view_of(cluster: Cluster, scheduling_policy: str) -> pb.ClusterView:
+    """What frontends are told."""
+    taking = [r for r in cluster.replicas.values() if r.takes_sequences]
+    waiting_tokens = sum(sequence.num_tokens for sequence in cluster.assignments.lobby)
+    blocks = [r.core.kv.use for r in taking]
+    num_blocks = sum(use.total for use in blocks)
+    adapters = cluster.adapters.offered if taking else {}
+    terms, weights = cluster.terms, cluster.wanted.weights
+    return pb.ClusterView(
+        model=terms.model if terms.layout is not None else None,
+        layout=terms.layout,
+        max_model_len=max((r.core.limits.max_model_len for r in taking), default=0),
+        num_workers=len(taking),
+        num_waiting=cluster.num_waiting,
+        num_running=cluster.num_running,
+        num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in taking),
+        draining=cluster.draining,
+        scheduling_policy=scheduling_policy,
+        max_logprobs=min((r.hello.max_logprobs for r in taking), default=0),
+        logits_processors=_common([r.hello for r in taking]),
+        structured_output_backends=terms.grammar_libraries,
+        weights=weights if weights.update else None,
+        adapters=adapters,
+        adapter_digests=b"".join(adapters.values()),
+        kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,
+    )
+
+
+def gauges_of(cluster: Cluster) -> ClusterGauges:
+    layout, replicas = cluster.terms.layout, cluster.replicas.values()
+    return ClusterGauges(
+        deferred=len(cluster.assignments.lobby) + sum(r.core.grammars.num_blocked for r in replicas),
+        paused=cluster.is_held,
+        unowned_blocks=sum(replica.core.kv.num_unowned() for replica in replicas),
+        block_size=layout.block_size if layout is not None else 0,
+    )
+
+
+def _common(hellos: list[worker_pb2.WorkerHello]) -> list[str]:
+    """Logits processors that all have."""
+    return sorted(set.intersection(*(set(hello.logits_processors) for hello in hellos))) if hellos else []

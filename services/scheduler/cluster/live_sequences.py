@@ -1,0 +1,54 @@
+"""Which sequences there are, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from services.scheduler.core.sequence import Sequence
+from shared.adapter_contents import AdapterId
+
+NONE: Mapping[int, Sequence] = {}
+
+
+class LiveSequences:
+    """From submission to end, by the frontend that owns them. The outputs of a beam search lead to its root."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, Sequence]] = {}  # owner -> sequence id -> sequence
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Each as often as it has ids."""
+        for sequences in self._of.values():
+            yield from sequences.values()
+
+    @property
+    def owners(self) -> list[int]:
+        return list(self._of)
+
+    def join(self, owner: int) -> None:
+        self._of[owner] = {}
+
+    def part(self, owner: int) -> None:
+        del self._of[owner]
+
+    def of(self, owner: int) -> Mapping[int, Sequence]:
+        """By id; none for an owner that is gone."""
+        return self._of.get(owner, NONE)
+
+    def add(self, sequence: Sequence) -> None:
+        sequences = self._of[sequence.owner]
+        for output in sequence.outputs or (sequence,):
+            sequences[output.sequence_id] = sequence
+
+    def forget(self, owner: int, sequence_id: int) -> Sequence | None:
+        """It has ended; None if it had already."""
+        sequences = self._of.get(owner)
+        return None if sequences is None else sequences.pop(sequence_id, None)
+
+    def num_users(self, adapter: AdapterId) -> int:
+        return sum(sequence.adapter == adapter for sequence in self)
+
+    @property
+    def num_begun(self) -> int:
+        """Those that have tokens of their output."""
+        return sum(sequence.has_begun for sequence in self)

@@ -1,0 +1,86 @@
+"""What operators may ask of a scheduler, whichever way they come: by its admin port or through a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.scheduler.cluster.cluster import Cluster
+from services.scheduler.cluster.holds import Hold
+from services.scheduler.operations import quiet
+from services.scheduler.operations.sleeping import Sleeping
+from services.scheduler.operations.weight_updates import WeightUpdates
+from services.scheduler.status import Status
+from shared.errors import FailedPrecondition, Unavailable
+from shared.logs import logger
+from shared.pb.admin.v1 import admin_pb2 as pb
+
+log = logger("administration")
+
+
+class Administration:
+    """Status, the cache reset, the pause of generation, weights, sleep, and adapters."""
+
+    def __init__(self, cluster: Cluster, status: Status, changing: asyncio.Lock, on_change: Callable[[], None]) -> None:
+        """`changing`: is held by whoever changes what is on devices; `on_change`: tells frontends at once what they may
+        name."""
+        self.updates = WeightUpdates(cluster, changing)
+        self._sleeping = Sleeping(cluster, changing)
+        self._cluster = cluster
+        self._status = status
+        self._on_change = on_change
+
+    def status(self) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(services=self._status.services())
+
+    async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
+        """All workers or none: a worker with running sequences refuses before any is reset (FailedPrecondition)."""
+        replicas = list(self._cluster.replicas.values())
+        if not request.preempt_running:
+            busy = [replica.id for replica in replicas if len(replica.core.running)]
+            if busy:
+                raise FailedPrecondition(f"sequences run on {', '.join(busy)}; set preempt_running to reset anyway")
+        counts = await asyncio.gather(*(quiet.reset(replica) for replica in replicas))
+        return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
+
+    async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
+        """Returns once no step and no transfer is under way on any worker."""
+        num_aborted = await quiet.hold(self._cluster, Hold.PAUSE, request.mode)
+        num_kept = self._cluster.num_waiting + self._cluster.num_running
+        log.info("generation paused", kept=num_kept, aborted=num_aborted)
+        return pb.PauseGenerationResponse(num_kept=num_kept, num_aborted=num_aborted)
+
+    async def resume_generation(self, _request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
+        self._cluster.hold(Hold.PAUSE, False)
+        log.info("generation resumed")
+        return pb.ResumeGenerationResponse()
+
+    async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
+        """Of this scheduler's workers alone: where there are several schedulers, ask a frontend. Raises QuireError."""
+        async with self.updates.staged(self.updates.next_number(), request) as update:
+            if not update.num_workers:
+                raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
+            return await update.swap()
+
+    async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
+        """Returns when all workers sleep. Raises QuireError."""
+        return await self._sleeping.sleep(request)
+
+    async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
+        """Returns when they are awake. Raises QuireError."""
+        return await self._sleeping.wake_up(request)
+
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
+        """Returns once every worker has it, and frontends have been told. Raises QuireError."""
+        loaded = await self._cluster.adapters.load(request, self._cluster.terms.model_name)
+        self._on_change()
+        return loaded
+
+    async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
+        """Returns once frontends have been told. Raises NotFound, FailedPrecondition."""
+        unloaded = await self._cluster.adapters.unload(request.name)
+        self._on_change()
+        return unloaded
+
+    async def list_adapters(self) -> pb.ListAdaptersResponse:
+        return self._cluster.adapters.listed()

@@ -1,0 +1,104 @@
+"""The thread that has the device: it builds the replica, obeys commands in their order, and says how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from services.worker.engine.device_work import Command, DeviceWork, Outlet
+from services.worker.engine.replies import Replies
+from services.worker.ranks.group import RankGroup
+from services.worker.replica import Occupancy, Replica
+from services.worker.runner.expert_load import LoadByLayer
+from services.worker.structured.compile_pool import CompilePool
+from shared.logs import logger
+
+log = logger("worker.engine")
+
+IDLE_AFTER_S = 0.05
+PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not after every step
+
+Commands = queue.SimpleQueue[Command | None]  # None: stop
+
+
+class DeviceThread:
+    """Sleeps when there is nothing to do. What it publishes any thread may read; the rest is its own."""
+
+    def __init__(
+        self,
+        build: Callable[[], Replica],
+        inbox: Commands,
+        outlet: Outlet,
+        *,
+        ranks: RankGroup,
+        grammars: CompilePool,
+        replies: Replies,
+        started: asyncio.Future[Replica],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        """Begins at once. `started` gets the replica, or what building it raised; `died` is told what ends it later."""
+        self._build, self._inbox, self._outlet = build, inbox, outlet
+        self._ranks, self._grammars, self._replies = ranks, grammars, replies
+        self._started, self._died = started, died
+        self._work: DeviceWork | None = None  # once the replica is built
+        self._num_begun = self._num_obeyed = 0  # commands
+        self._dirty = True
+        self._published_s = 0.0
+        self.occupancy = Occupancy(0, 0, 0)
+        self.expert_load: LoadByLayer = {}
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
+
+    def progress(self) -> dict[str, object]:
+        """What it has got done, if it has something to do. Any thread may ask."""
+        if self._work is not None and self._work.operates:
+            return {}
+        in_flight = self._work is not None and self._work.num_in_flight > 0
+        has_work = self._num_begun > self._num_obeyed or in_flight or not self._inbox.empty()
+        return {"device": self._num_obeyed} if has_work else {}
+
+    def stop(self) -> threading.Thread:
+        """Ends after the commands that are here. Returns the thread, to be joined."""
+        self._inbox.put(None)
+        return self._thread
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            try:
+                replica = self._build()
+                self._ranks.start()
+            except Exception as error:
+                self._replies.fail(self._started, error)
+                return
+            self._work = DeviceWork(replica, self._ranks, self._grammars, self._outlet)
+            self._replies.resolve(self._started, replica)
+            try:
+                while (command := self._next(replica)) is not None:
+                    self._num_begun += 1
+                    self._dirty = True
+                    self._work.obey(command)
+                    self._num_obeyed += 1
+            except Exception as error:
+                log.exception("the engine failed")
+                self._died(error)
+
+    def _next(self, replica: Replica) -> Command | None:
+        if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
+            self._publish(replica)
+        if self._dirty:
+            try:
+                return self._inbox.get(timeout=IDLE_AFTER_S)
+            except queue.Empty:
+                self._publish(replica)
+        return self._inbox.get()
+
+    def _publish(self, replica: Replica) -> None:
+        self.occupancy = replica.occupancy()
+        self.expert_load = replica.expert_load()
+        self._published_s = time.monotonic()
+        self._dirty = False

@@ -1,0 +1,293 @@
+"""The device has a thread of its own: plans go in through a queue, results come out on the event loop.
+
+On CUDA a step is launched before the one before it has ended; a second thread sleeps until the device has passed a
+step's end and hands its tokens on, so that the first is free to launch the next. On the CPU a launch is the whole step.
+All threads sleep when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from google.protobuf.message import DecodeError
+
+from services.worker.engine.device_thread import Commands, DeviceThread
+from services.worker.engine.device_work import (
+    AddAdapter,
+    Execute,
+    ForgetCache,
+    MoveBlocks,
+    Operate,
+    Receiver,
+    ReleaseGrammar,
+    RemoveAdapter,
+    Rest,
+    ShareGrammar,
+)
+from services.worker.engine.outcomes import Outcomes
+from services.worker.engine.replies import Replies, set_exception
+from services.worker.kv.held_blocks import HeldReport
+from services.worker.kv_transfer.fetcher import Fetcher
+from services.worker.kv_transfer.orders import PageOrder
+from services.worker.lora.folders import AdapterFolders
+from services.worker.lora.peft_folder import PeftFolder
+from services.worker.lora.reader import AdapterReader
+from services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from services.worker.replica import Occupancy, Replica
+from services.worker.runner.expert_load import LoadByLayer
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.step.step_inputs import StepInputs
+from services.worker.structured.background import Background
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared import columns
+from shared.adapter_contents import AdapterId
+from shared.errors import FailedPrecondition, InvalidArgument, QuireError, to_proto
+from shared.logs import logger
+from shared.metrics.worker import NO_COST, StepCost
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+log = logger("worker.engine")
+
+MOST_STUCK_LOOKS = 240  # of check_ranks() at one command: two minutes, as worker/service.py calls it
+
+
+class StepObserver(Protocol):
+    """Is told of every step, on the event loop."""
+
+    def step_done(self, result: pb.StepResult, num_tokens: int, cost: StepCost) -> None: ...
+
+    def grammar_prepared(self, prepared: Prepared) -> None: ...
+
+
+class Engine:
+    """Built and used on the event loop: what is asked of the device, and what is still to be answered."""
+
+    def __init__(
+        self,
+        build: Callable[[], Replica],
+        observer: StepObserver,
+        *,
+        grammars: CompilePool,
+        synchronous: bool,
+        ranks: RankGroup | None = None,
+        adapters: AdapterReader | None = None,
+        staged: bool = False,
+    ) -> None:
+        """`build` makes rank 0's part of the replica, on the device's thread; `synchronous`: its launches return when
+        they are done; `ranks`: None for a replica of one; `adapters`: None: it takes none while it
+        runs; `staged`: other ranks have other layers."""
+        self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
+        self._grammars = grammars
+        self._observer = observer
+        self._ranks: RankGroup = ranks or OneRank()
+        self._loop = asyncio.get_running_loop()
+        self._replies = Replies(self._loop)
+        self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
+        self._stuck_looks, self._seen_done = 0, object()
+        self._stager: Background | None = None  # once weights are to be staged beside steps
+        self.last_step_s: float | None = None  # time.monotonic() when a step last ended
+        self._pending_s: deque[float] = deque()  # when the plans without a result came
+        # The replica, for its facts: only the device's thread may call its methods.
+        self.started: asyncio.Future[Replica] = self._loop.create_future()
+        self.died: asyncio.Future[None] = self._loop.create_future()
+        died = partial(self._replies.fail, self.died)
+        self._inbox: Commands = queue.SimpleQueue()
+        self._outcomes = Outcomes(
+            self._replies,
+            self._ranks,
+            again=self._inbox.put,
+            deliver=self._deliver,
+            died=died,
+            synchronous=synchronous,
+            staged=staged,
+        )
+        self._device = DeviceThread(
+            build,
+            self._inbox,
+            self._outcomes,
+            ranks=self._ranks,
+            grammars=grammars,
+            replies=self._replies,
+            started=self.started,
+            died=died,
+        )
+
+    @property
+    def oldest_pending_s(self) -> float:
+        """How long the oldest plan without a result has been here; 0 if there is none. Any thread may ask."""
+        try:
+            return time.monotonic() - self._pending_s[0]
+        except IndexError:
+            return 0.0
+
+    def progress(self) -> dict[str, object]:
+        """What the device's thread has got done, if it has something to do."""
+        return self._device.progress()
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return self._device.occupancy
+
+    @property
+    def expert_load(self) -> LoadByLayer:
+        return self._device.expert_load
+
+    async def rest(self, receiver: Receiver) -> HeldReport:
+        """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
+        self._replies.receiver = receiver
+        self._pending_s.clear()
+        reply: asyncio.Future[HeldReport] = self._loop.create_future()
+        self._inbox.put(Rest(reply))
+        return await reply
+
+    def submit(self, receiver: Receiver, plan: pb.StepPlan) -> None:
+        self._pending_s.append(time.monotonic())
+        self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
+
+    def transfer(self, receiver: Receiver, order: pb.Transfer) -> None:
+        """After the plans that are here."""
+        self._inbox.put(MoveBlocks(receiver, order))
+
+    def disk_transfer(self, receiver: Receiver, order: pb.DiskTransfer) -> None:
+        """Beside the steps and all other moves."""
+
+        def answer(lost: list[int], took_us: int) -> None:
+            column = columns.u32_bytes(lost)
+            done = pb.Transferred(transfer_id=order.transfer_id, transfer_us=took_us, lost_blocks=column)
+            self._replies.moved(receiver, done)
+
+        try:
+            self.started.result().move_on_disk(order, answer)
+        except PlanViolation as violation:
+            receiver.break_off(f"disk transfer {order.transfer_id} breaks the session: {violation}")
+
+    def fetch_blocks(self, receiver: Receiver, order: pb.FetchBlocks) -> None:
+        """Beside the steps."""
+        if self.fetcher is None:
+            receiver.break_off("this worker reads nobody's blocks, and said so")
+        else:
+            self.fetcher.fetch(receiver, order)
+
+    @property
+    def receiver(self) -> Receiver | None:
+        """The attachment that lasts."""
+        return self._replies.receiver
+
+    async def ask(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
+        """The reply to an order about pages. Raises what it met."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._inbox.put(make(reply))
+        return await reply
+
+    def forget_cache(self) -> None:
+        self._inbox.put(ForgetCache())
+
+    def prepare_grammar(self, receiver: Receiver, order: pb.PrepareGrammar) -> None:
+        """At once, beside the steps."""
+        grammar_id = order.grammar_id
+
+        def done(prepared: Prepared) -> None:
+            self._replies.post(self._observer.grammar_prepared, prepared)
+            self._replies.grammar_prepared(receiver, grammar_id, prepared)
+
+        try:
+            constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
+        except DecodeError:  # schedulers do not look at it
+            done(Prepared(InvalidArgument("grammar: not a serialized StructuredOutput", field="grammar"), 0))
+        else:
+            self._inbox.put(ShareGrammar(order))
+            self._grammars.prepare(grammar_id, constraint, done)
+
+    def release_grammar(self, grammar_id: bytes) -> None:
+        """After the plans that are here, which may name it."""
+        self._inbox.put(ReleaseGrammar(grammar_id))
+
+    def load_adapter(self, receiver: Receiver, order: pb.LoadAdapter) -> None:
+        """Read beside the steps, then put between two of them."""
+        if not self._max_adapters:
+            error = FailedPrecondition("lora_folders: this worker was started with none: it loads no adapters")
+            receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=to_proto(error)))
+            return
+
+        def done(found: tuple[PeftFolder, bytes] | QuireError) -> None:
+            if isinstance(found, QuireError):
+                self._replies.adapter_not_loaded(receiver, order.order_id, found)
+            else:
+                self._inbox.put(AddAdapter(receiver, order.order_id, *found))
+
+        self._adapters.read(order.name, order.path, order.digest, done)
+
+    def device_order(self, receiver: Receiver, order: pb.DeviceOrder) -> None:
+        """After the plans that are here; weights may be staged beside them."""
+        replica = self.started.result()
+        if order.WhichOneof("order") != "stage_weights" or not replica.stages_beside_steps:
+            self._inbox.put(Operate(receiver, order))
+            return
+
+        def stage() -> None:
+            error: Exception | None = None
+            try:
+                with torch.inference_mode():
+                    replica.stage_weights(order.stage_weights)
+            except Exception as raised:
+                error = raised
+            if not self._outcomes.takes(receiver):
+                replica.drop_weights()
+            self._replies.order_done(receiver, order, error)
+
+        if self._stager is None:
+            self._stager = Background("weights", begin=lambda: torch.set_num_threads(1))
+        self._stager.submit(stage)
+
+    @property
+    def _max_adapters(self) -> int:
+        adapters = self.started.result().adapters
+        return adapters.max_adapters if adapters is not None else 0
+
+    def unload_adapter(self, order: pb.UnloadAdapter) -> None:
+        """After the plans that are here, which may name it."""
+        self._inbox.put(RemoveAdapter(AdapterId(order.name, order.digest)))
+
+    def check_ranks(self) -> None:
+        """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
+        try:
+            self._ranks.check()
+            self._check_progress()
+        except RankFailure as failure:
+            self._ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
+            set_exception(self.died, failure)
+
+    def _check_progress(self) -> None:
+        """A collective that some ranks are not in waits for ever."""
+        done = self.progress().get("device") if self._ranks.size > 1 else None
+        self._stuck_looks = self._stuck_looks + 1 if done is not None and done == self._seen_done else 0
+        self._seen_done = done
+        if self._stuck_looks > MOST_STUCK_LOOKS:
+            raise RankFailure("the ranks are stuck in a step")
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Lets the threads finish what they are at; whether they did in time."""
+        threads = [self._device.stop(), *self._outcomes.stop()]
+        deadline = self._loop.time() + timeout_s
+        for thread in threads:
+            await asyncio.to_thread(thread.join, max(0.0, deadline - self._loop.time()))
+        await asyncio.to_thread(self._ranks.stop, max(0.0, deadline - self._loop.time()))
+        return not any(thread.is_alive() for thread in threads)
+
+    # On the loop
+
+    def _deliver(self, receiver: Receiver, result: pb.StepResult, inputs: StepInputs) -> None:
+        self.last_step_s = time.monotonic()
+        if receiver is self._replies.receiver:
+            self._pending_s.popleft()
+            receiver.deliver(result)
+        cost = self.started.result().cost_model
+        self._observer.step_done(result, inputs.num_tokens, cost.of(inputs) if cost else NO_COST)

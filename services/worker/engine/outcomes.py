@@ -1,0 +1,169 @@
+"""What becomes of what the device was told: results and answers go to the event loop, steps that are done back to the
+device's thread. Threads of their own wait for what takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+from services.worker.device.device import is_broken
+from services.worker.engine.device_work import (
+    AddAdapter,
+    Arrived,
+    BegunMove,
+    Command,
+    FinishedStep,
+    LaunchedStep,
+    Operate,
+    Receiver,
+)
+from services.worker.engine.replies import Replies
+from services.worker.engine.waiter import Waiter
+from services.worker.kv.held_blocks import HeldReport
+from services.worker.kv_transfer.orders import BegunPages, PageOrder
+from services.worker.ranks.group import RankFailure, RankGroup
+from services.worker.step.step_inputs import StepInputs
+from shared.errors import Internal
+from shared.logs import logger
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+log = logger("worker.engine")
+
+Deliver = Callable[[Receiver, pb.StepResult, StepInputs], None]
+
+
+class Outcomes:
+    """The outlet of DeviceWork."""
+
+    def __init__(
+        self,
+        replies: Replies,
+        ranks: RankGroup,
+        *,
+        again: Callable[[Command], None],
+        deliver: Deliver,
+        died: Callable[[BaseException], None],
+        synchronous: bool,
+        staged: bool,
+    ) -> None:
+        """`again`: puts a command before the device's thread; `deliver`: is called with results, on the event loop;
+        `died`: is told of errors after which there is no device; `synchronous` and `staged`: as of the engine."""
+        self._replies, self._ranks = replies, ranks
+        self._again, self._deliver, self._died = again, deliver, died
+        self._broken: Receiver | None = None  # its later plans are skipped
+        self._steps: Waiter[LaunchedStep] | None = None  # None: they are done when they are launched
+        self._moves: Waiter[BegunMove | BegunPages] | None = None  # None: they are done when they have begun
+        self._arrivals: Waiter[LaunchedStep] | None = None  # None: there are no other stages
+        if not synchronous:
+            self._steps = Waiter("waiting", "steps", self._finish_apart, died)
+            self._moves = Waiter("moving", "blocks", self._finish_move, died)
+        if staged:
+            self._arrivals = Waiter("arrivals", "other stages", self._await_arrival, died)
+
+    def stop(self) -> list[threading.Thread]:
+        """The threads end after what they have been given. Returns them, to be joined."""
+        return [waiter.stop() for waiter in (self._steps, self._moves, self._arrivals) if waiter is not None]
+
+    # On the device's thread
+
+    def takes(self, receiver: Receiver) -> bool:
+        return receiver is self._replies.receiver and receiver is not self._broken
+
+    def launched(self, step: LaunchedStep) -> FinishedStep | None:
+        if self._steps is None:
+            return self._finish(step)
+        self._steps.put(step)
+        return None
+
+    def pending(self, step: LaunchedStep) -> None:
+        assert self._arrivals is not None, "other ranks have other layers"
+        self._arrivals.put(step)
+
+    def rested(self, reply: asyncio.Future[HeldReport], report: HeldReport) -> None:
+        self._replies.resolve(reply, report)
+
+    def moving(self, move: BegunMove) -> None:
+        self._await_move(move)
+
+    def paging(self, begun: BegunPages) -> None:
+        self._await_move(begun)
+
+    def not_paged(self, order: PageOrder, error: Exception) -> None:
+        if is_broken(error):
+            raise error
+        self._replies.fail(order.reply, error)
+
+    def not_moved(self, receiver: Receiver, transfer_id: int, error: Exception) -> None:
+        if is_broken(error):
+            raise error
+        self._replies.not_moved(receiver, transfer_id, error)
+
+    def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
+        if error is not None and is_broken(error):
+            raise error
+        name = command.folder.name
+        if error is None:
+            log.info("adapter loaded", adapter=name, digest=command.digest.hex()[:16])
+            self._replies.adapter_loaded(command.receiver, command.order_id, command.digest)
+        else:
+            log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
+            self._replies.adapter_not_loaded(command.receiver, command.order_id, error)
+
+    def operated(self, command: Operate, error: Exception | None) -> None:
+        if error is not None and is_broken(error):
+            raise error
+        self._replies.order_done(command.receiver, command.order, error)
+
+    def _await_move(self, move: BegunMove | BegunPages) -> None:
+        if self._moves is None:
+            self._finish_move(move)
+        else:
+            self._moves.put(move)
+
+    # On the threads that wait (on the device's, if that is synchronous)
+
+    def _finish_move(self, move: BegunMove | BegunPages) -> None:
+        """A device that is broken raises; steps will meet it as well."""
+        move.moving.wait()
+        if isinstance(move, BegunPages):
+            self._replies.resolve(move.order.reply, move.content)
+            return
+        took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
+        done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
+        self._replies.moved(move.receiver, done)
+
+    def _await_arrival(self, step: LaunchedStep) -> None:
+        step.flight.launch.await_arrival()
+        self._again(Arrived(step))
+
+    def _finish_apart(self, step: LaunchedStep) -> None:
+        self._again(self._finish(step))
+
+    def _finish(self, step: LaunchedStep) -> FinishedStep:
+        flight = step.flight
+        try:
+            output = flight.launch.wait()
+            self._ranks.collect(step.ticket, flight.inputs)
+            result = flight.result(output, step.wait_us)
+        except Exception as error:
+            self.failed(step.receiver, flight.step_id, error)
+            return FinishedStep(step, None)
+        self._replies.post(self._deliver, step.receiver, result, flight.inputs)
+        return FinishedStep(step, output)
+
+    # On either
+
+    def broke(self, receiver: Receiver, reason: str) -> None:
+        self._broken = receiver
+        self._replies.post(receiver.break_off, reason)
+
+    def failed(self, receiver: Receiver, step_id: int, error: Exception) -> None:
+        log.exception("step failed", step=step_id)
+        self.broke(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
+        if is_broken(error):
+            self._died(Internal(f"the device is broken: {error}"))
+        elif isinstance(error, RankFailure):
+            self._died(error)

@@ -1,0 +1,45 @@
+"""A thread that sleeps until the device, or another rank, has done something."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from shared.logs import logger
+
+log = logger("worker.engine")
+
+Thing = TypeVar("Thing")
+
+
+class Waiter(Generic[Thing]):
+    """Waits for one thing after the other, in the order in which they are put. Begins at once."""
+
+    def __init__(
+        self, name: str, things: str, wait: Callable[[Thing], None], died: Callable[[BaseException], None]
+    ) -> None:
+        """`name`: the thread's; `things`: what it waits for, in words; `died` is told what `wait` raised, which ends
+        the thread."""
+        self._things, self._wait, self._died = things, wait, died
+        self._queue: queue.SimpleQueue[Thing | None] = queue.SimpleQueue()  # None: stop
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, thing: Thing) -> None:
+        """From any thread."""
+        self._queue.put(thing)
+
+    def stop(self) -> threading.Thread:
+        """Ends after what was put before. Returns the thread, to be joined."""
+        self._queue.put(None)
+        return self._thread
+
+    def _run(self) -> None:
+        try:
+            while (thing := self._queue.get()) is not None:
+                self._wait(thing)
+        except Exception as error:
+            log.exception(f"the thread that waits for {self._things} failed")
+            self._died(error)

@@ -1,0 +1,1 @@
+"""What methods with weights share: passes over the model's blocks, how drafts are drawn, published heads."""

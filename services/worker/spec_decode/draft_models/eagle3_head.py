@@ -1,0 +1,178 @@
+"""The weights of an EAGLE-3 head, as its authors publish it: `fc` from three states of the model to a feature, a layer
+(`midlayer`) whose attention reads the token's embedding and the feature side by side, a norm, an output head.
+
+The output head's tokens are `draft_vocab_size` of the model's: token i of the head is token i + d2t[i] of the model.
+Embeddings are the model's, unless the head is of another size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.worker.attention.port import AttentionBackend
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.layers.attention import Attention
+from services.worker.layers.embedding import Embedding
+from services.worker.layers.linear import Projection
+from services.worker.layers.mlp import MLP
+from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.rotary import cos_sin_table
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.spec_decode.draft_models.eagle_head import read_head_decoder, refused
+from services.worker.step.forward_batch import ForwardBatch
+
+NUM_STATES = 3
+LAYER, OTHER_LAYER = "midlayer", "layers.0"  # the second as vLLM calls it
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """A head's config.json is that of a decoder with one layer."""
+
+    decoder: DecoderConfig
+    vocab_size: int  # of its output head
+    layers: tuple[int, ...]  # of the model, whose inputs it reads
+    norms_residual: bool
+
+
+def read_eagle3(values: dict[str, Any], target: DecoderConfig) -> Eagle3Config:
+    """`values`: the head's config.json; raises InvalidArgument where it does not fit the model."""
+    config = ConfigFile(values)
+    if config.integer("num_hidden_layers") != 1:
+        raise refused(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
+    for name, ours in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
+        theirs = config.integer(name, ours)
+        if theirs != ours:
+            raise refused(f"the head's {name} is {theirs}, the model's {ours}")
+    decoder = read_head_decoder(config)
+    vocab_size = config.integer("draft_vocab_size", target.vocab_size)
+    if not 1 <= vocab_size <= target.vocab_size:
+        raise refused(f"draft_vocab_size is {vocab_size}, the model has {target.vocab_size} tokens")
+    return Eagle3Config(decoder, vocab_size, _layers(config, target.num_layers), config.flag("norm_before_residual"))
+
+
+def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
+    """As its authors choose them, or as config.json says."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    inner = config.get("eagle_config", {})
+    given = (inner.get(name) if isinstance(inner, dict) else None) or config.get(name, None)
+    if given is None:
+        given = [2, count // 2, count - 3]
+        if count <= NUM_STATES or not given[0] <= given[1] <= given[2]:
+            given = [0, count // 2, count - 1]
+    fits = isinstance(given, list) and len(given) == NUM_STATES
+    if not fits or any(type(layer) is not int or not 0 <= layer < count for layer in given):
+        raise refused(f"{name} is {given!r}: {NUM_STATES} layers of the model's {count} are needed")
+    return tuple(given)
+
+
+class WideAttention(Attention):
+    """Reads two vectors side by side, and gives one."""
+
+    @staticmethod
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.o_proj", config.hidden_size // 2)
+
+
+class Eagle3Head:
+    """From features and the tokens behind them to features one position on."""
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        target: DecoderConfig,
+        names: Collection[str],
+        backend: AttentionBackend,
+        *,
+        place: Placement,
+        num_positions: int,
+    ) -> None:
+        """`names`: of the checkpoint's tensors; none where weights are made up."""
+        decoder = config.decoder
+        size, eps, self._vocab_size = decoder.hidden_size, decoder.rms_norm_eps, target.vocab_size
+        layer = OTHER_LAYER if any(name.startswith(f"{OTHER_LAYER}.") for name in names) else LAYER
+        self._ops, self._norms_residual = place.ops, config.norms_residual
+        same = size == target.hidden_size
+        self._embedding = None if same else Embedding("embed_tokens", target.vocab_size, size, place)
+        self._embed_norm = RMSNorm(f"{layer}.input_layernorm", size, eps, place)
+        self._feature_norm = RMSNorm(f"{layer}.hidden_norm", size, eps, place)
+        wide = replace(decoder, hidden_size=2 * size)
+        self._attention = WideAttention(f"{layer}.self_attn", wide, 0, backend, place)
+        self._middle_norm = RMSNorm(f"{layer}.post_attention_layernorm", size, eps, place)
+        intermediate, bias, activation = decoder.intermediate_size, decoder.mlp_bias, decoder.activation
+        self._mlp = MLP(f"{layer}.mlp", size, intermediate, bias, place, activation=activation)
+        self._norm = RMSNorm("norm", size, eps, place)
+        self._fc: Tensor = place.empty(size, NUM_STATES * target.hidden_size)
+        self._output: Tensor = place.empty(config.vocab_size, size)
+        self._offsets = torch.zeros(config.vocab_size, dtype=torch.int64, device=place.device)
+        self._is_mapped = "d2t" in names or (bool(names) and config.vocab_size < target.vocab_size)
+        self._token_ids: Tensor | None = None  # of the model, once loaded; None: the same
+        self._of_states: Any = None
+        self._to_logits: Any = None
+        self._cos_sin = cos_sin_table(decoder.rope, decoder.head_dim, num_positions).to(place.device)
+        own = () if self._embedding is None else (self._embedding,)
+        norms = (self._embed_norm, self._feature_norm, self._middle_norm, self._norm)
+        self._parts: tuple[Loadable, ...] = (*own, *norms, self._attention, self._mlp)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """`t2d` says the same as `d2t`."""
+        return ("t2d", "embed_tokens.weight") if self._embedding is None else ("t2d",)
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield "fc.weight", self._fc
+        yield "lm_head.weight", self._output
+        if self._is_mapped:
+            yield "d2t", self._offsets
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        self._of_states = self._ops.prepare_linear(self._fc, None)
+        self._to_logits = self._ops.prepare_linear(self._output, None)
+        del self._fc
+        token_ids = torch.arange(len(self._offsets), device=self._offsets.device) + self._offsets
+        if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._vocab_size:
+            wrong = int(token_ids.max()) if int(token_ids.min()) >= 0 else int(token_ids.min())
+            raise refused(f"d2t points to token {wrong}, the model has {self._vocab_size}")
+        self._token_ids = token_ids if self._is_mapped or len(token_ids) < self._vocab_size else None
+        for part in self._parts:
+            part.finish()
+
+    def taken(self, features: Tensor) -> Tensor:
+        """The model's kept states, which lie behind its hidden state, as one feature."""
+        states = features[:, features.size(1) // (1 + NUM_STATES) :]
+        found: Tensor = self._ops.linear(states.contiguous(), self._of_states)
+        return found
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[num_tokens, vocab_size]: tokens that the head does not have are never drafted."""
+        logits: Tensor = self._ops.linear(self._norm(features), self._to_logits)
+        if self._token_ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        return whole.index_copy_(1, self._token_ids, logits)
+
+    def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """`features` [num_tokens, size] -> those one position on, behind `batch.logit_tokens`."""
+        embedding = model.embedding if self._embedding is None else self._embedding
+        normed = self._feature_norm(features)
+        residual = normed.clone() if self._norms_residual else features.clone()
+        both = torch.cat((self._embed_norm(embedding(batch.token_ids)), normed), dim=1)
+        attended = self._attention(both, batch, cache, self._cos_sin)
+        x = self._mlp(self._middle_norm(attended, residual))
+        if batch.logit_tokens is not None:
+            x, residual = (t.index_select(0, batch.logit_tokens) for t in (x, residual))
+        return x + residual

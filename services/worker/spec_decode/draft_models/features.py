@@ -1,0 +1,146 @@
+"""Drafting with a layer that continues the model's own features: an EAGLE head, or a multi-token prediction layer.
+
+From the feature of position i (what the model's output head gets) and the token of position i + 1 it makes a feature of
+position i + 1, which says the token of position i + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import upload
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_cache import LayerCache
+from services.worker.kv.kv_memory import BlockShape
+from services.worker.layers.placement import Placement
+from services.worker.models.causal_lm import CausalLM
+from services.worker.runner.output import RunnerOutput
+from services.worker.spec_decode.draft_models.draws import Draws
+from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
+from services.worker.spec_decode.drafter import DrafterWorker
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.proposer import Wanted
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.forward_batch import ForwardBatch
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
+from shared.columns import I32
+
+LEAST_SEEN = 0.5  # of a sequence's positions: a layer that has seen less would only guess
+
+
+class FeatureLayer(Protocol):
+    def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """`features` [num_tokens, hidden_size] -> those one position on, behind `batch.logit_tokens`."""
+
+
+class FeatureDrafter(Protocol):
+    """The weights, and what of the model they go with."""
+
+    @property
+    def model(self) -> CausalLM: ...
+
+    @property
+    def head(self) -> FeatureLayer: ...
+
+    @property
+    def place(self) -> Placement: ...
+
+    @property
+    def shape(self) -> BlockShape:
+        """Of the layer's own KV."""
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of what the layer has made, [num_rows, vocab_size]"""
+
+
+class FeatureProposer:
+    """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
+    and prefixes that came in large steps then) it never sees."""
+
+    def __init__(
+        self,
+        drafter: FeatureDrafter,
+        worker: DrafterWorker,
+        *,
+        size: int = 0,
+        enter: Callable[[Tensor], Tensor] = lambda features: features,
+    ) -> None:
+        """`size`: of the layer's features; 0: as the model's. `enter`: from what the model gives to such."""
+        self._worker, self._drafter, self._enter = worker, drafter, enter
+        limits, place = worker.limits, drafter.place
+        (self._cache,) = kv_cache.allocate(drafter.shape, limits.num_blocks, place.device)
+        self._passes = Passes(worker.table, place.device)
+        self._blocks = FilledBlocks(worker.table, limits.num_blocks)
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
+        self._feature_at = np.full(limits.max_num_seqs, -1, dtype=np.int32)  # position of the slot's latest feature
+        shape = limits.max_num_seqs, size or drafter.model.config.hidden_size
+        self._features: Tensor = torch.zeros(shape, dtype=place.dtype, device=place.device)
+
+    def hand_out(self, new: NewBlocks) -> None:
+        self._blocks.hand_out(new)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        kv_cache.copy_blocks([self._cache], copies)
+        self._blocks.copy(copies)
+
+    def begin(self, slot: int) -> None:
+        self._num_seen[slot] = self._blocks.begin(slot)
+        self._feature_at[slot] = -1
+
+    def end(self, slot: int) -> None:
+        """A new sequence overwrites all."""
+
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""
+
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        """Pairs each feature with the token behind it, as far as there is one that stays."""
+        history = self._worker.history
+        if output.features is None:
+            return
+        firsts, counts = inputs.query_start[:-1], np.diff(inputs.query_start)
+        starts = inputs.positions[firsts]
+        counts = np.minimum(counts, history.lengths[inputs.slots] - 1 - starts)
+        kept = np.flatnonzero(counts > 0)
+        if not len(kept):
+            return
+        slots, starts, counts = inputs.slots[kept], starts[kept], counts[kept].astype(np.int32)
+        features = output.features
+        if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
+            features = features.index_select(0, self._up(spread(firsts[kept], counts)[1]))
+        rows, positions = spread(starts, counts)
+        batch = self._passes.known(slots, starts, counts, history.tokens[slots[rows], positions + 1])
+        drafter, features = self._drafter, self._enter(features)
+        self._features[self._up(slots)] = drafter.head(drafter.model, features, batch, self._cache)
+        self._feature_at[slots] = starts + counts
+        self._note(slots, starts, counts)
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        lengths = wanted.history.lengths[wanted.slots]
+        can = (self._feature_at[wanted.slots] == lengths - 1) & (self._num_seen[wanted.slots] >= LEAST_SEEN * lengths)
+        if not can.any():
+            return None
+        slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
+        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        drafter, features = self._drafter, self._features[self._up(slots)]
+        token_ids = draws.draw(drafter.logits(features))
+        for batch in self._passes.drafts(slots, lengths - 1, counts - 1):
+            features = drafter.head(drafter.model, features, replace(batch, token_ids=token_ids), self._cache)
+            token_ids = draws.draw(drafter.logits(features))
+        return draws.drafts()
+
+    def _note(self, slots: Rows, starts: I32, counts: I32) -> None:
+        """Positions follow those seen before, or leave a hole, which keeps the blocks behind it from others."""
+        whole = self._num_seen[slots] >= starts
+        self._num_seen[slots] = np.where(whole, starts + counts, self._num_seen[slots] + counts)
+        self._blocks.mark(slots[whole], self._num_seen[slots[whole]])
+
+    def _up(self, array: object) -> Tensor:
+        return upload(np.asarray(array), self._drafter.place.device)

@@ -1,0 +1,137 @@
+"""draft_model: a smaller model of the same vocabulary, which says its own next tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.attention.backends import choose_attention
+from services.worker.attention.spec import attention_spec
+from services.worker.kv import kv_cache
+from services.worker.kv.kv_memory import block_shape
+from services.worker.models import taped
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.registry import find_model
+from services.worker.models.taped import TapedModel
+from services.worker.runner.model_runner import Model
+from services.worker.runner.output import RunnerOutput
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.draws import Draws
+from services.worker.spec_decode.draft_models.paged import FilledBlocks, Passes, spread
+from services.worker.spec_decode.draft_models.same_tokens import check_same_tokens
+from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.proposer import Wanted
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks, Rows
+from services.worker.step.step_inputs import StepInputs
+from shared.columns import I32
+from shared.errors import InvalidArgument
+from shared.model_identity import read_config
+
+
+class DraftModel:
+    """The weights."""
+
+    needs_features = False
+    needs_prompts = False
+
+    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+        folder = Path(settings.model).expanduser()
+        values = read_config(folder)
+        family = find_model(values)
+        config = family.read(ConfigFile(values))
+        if config.vocab_size != target.model.config.vocab_size:
+            raise InvalidArgument(
+                f"speculative_config.model: {folder} has a vocabulary of {config.vocab_size} tokens, the model one of "
+                f"{target.model.config.vocab_size}",
+                field="speculative_config",
+            )
+        check_same_tokens(folder, target.folder)
+        limits, self.place = target.limits, replace(target.place, checkpoint=config.quantization)
+        spec = attention_spec(config, limits.block_size, self.place)
+        self.backend = choose_attention(target.attention_backend, spec)
+        self.num_positions = min(config.max_positions, limits.max_model_len)
+        self.model = family(config, self.backend, self.place, self.num_positions)
+        target.loader.load(self.model, folder)
+        self.shape = block_shape(spec, config.num_layers, self.place.dtype)
+        self.block_bytes = self.shape.num_bytes
+
+    def start(self, worker: DrafterWorker) -> DraftModelProposer:
+        return DraftModelProposer(self, worker)
+
+
+class DraftModelProposer:
+    """Its KV lags behind: before it drafts it computes whatever it has not seen of a sequence, be that the last token
+    or a whole prompt."""
+
+    def __init__(self, draft: DraftModel, worker: DrafterWorker) -> None:
+        self._worker = worker
+        self._draft = draft
+        limits, place = worker.limits, draft.place
+        self._caches = kv_cache.allocate(draft.shape, limits.num_blocks, place.device)
+        recorded = taped.reject_reason(draft.model, draft.backend, place) is None
+        self._model: Model = TapedModel(draft.model, self._caches, limits) if recorded else draft.model
+        self._passes = Passes(worker.table, place.device)
+        self._blocks = FilledBlocks(worker.table, limits.num_blocks)
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions whose KV is there, by slot
+
+    def hand_out(self, new: NewBlocks) -> None:
+        self._blocks.hand_out(new)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        kv_cache.copy_blocks(self._caches, copies)
+        self._blocks.copy(copies)
+
+    def begin(self, slot: int) -> None:
+        self._num_seen[slot] = self._blocks.begin(slot)
+
+    def end(self, slot: int) -> None:
+        """A new sequence overwrites all."""
+
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""
+
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        """The history says all."""
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        lengths = wanted.history.lengths[wanted.slots]
+        fits = lengths + wanted.counts <= self._draft.num_positions
+        slots, lengths, counts = wanted.slots[fits], lengths[fits], wanted.counts[fits]
+        starts = np.minimum(self._num_seen[slots], lengths - 1)  # a refused draft has been seen in vain
+        counts_seen = self._affordable(lengths - starts)
+        self._num_seen[slots] = starts + counts_seen
+        done = counts_seen == lengths - starts
+        if not done.all():
+            behind = np.flatnonzero(~done & (counts_seen > 0))
+            if len(behind):
+                self._see(slots[behind], starts[behind], counts_seen[behind])
+            slots, starts, lengths, counts = slots[done], starts[done], lengths[done], counts[done]
+        return self._propose(slots, starts, lengths, counts) if len(slots) else None
+
+    def _affordable(self, gaps: I32) -> I32:
+        """Of what each sequence lacks, as much as a step may compute in all; the first ones first."""
+        left = self._worker.limits.max_num_batched_tokens
+        before = np.cumsum(gaps) - gaps
+        affordable: I32 = np.clip(left - before, 0, gaps).astype(np.int32)
+        return affordable
+
+    def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
+        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        token_ids = draws.draw(self._model.logits(self._see(slots, starts, lengths - starts)))
+        for batch in self._passes.drafts(slots, lengths, counts - 1):
+            hidden = self._model.forward(replace(batch, token_ids=token_ids), self._caches)
+            token_ids = draws.draw(self._model.logits(hidden))
+        self._num_seen[slots] = lengths + counts - 1
+        self._blocks.mark(slots, lengths)
+        return draws.drafts()
+
+    def _see(self, slots: Rows, starts: I32, counts: I32) -> Tensor:
+        """Known tokens; what the model's head needs behind the last one of each slot."""
+        rows, positions = spread(starts, counts)
+        batch = self._passes.known(slots, starts, counts, self._worker.history.tokens[slots[rows], positions])
+        return self._model.forward(batch, self._caches)

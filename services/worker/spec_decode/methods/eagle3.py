@@ -1,0 +1,51 @@
+"""eagle3: a decoder layer that reads what three of the model's layers read (EAGLE-3, arXiv 2503.01840).
+
+It sees and drafts as `eagle` does; its features are its own, and it has an output head of its own, over a vocabulary of
+fewer tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from services.worker.attention.backends import choose_attention
+from services.worker.attention.spec import attention_spec
+from services.worker.kv.kv_memory import block_shape
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.eagle3_head import Eagle3Head, read_eagle3
+from services.worker.spec_decode.draft_models.features import FeatureProposer
+from services.worker.spec_decode.drafter import DrafterWorker, Target
+from shared.model_identity import read_config
+
+
+class Eagle3:
+    """The weights."""
+
+    needs_features = needs_prompts = True
+
+    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+        folder = Path(settings.model).expanduser()
+        limits, self.model = target.limits, target.model
+        head_config = read_eagle3(read_config(folder), self.model.config)
+        config = head_config.decoder
+        self.place = replace(target.place, checkpoint=config.quantization)
+        spec = attention_spec(config, limits.block_size, self.place)
+        backend = choose_attention(target.attention_backend, spec)
+        self._size = config.hidden_size
+        names = target.loader.names(folder)
+        self.head = Eagle3Head(
+            head_config, self.model.config, names, backend, place=self.place, num_positions=limits.max_model_len
+        )
+        target.loader.load(self.head, folder)
+        self.model.keep_states(head_config.layers)
+        self.shape = block_shape(spec, 1, self.place.dtype)
+        self.block_bytes = self.shape.num_bytes
+
+    def start(self, worker: DrafterWorker) -> FeatureProposer:
+        return FeatureProposer(self, worker, size=self._size, enter=self.head.taken)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.head.logits(features)

@@ -1,0 +1,158 @@
+"""medusa: heads that look further ahead from the model's last feature, all at once (arXiv 2401.10774)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.device.staging import upload
+from services.worker.layers.embedding import OutputHead
+from services.worker.layers.placement import Alternative, Destination, Placement
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config_file import ConfigFile
+from services.worker.models.decoder_config import DecoderConfig
+from services.worker.runner.output import RunnerOutput
+from services.worker.spec_decode.config import SpeculativeConfig
+from services.worker.spec_decode.draft_models.draws import Draws
+from services.worker.spec_decode.draft_models.medusa_layout import MedusaLayout, read_layout, refused
+from services.worker.spec_decode.drafter import DrafterWorker, Target
+from services.worker.spec_decode.drafts import Drafts
+from services.worker.spec_decode.proposer import Wanted
+from services.worker.step.block_copies import BlockCopies
+from services.worker.step.slots import NewBlocks
+from services.worker.step.step_inputs import StepInputs
+from shared.model_identity import read_config
+
+
+class MedusaHeads:
+    """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0."""
+
+    alternatives: ClassVar[dict[str, Alternative]] = {}
+
+    def __init__(self, layout: MedusaLayout, target: DecoderConfig, place: Placement) -> None:
+        self.num_heads, self._layout, size = layout.num_heads, layout, target.hidden_size
+        self._vocab_size, place = target.vocab_size, replace(place, checkpoint=None)
+        self._weights: Tensor = place.empty(layout.num_heads, len(layout.linears[0]), size, size)
+        self._biases: Tensor = place.empty(*self._weights.shape[:3])
+        self._outputs = [OutputHead(layout.vocab_size, size, place, name) for name in layout.outputs]
+        # The model's tokens that an output embedding has rows of.
+        self._token_ids: Tensor = torch.arange(layout.vocab_size, device=place.device)
+        self._ops = place.ops
+        self._packed: list[list[Any]] = []
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        return self._layout.passed_over
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for names, weights, biases in zip(self._layout.linears, self._weights, self._biases, strict=True):
+            for name, weight, bias in zip(names, weights, biases, strict=True):
+                yield f"{name}.weight", weight
+                if self._layout.has_biases:
+                    yield f"{name}.bias", bias
+        for output in self._outputs:
+            yield from output.destinations()
+        if self._layout.token_map is not None:
+            yield self._layout.token_map, self._token_ids
+
+    def finish(self) -> None:
+        self._packed = [
+            [self._ops.prepare_linear(w.contiguous(), self._bias(b)) for w, b in zip(weights, biases, strict=True)]
+            for weights, biases in zip(self._weights, self._biases, strict=True)
+        ]
+        wrong = self._token_ids[(self._token_ids < 0) | (self._token_ids >= self._vocab_size)]
+        if len(wrong):
+            raise refused(f"{self._layout.token_map} names token {int(wrong[0])}, the model has {self._vocab_size}")
+        for output in self._outputs:
+            output.finish()
+
+    def _bias(self, bias: Tensor) -> Tensor | None:
+        return bias.contiguous() if self._layout.has_biases else None
+
+    def logits(self, model: CausalLM, features: Tensor, head: int) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size]: tokens that heads do not have are never drafted."""
+        for block in self._packed[head]:
+            features = features + torch.nn.functional.silu(self._ops.linear(features, block))
+        if not self._outputs:
+            return model.logits(features)
+        logits = self._outputs[min(head, len(self._outputs) - 1)](features)  # all share the one
+        if logits.size(1) == self._vocab_size:
+            return logits
+        whole = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        return whole.index_copy_(1, self._token_ids, logits)
+
+
+class Medusa:
+    """The weights. No KV: the last feature is all that the heads look at."""
+
+    block_bytes = 0
+    needs_features = True
+    needs_prompts = False
+
+    def __init__(self, settings: SpeculativeConfig, target: Target) -> None:
+        folder = Path(settings.model).expanduser()
+        self.model, self.place = target.model, target.place
+        config, names = self.model.config, target.loader.names(folder)
+        layout = read_layout(ConfigFile(read_config(folder)), names, config.hidden_size, config.vocab_size)
+        self.heads = MedusaHeads(layout, config, self.place)
+        target.loader.load(self.heads, folder)
+
+    def start(self, worker: DrafterWorker) -> MedusaProposer:
+        return MedusaProposer(self, worker)
+
+
+class MedusaProposer:
+    """Keeps of every slot the feature that its last token came from."""
+
+    def __init__(self, medusa: Medusa, worker: DrafterWorker) -> None:
+        self._worker, self._medusa = worker, medusa
+        num_slots, place = worker.limits.max_num_seqs, medusa.place
+        self._length_at = np.zeros(num_slots, dtype=np.int32)  # of the sequence when the feature was new
+        size = medusa.model.config.hidden_size
+        self._features: Tensor = torch.zeros((num_slots, size), dtype=place.dtype, device=place.device)
+
+    def hand_out(self, new: NewBlocks) -> None:
+        """Nothing is kept by block."""
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Nothing is kept by block."""
+
+    def begin(self, slot: int) -> None:
+        self._length_at[slot] = 0
+
+    def end(self, slot: int) -> None:
+        """A new sequence overwrites all."""
+
+    def forget(self) -> None:
+        """Nothing outlives a sequence."""
+
+    def observe(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        if output.features is None or not inputs.num_samples:
+            return
+        slots = inputs.sampled_slots
+        last = output.token_counts - 1
+        rows = inputs.sampling_tokens[last + (inputs.drafts.firsts if inputs.drafts else np.arange(len(slots)))]
+        self._features[self._up(slots)] = output.features.index_select(0, self._up(rows))
+        self._length_at[slots] = self._worker.history.lengths[slots]
+
+    def propose(self, wanted: Wanted) -> Drafts | None:
+        lengths = wanted.history.lengths[wanted.slots]
+        can = self._length_at[wanted.slots] == lengths
+        if not can.any():
+            return None
+        slots, lengths = wanted.slots[can], lengths[can]
+        counts = np.minimum(wanted.counts[can], self._medusa.heads.num_heads)
+        draws = Draws(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        features = self._features[self._up(slots)]
+        for head in range(int(counts.max())):
+            draws.draw(self._medusa.heads.logits(self._medusa.model, features, head))
+        return draws.drafts()
+
+    def _up(self, array: object) -> Tensor:
+        return upload(np.asarray(array), self._medusa.place.device)

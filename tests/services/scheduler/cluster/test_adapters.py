@@ -1,0 +1,393 @@
+"""Adapters come and go while a cluster runs: all workers have one or none, and no sequence loses its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from services.scheduler.cluster.live_sequences import LiveSequences
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.worker.v1 import worker_pb2
+from tests.admin import admin_of, calling
+from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
+from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+
+__all__ = ["start"]
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+PATIENCE_S = 20.0
+
+
+async def worker(bench: Bench, number: int = 0, **fields: Any) -> WorkerPeer:
+    """That finds two adapters, and can load some."""
+    hello = worker_pb2.WorkerHello(max_adapters=fields.pop("room", 4))
+    hello.MergeFrom(fields.pop("hello", worker_pb2.WorkerHello()))
+    return await bench.worker(**{"id": f"w{number}", "hello": hello, "digests": {"one": ONE, "other": OTHER}, **fields})
+
+
+async def ask(bench: Bench, method: str, request: Any) -> Any:
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        return await getattr(admin, method)(request)
+
+
+async def load(bench: Bench, name: str = "a", path: str = "one", *, replace: bool = False) -> pb.LoadAdapterResponse:
+    return await ask(bench, "LoadAdapter", pb.LoadAdapterRequest(name=name, path=path, replace=replace))
+
+
+async def unload(bench: Bench, name: str = "a") -> pb.UnloadAdapterResponse:
+    return await ask(bench, "UnloadAdapter", pb.UnloadAdapterRequest(name=name))
+
+
+async def listed(bench: Bench) -> list[tuple[str, bytes, int, int, bool]]:
+    answer = await ask(bench, "ListAdapters", pb.ListAdaptersRequest())
+    return [(one.name, one.digest, one.num_workers, one.num_sequences, one.leaving) for one in answer.adapters]
+
+
+def offered(frontend: FrontendPeer) -> dict[str, bytes]:
+    digests = frontend.view.adapter_digests
+    return {name: digests[32 * i : 32 * i + 32] for i, name in enumerate(frontend.view.adapters)}
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def begin(frontend: FrontendPeer, stream: int, adapter: str = "a", digest: bytes = ONE, tokens: int = 20) -> None:
+    await frontend.submit(stream, PROMPTS[stream], tokens, adapter=adapter, adapter_digest=digest, eos_token_ids=b"")
+
+
+async def test_every_worker_has_it_before_it_is_offered(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, hold_loads=asyncio.Event())
+    frontend = await bench.frontend()
+    loading = asyncio.ensure_future(load(bench))
+    await until(lambda: second.ordered)
+    assert not loading.done()
+    assert offered(frontend) == {}
+    second.hold_loads.set()
+    answer = await loading
+    assert (answer.digest, answer.num_workers) == (ONE, 2)
+    await until(lambda: offered(frontend) == {"a": ONE})
+    assert first.ordered == second.ordered == ["load a"]
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=False)
+    assert await listed(bench) == [("a", ONE, 2, 0, False)]
+
+
+async def test_what_one_worker_refuses_no_worker_keeps(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, digests={})
+    with pytest.raises(grpc.aio.AioRpcError, match="w1: there is no one") as refused:
+        await load(bench)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await until(lambda: first.ordered == ["load a", "unload a"])
+    assert second.ordered == ["load a"]
+    assert await listed(bench) == []
+
+
+async def test_workers_that_find_different_contents_are_told_apart(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, digests={"one": OTHER})
+    with pytest.raises(grpc.aio.AioRpcError, match="workers find different contents there: w0, w1"):
+        await load(bench)
+    await until(lambda: first.ordered == second.ordered == ["load a", "unload a"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        (pb.LoadAdapterRequest(name="", path="one"), "INVALID_ARGUMENT", "lora_name: 1 to 256 printable characters"),
+        (pb.LoadAdapterRequest(name="a\n", path="one"), "INVALID_ARGUMENT", "lora_name: 1 to 256 printable characters"),
+        (pb.LoadAdapterRequest(name="b", path=""), "INVALID_ARGUMENT", "lora_path: '' is not the path of a folder"),
+        (pb.LoadAdapterRequest(name="paper", path="one"), "INVALID_ARGUMENT", "'paper' is the model's own name"),
+        (pb.LoadAdapterRequest(name="a", path="other"), "INVALID_ARGUMENT", "'a' is loaded; load_inplace puts another"),
+        (pb.UnloadAdapterRequest(name="b"), "NOT_FOUND", "there is no adapter 'b'"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(start: Start, request_: Any, code: str, text: str) -> None:
+    bench = await start()
+    peer = await worker(bench)
+    await load(bench)
+    with pytest.raises(grpc.aio.AioRpcError, match=text) as refused:
+        await ask(bench, "LoadAdapter" if isinstance(request_, pb.LoadAdapterRequest) else "UnloadAdapter", request_)
+    assert refused.value.code().name == code
+    assert peer.ordered == ["load a"]
+
+
+async def test_where_workers_load_none_operators_are_told(start: Start) -> None:
+    bench = await start()
+    await bench.worker(hello=worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE))
+    for call in (load(bench, "b"), unload(bench)):
+        with pytest.raises(grpc.aio.AioRpcError, match="lora_folders: the workers were started with none") as refused:
+            await call
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    with pytest.raises(grpc.aio.AioRpcError, match=r"lora_folders: adapters can be loaded .*: off; into worker w1: on"):
+        await worker(bench, 1)
+
+
+async def test_without_workers_there_is_nobody_to_load_it(start: Start) -> None:
+    bench = await start()
+    with pytest.raises(grpc.aio.AioRpcError, match="no worker is there") as refused:
+        await load(bench)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_unknown_adapter_is_not_found(start: Start) -> None:
+    bench = await start()
+    await worker(bench)
+    frontend = await bench.frontend()
+    await begin(frontend, 0, "nobody")
+    await begin(frontend, 1)
+    await frontend.ended(0, 1)
+    assert {end.error.code for end in frontend.finished.values()} == {finish_pb2.ERROR_CODE_NOT_FOUND}
+    assert frontend.finished[0].error.message == "The model `nobody` does not exist."
+
+
+async def test_one_that_is_unloaded_stays_for_those_that_use_it(start: Start) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    peer = await worker(bench, hold=hold)
+    frontend = await bench.frontend()
+    await load(bench)
+    await begin(frontend, 0)
+    await until(lambda: frontend.view.num_running == 1)
+    assert (await unload(bench)).num_sequences == 1
+    await until(lambda: offered(frontend) == {})
+    assert await listed(bench) == [("a", ONE, 1, 1, True)]
+    assert peer.ordered == ["load a"]
+    hold.set()
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=False)
+    await until(lambda: peer.ordered == ["load a", "unload a"])
+    assert await listed(bench) == []
+    await begin(frontend, 1)
+    await frontend.ended(1)
+    assert frontend.finished[1].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
+
+
+async def test_another_takes_its_place_for_those_that_come(start: Start) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    peer = await worker(bench, hold=hold, reads_on=True)
+    frontend = await bench.frontend()
+    await load(bench)
+    await begin(frontend, 0)
+    await until(lambda: frontend.view.num_running == 1)
+    await load(bench, path="other", replace=True)
+    await until(lambda: offered(frontend) == {"a": OTHER})
+    await begin(frontend, 1, digest=OTHER)
+    await until(lambda: frontend.view.num_running + frontend.view.num_waiting == 2)
+    assert await listed(bench) == [("a", ONE, 1, 1, True), ("a", OTHER, 1, 1, False)]
+    hold.set()
+    await frontend.ended(0, 1)
+    assert not any(end.HasField("error") for end in frontend.finished.values())
+    await until(lambda: peer.ordered == ["load a", "load a", "unload a"])
+    assert await listed(bench) == [("a", OTHER, 1, 0, False)]
+
+
+async def test_a_worker_that_comes_later_gets_it_and_nobody_is_stuck_behind_that(start: Start) -> None:
+    """Who needs it waits for the worker that loads it; others run there at once."""
+    bench = await start()
+    first = await worker(bench, 0)
+    frontend = await bench.frontend()
+    await load(bench)
+    first.task.cancel()
+    loads = asyncio.Event()
+    second = await worker(bench, 1, hold_loads=loads)
+    await until(lambda: second.ordered == ["load a"])
+    await begin(frontend, 0)
+    await frontend.submit(1, PROMPTS[1], 20, eos_token_ids=b"")
+    await frontend.ended(1)
+    assert not frontend.tokens[0]
+    assert 0 not in frontend.finished
+    loads.set()
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 20, eos=False)
+
+
+async def test_sequences_go_on_with_it_where_it_is_there(start: Start) -> None:
+    """Of two other workers one cannot have it."""
+    bench = await start()
+    first = await worker(bench, 0, step_s=0.02)
+    frontend = await bench.frontend()
+    await load(bench)
+    await begin(frontend, 0, tokens=40)
+    await frontend.until(lambda: len(frontend.tokens[0]) > 2)
+    without = await worker(bench, 1, digests={})
+    await until(lambda: without.ordered == ["load a"])
+    second = await worker(bench, 2)
+    await until(lambda: second.ordered == ["load a"])
+    first.task.cancel()
+    await frontend.ended(0)
+    assert frontend.tokens[0] == oracle(PROMPTS[0], len(PROMPTS[0]) + 40, eos=False)
+    assert (await bench.status())["w1"].work.generated_tokens == 0
+
+
+async def test_a_worker_that_goes_while_it_loads_is_not_waited_for(start: Start) -> None:
+    bench = await start()
+    await worker(bench, 0)
+    second = await worker(bench, 1, hold_loads=asyncio.Event())
+    loading = asyncio.ensure_future(load(bench))
+    await until(lambda: second.ordered)
+    second.task.cancel()
+    assert (await loading).num_workers == 1
+    again = await worker(bench, 1)
+    await until(lambda: again.ordered == ["load a"])
+
+
+async def test_when_all_go_while_they_load_the_operator_hears_of_it(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, hold_loads=asyncio.Event())
+    loading = asyncio.ensure_future(load(bench))
+    await until(lambda: peer.ordered)
+    peer.task.cancel()
+    with pytest.raises(grpc.aio.AioRpcError, match="are gone") as refused:
+        await loading
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    again = await worker(bench)
+    assert await listed(bench) == []
+    assert again.ordered == []
+
+
+async def test_what_an_operator_gave_up_is_not_kept(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, hold_loads=asyncio.Event())
+    loading = asyncio.ensure_future(load(bench))
+    await until(lambda: peer.ordered)
+    loading.cancel()
+    await asyncio.wait([loading])
+    peer.hold_loads.set()
+    await until(lambda: peer.ordered == ["load a", "unload a"])
+    assert await listed(bench) == []
+    assert (await load(bench)).num_workers == 1
+
+
+async def test_a_new_scheduler_takes_over_what_workers_have(start: Start) -> None:
+    """Who lacks some gets it."""
+    bench = await start()
+    has = worker_pb2.WorkerHello(adapters=["a"], adapter_digests=ONE, adapter_paths=["one"])
+    other = worker_pb2.WorkerHello(adapters=["b"], adapter_digests=OTHER, adapter_paths=["other"])
+    first, second = await worker(bench, 0, hello=has), await worker(bench, 1, hello=other)
+    frontend = await bench.frontend()
+    await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER})
+    await until(lambda: (first.ordered, second.ordered) == (["load b"], ["load a"]))
+
+
+async def test_a_worker_that_missed_what_happened_is_brought_up_to_date(start: Start) -> None:
+    """It still has what was unloaded, and the old content of what was replaced."""
+    bench = await start()
+    await worker(bench, 0)
+    await load(bench, "a", "one")
+    await load(bench, "b", "one")
+    await unload(bench, "a")
+    await load(bench, "b", "other", replace=True)
+    stale = worker_pb2.WorkerHello(adapters=["a", "b"], adapter_digests=ONE + ONE, adapter_paths=["one", "one"])
+    late = await worker(bench, 1, hello=stale)
+    await until(lambda: sorted(late.ordered) == ["load b", "unload a", "unload b"])
+    assert await listed(bench) == [("b", OTHER, 2, 0, False)]
+
+
+async def test_who_waits_for_what_nobody_can_load_any_more_is_told(start: Start) -> None:
+    bench = await start()
+    first = await worker(bench, 0)
+    frontend = await bench.frontend()
+    await load(bench)
+    first.task.cancel()
+    await until(lambda: frontend.view.num_workers == 0)
+    await begin(frontend, 0)
+    await worker(bench, 1, digests={"one": OTHER})
+    await frontend.ended(0)
+    assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_NOT_FOUND
+
+
+async def test_a_worker_that_answers_what_nobody_asked_is_turned_away(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench)
+    loaded = worker_pb2.AdapterLoaded(order_id=9, digest=ONE)
+    peer.link.send(worker_pb2.AttachRequest(adapter_loaded=loaded))
+    with pytest.raises(grpc.aio.AioRpcError, match="the scheduler awaits no adapter 9"):
+        await peer.task
+
+
+async def test_nothing_is_counted_while_nobody_leaves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking through all sequences is for adapters that are on their way out."""
+    asked: list[object] = []
+    count = LiveSequences.num_users
+    monkeypatch.setattr(
+        LiveSequences, "num_users", lambda self, adapter: (asked.append(adapter), count(self, adapter))[1]
+    )
+    bench = await start()
+    await worker(bench)
+    frontend = await bench.frontend()
+    await load(bench)
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert not asked
+
+
+async def test_more_than_workers_have_room_for_take_turns(start: Start) -> None:
+    """What was used longest ago goes; it comes back when somebody asks for it."""
+    bench = await start()
+    peer = await worker(bench, room=2)
+    frontend = await bench.frontend()
+    for name, path in (("a", "one"), ("b", "other")):
+        await load(bench, name, path)
+    await begin(frontend, 0, "a", ONE)
+    await frontend.ended(0)
+    await load(bench, "c", "one")
+    assert peer.ordered == ["load a", "load b", "unload b", "load c"]
+    await until(lambda: offered(frontend) == {"a": ONE, "b": OTHER, "c": ONE})
+    await begin(frontend, 1, "b", OTHER)
+    await frontend.ended(1)
+    assert frontend.tokens[1] == oracle(PROMPTS[1], len(PROMPTS[1]) + 20, eos=False)
+    assert peer.ordered[4:] == ["unload a", "load b"]
+    assert peer.digests_asked[-1] == OTHER
+
+
+async def test_who_waits_for_a_place_comes_before_those_that_would_keep_it_taken(start: Start) -> None:
+    """What is in use stays, and who needs none goes on."""
+    bench = await start()
+    hold = asyncio.Event()
+    peer = await worker(bench, room=1, hold=hold, reads_on=True)
+    frontend = await bench.frontend()
+    await load(bench, "a", "one")
+    await load(bench, "b", "other")
+    assert peer.ordered == ["load a", "unload a", "load b"]
+    await begin(frontend, 0, "b", OTHER)
+    await until(lambda: frontend.view.num_running == 1)
+    await begin(frontend, 1, "a", ONE)
+    await begin(frontend, 2, "b", OTHER)
+    await frontend.submit(3, PROMPTS[3], 20, eos_token_ids=b"")
+    await until(lambda: (frontend.view.num_running, frontend.view.num_waiting) == (1, 3))
+    assert peer.ordered == ["load a", "unload a", "load b"]
+    hold.set()
+    await frontend.ended(0, 1, 2, 3)
+    for i in range(4):
+        assert frontend.tokens[i] == oracle(PROMPTS[i], len(PROMPTS[i]) + 20, eos=False)
+    assert peer.ordered[3:] == ["unload b", "load a", "unload a", "load b"]
+
+
+async def test_a_worker_that_is_full_of_what_is_in_use_takes_no_more(start: Start) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    peer = await worker(bench, room=1, hold=hold, reads_on=True)
+    frontend = await bench.frontend()
+    await load(bench)
+    await begin(frontend, 0)
+    await until(lambda: frontend.view.num_running == 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="w0: all 1 places are taken by adapters in use") as refused:
+        await load(bench, "b", "other")
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert peer.ordered == ["load a"]
+    hold.set()
+    await frontend.ended(0)
+    await load(bench, "b", "other")
+    assert await listed(bench) == [("a", ONE, 0, 0, False), ("b", OTHER, 1, 0, False)]

@@ -1,0 +1,104 @@
+"""Vectors in results, and submissions that sample nothing: what is taken, refused and passed on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.scheduler.core.core import Core
+from services.scheduler.core.ending import Reason
+from services.scheduler.core.scheduling.plan_builder import NO_SLOTS, Flight
+from services.scheduler.frontends.batches import Batches
+from services.scheduler.frontends.submission_checks import refusal
+from services.scheduler.replicas.codec import decode_result
+from services.scheduler.replicas.result_checks import ResultChecks
+from shared.columns import f32, f32_bytes, u32, u32_bytes
+from shared.errors import FailedPrecondition
+from shared.pb.common.v1 import model_pb2, sampling_pb2
+from shared.pb.scheduler.v1 import scheduler_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+from tests.services.scheduler.conftest import make_limits, make_sequence
+
+HELLO = pb.WorkerHello(max_num_seqs=8, model=model_pb2.ModelIdentity(vocab_size=50))
+ENDING = Flight(1, NO_SLOTS, NO_SLOTS.astype(np.int64), NO_SLOTS.astype(bool), {}, 9, 9, 0.0, ended={2: 5, 4: 6})
+
+
+def result(slots: list[int], sizes: list[int], values: list[float], *failed: int) -> pb.StepResult:
+    pooled = pb.PooledColumns(slots=u32_bytes(slots), sizes=u32_bytes(sizes), values=f32_bytes(values))
+    return pb.StepResult(step_id=1, pooled=pooled, failures=[pb.SlotFailure(slot=slot) for slot in failed])
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [
+        (pb.StepResult(step_id=1), r"vectors of slots \[2, 4\] are due"),
+        (result([2], [1], [1.0]), "the worker sent those of"),
+        (result([2, 4, 5], [1, 1, 1], [1.0] * 3), "are due"),
+        (result([2, 2], [1, 1], [1.0] * 2), "are due"),
+        (result([2, 4], [1], [1.0]), "pooled.sizes: 2 are due"),
+        (result([2, 4], [1, 0], [1.0]), "pooled.sizes: 1 to"),
+        (result([2, 4], [1, 2**31], [1.0]), "pooled.sizes: 1 to"),
+        (result([2, 4], [1, 2], [1.0, 2.0]), "pooled.values: 3 are due"),
+        (result([2, 4], [1, 1], [1.0, 2.0], 3), "failures"),
+    ],
+)
+def test_a_worker_cannot_lie_about_vectors(wire: pb.StepResult, text: str) -> None:
+    with pytest.raises(FailedPrecondition, match=text):
+        ResultChecks(HELLO).check(wire, ENDING)
+
+
+def test_vectors_come_for_all_that_did_not_fail() -> None:
+    ResultChecks(HELLO).check(result([2, 4], [1, 2], [1.0, 2.0, 3.0]), ENDING)
+    wire = result([2], [3], [1.0, 2.0, 3.0], 4)
+    ResultChecks(HELLO).check(wire, ENDING)
+    assert {slot: f32(column).tolist() for slot, column in decode_result(wire).pooled.items()} == {2: [1.0, 2.0, 3.0]}
+
+
+def test_a_prompt_ends_with_its_vector_and_is_told_once() -> None:
+    """Of the whole length that the model takes: nothing comes behind it."""
+    core = Core(make_limits(max_model_len=20, max_num_batched_tokens=16))
+    core.add(make_sequence(7, list(range(20)), 0, samples_nothing=True))
+    first = core.schedule(0)
+    assert first is not None
+    core.apply(decode_result(pb.StepResult(step_id=1)), 0)
+    second = core.schedule(0)
+    assert second is not None
+    assert (first.token_counts, second.token_counts) == ([16], [4])
+    assert core.schedule(0) is None
+    wire = result([0], [2], [1.5, 2.5])
+    wire.step_id = 2
+    core.apply(decode_result(wire), 0)
+    batches = Batches()
+    events = core.take_events()
+    assert [finished.reason for finished in events.finished] == [Reason.STOP]
+    batches.add(events)
+    (message,) = batches.by_owner[0]
+    assert u32(message.tokens.pooled.sequence_ids).tolist() == [7]
+    assert f32(message.tokens.pooled.values).tolist() == [1.5, 2.5]
+    assert not message.tokens.sequence_ids
+    assert not core.has_work
+    assert core.use.used == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"max_tokens": 1}, "samples_nothing: goes with max_tokens 0"),
+        ({"num_sequences": 2}, "samples_nothing: goes with max_tokens 0"),
+        ({"grammar": b"x"}, "samples_nothing: has no output"),
+        ({"beam_search": sampling_pb2.BeamSearch(width=2)}, "samples_nothing: has no output"),
+        ({"samples_nothing": False}, "max_tokens: must be at least 1"),
+        ({}, ""),
+    ],
+)
+def test_a_submission_says_one_thing(fields: dict[str, object], text: str) -> None:
+    values: dict[str, object] = {"num_sequences": 1, "samples_nothing": True, **fields}
+    submission = scheduler_pb2.Submission(
+        token_ids=bytes(8),
+        num_prompt_tokens=2,
+        root_hash=bytes(32),
+        **values,  # type: ignore[arg-type]
+    )
+    failure = refusal(submission, 50)
+    assert (failure is None) == (text == "")
+    assert failure is None or text in failure.message

@@ -1,0 +1,259 @@
+"""Generation is paused and resumed: no step runs meanwhile, nothing is lost, and nothing that waits is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from services.scheduler.cluster.cluster import Cluster
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.common.v1 import finish_pb2
+from tests.admin import admin_of, calling
+from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.scripted_peers import FrontendPeer
+from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+
+__all__ = ["start"]
+
+NUM_TOKENS = 60
+SOME_STEPS_S = 0.1
+KEEP, ABORT, WAIT = admin_pb2.PAUSE_MODE_KEEP, admin_pb2.PAUSE_MODE_ABORT, admin_pb2.PAUSE_MODE_WAIT
+
+
+async def pause(bench: Bench, mode: admin_pb2.PauseMode = KEEP) -> admin_pb2.PauseGenerationResponse:
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        return await admin.PauseGeneration(admin_pb2.PauseGenerationRequest(mode=mode))
+
+
+async def resume(bench: Bench) -> None:
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        await admin.ResumeGeneration(admin_pb2.ResumeGenerationRequest())
+
+
+async def begin(frontend: FrontendPeer, stream: int) -> None:
+    await frontend.submit(stream, PROMPTS[stream], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await frontend.until(lambda: len(frontend.tokens[stream]) > 2)
+
+
+def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
+    return all(
+        frontend.tokens[stream] == oracle(PROMPTS[stream], len(PROMPTS[stream]) + NUM_TOKENS, eos=False)
+        for stream in streams
+    )
+
+
+async def test_what_runs_and_what_comes_waits_and_goes_on(start: Start) -> None:
+    bench = await start()
+    worker = await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    assert (await pause(bench)).num_kept == 1
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await asyncio.sleep(SOME_STEPS_S)
+    before = len(frontend.tokens[0])
+    await asyncio.sleep(SOME_STEPS_S)
+    states = {name: service.state for name, service in (await bench.status()).items()}
+    assert (len(frontend.tokens[0]), len(frontend.tokens[1])) == (before, 0)
+    assert (states["s0"], states[worker.id]) == (admin_pb2.STATE_PAUSED, admin_pb2.STATE_PAUSED)
+    assert (await pause(bench)).num_kept == 2
+    await resume(bench)
+    await frontend.ended(0, 1)
+    assert says_what_the_oracle_says(frontend, 0, 1)
+    assert (await bench.status())["s0"].state == admin_pb2.STATE_READY
+
+
+async def test_the_answer_comes_when_no_step_is_under_way(start: Start) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    await bench.worker(hold=hold)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await frontend.until(lambda: frontend.view.num_running == 1)
+    asked = asyncio.ensure_future(pause(bench))
+    await asyncio.sleep(SOME_STEPS_S)
+    assert not asked.done()
+    hold.set()
+    assert (await asked).num_kept == 1
+    assert not frontend.finished
+    await resume(bench)
+    await frontend.ended(0)
+
+
+async def test_those_that_are_aborted_end_at_once_with_what_they_have(start: Start) -> None:
+    bench = await start()
+    worker = await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    answer = await pause(bench, ABORT)
+    await frontend.ended(0)
+    assert (answer.num_kept, answer.num_aborted) == (0, 1)
+    assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_CANCELLED
+    assert 2 < len(frontend.tokens[0]) < NUM_TOKENS
+    assert (await bench.status())[worker.id].blocks.used == 0
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await resume(bench)
+    await frontend.ended(1)
+    assert says_what_the_oracle_says(frontend, 1)
+
+
+async def test_cancellations_and_deadlines_are_heard_meanwhile(start: Start) -> None:
+    bench = await start()
+    worker = await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    await pause(bench)
+    await frontend.submit(1, PROMPTS[1], timeout_ms=100)
+    await frontend.cancel(0)
+    await frontend.ended(0, 1)
+    assert frontend.finished[0].reason == finish_pb2.FINISH_REASON_CANCELLED
+    assert frontend.finished[1].reason == finish_pb2.FINISH_REASON_DEADLINE
+    assert (await bench.status())[worker.id].blocks.used == 0
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_worker_that_comes_meanwhile_takes_over_when_generation_is_resumed(start: Start, leaves: bool) -> None:
+    bench = await start()
+    worker = await bench.worker(id="w0", step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    await pause(bench)
+    if leaves:
+        await worker.leave()
+        await worker.task  # type: ignore[attr-defined]
+    else:
+        worker.call.cancel()
+        await asyncio.wait([worker.task])  # type: ignore[attr-defined]
+    await bench.worker(id="w1")
+    before = len(frontend.tokens[0])
+    await asyncio.sleep(SOME_STEPS_S)
+    assert len(frontend.tokens[0]) == before < NUM_TOKENS
+    await resume(bench)
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)
+
+
+async def test_a_reset_of_the_cache_does_not_resume(start: Start) -> None:
+    bench = await start()
+    await bench.worker(step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    await pause(bench)
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True))
+    before = len(frontend.tokens[0])
+    await asyncio.sleep(SOME_STEPS_S)
+    assert len(frontend.tokens[0]) == before
+    await resume(bench)
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)
+
+
+class Parking:
+    """Whether the scheduler keeps what comes from its workers."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    def told(self, parking: bool) -> None:
+        (self.begun if parking else self.ended).set()
+        (self.ended if parking else self.begun).clear()
+
+
+@pytest.fixture
+def parking(monkeypatch: pytest.MonkeyPatch) -> Parking:
+    seen, park = Parking(), Cluster.park
+    monkeypatch.setattr(Cluster, "park", lambda self, parking: (park(self, parking), seen.told(parking)))
+    return seen
+
+
+async def begin_to_wait(
+    bench: Bench, frontend: FrontendPeer, parking: Parking
+) -> asyncio.Task[admin_pb2.PauseGenerationResponse]:
+    """For stream 0, whose first step its worker holds up."""
+    await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await frontend.until(lambda: frontend.view.num_running == 1)
+    asked = asyncio.ensure_future(pause(bench, WAIT))
+    await parking.begun.wait()
+    return asked
+
+
+async def test_what_is_there_may_end_first_and_what_comes_meanwhile_waits(start: Start, parking: Parking) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    worker = await bench.worker(hold=hold)
+    frontend = await bench.frontend()
+    asked = await begin_to_wait(bench, frontend, parking)
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    await frontend.submit(2, PROMPTS[2], timeout_ms=100)
+    await frontend.ended(2)
+    assert not asked.done()
+    hold.set()
+    answer = await asked
+    await frontend.ended(0)
+    assert (answer.num_kept, answer.num_aborted) == (1, 0)
+    assert says_what_the_oracle_says(frontend, 0)
+    assert (len(frontend.tokens[1]), frontend.finished[2].reason) == (0, finish_pb2.FINISH_REASON_DEADLINE)
+    assert (await bench.status())[worker.id].state == admin_pb2.STATE_PAUSED
+    await resume(bench)
+    await frontend.ended(1)
+    assert says_what_the_oracle_says(frontend, 1)
+
+
+async def test_if_the_caller_leaves_before_that_nothing_is_paused(start: Start, parking: Parking) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    worker = await bench.worker(hold=hold)
+    frontend = await bench.frontend()
+    asked = await begin_to_wait(bench, frontend, parking)
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    asked.cancel()
+    await parking.ended.wait()
+    hold.set()
+    await frontend.ended(0, 1)
+    assert says_what_the_oracle_says(frontend, 0, 1)
+    assert (await bench.status())[worker.id].state == admin_pb2.STATE_READY
+
+
+async def test_a_wait_that_is_resumed_says_so(start: Start, parking: Parking) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    await bench.worker(hold=hold)
+    frontend = await bench.frontend()
+    asked = await begin_to_wait(bench, frontend, parking)
+    await resume(bench)
+    with pytest.raises(grpc.aio.AioRpcError, match="generation was resumed before what runs had ended"):
+        await asked
+    hold.set()
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)
+
+
+async def test_a_wait_that_is_paused_keeps_what_is_there(start: Start, parking: Parking) -> None:
+    bench = await start()
+    hold = asyncio.Event()
+    await bench.worker(hold=hold)
+    frontend = await bench.frontend()
+    asked = await begin_to_wait(bench, frontend, parking)
+    kept = asyncio.ensure_future(pause(bench))
+    await parking.ended.wait()
+    hold.set()
+    assert ((await asked).num_kept, (await kept).num_kept) == (1, 1)
+    assert (await pause(bench, WAIT)).num_kept == 1, "what is paused does not end"
+    await resume(bench)
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)
+
+
+async def test_what_a_lost_worker_had_waits_with_the_others(start: Start, parking: Parking) -> None:
+    bench = await start()
+    worker = await bench.worker(id="w0", hold=asyncio.Event())
+    frontend = await bench.frontend()
+    asked = await begin_to_wait(bench, frontend, parking)
+    worker.call.cancel()
+    assert (await asked).num_kept == 1
+    await bench.worker(id="w1")
+    await resume(bench)
+    await frontend.ended(0)
+    assert says_what_the_oracle_says(frontend, 0)

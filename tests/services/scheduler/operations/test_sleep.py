@@ -1,0 +1,166 @@
+"""All workers of a cluster sleep or none; what is there and what comes waits, and no step is ordered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from shared.pb.admin.v1 import admin_pb2 as pb
+from shared.pb.common.v1 import finish_pb2
+from tests.admin import admin_of, calling
+from tests.services.scheduler.operations.test_weights import NUM_TOKENS, begin, until, until_state, update, worker
+from tests.services.scheduler.paper_worker import oracle
+from tests.services.scheduler.scripted_peers import FrontendPeer
+from tests.services.scheduler.test_service import PROMPTS, Bench, Start, start
+
+__all__ = ["start"]
+
+BOTH = ["kv_cache", "weights"]
+
+
+async def ask(bench: Bench, method: str, request: Any) -> Any:
+    async with calling(admin_of("scheduler", bench.address)) as admin:
+        return await getattr(admin, method)(request)
+
+
+async def sleep(bench: Bench, level: int = 0, mode: pb.PauseMode = pb.PAUSE_MODE_KEEP) -> pb.SleepResponse:
+    return await ask(bench, "Sleep", pb.SleepRequest(level=level, mode=mode))
+
+
+async def wake(bench: Bench, *tags: str) -> list[str]:
+    return list((await ask(bench, "WakeUp", pb.WakeUpRequest(tags=tags))).asleep)
+
+
+def says_what_the_oracle_says(frontend: FrontendPeer, *streams: int) -> bool:
+    return all(
+        frontend.tokens[stream] == oracle(PROMPTS[stream], len(PROMPTS[stream]) + NUM_TOKENS, eos=False)
+        for stream in streams
+    )
+
+
+async def test_what_runs_and_what_comes_waits_and_is_computed_anew(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    assert (await sleep(bench)).num_kept == 1
+    assert (peer.asleep, peer.sleep_level) == (BOTH, 1)
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    status = await bench.status()
+    assert [status[name].state for name in ("s0", "w0")] == [pb.STATE_ASLEEP] * 2
+    assert (list(status["w0"].asleep), status["w0"].sleep_level) == (BOTH, 1)
+    await sleep(bench)
+    assert await wake(bench, "weights") == ["kv_cache"]
+    num_tokens = len(frontend.tokens[0])
+    await asyncio.sleep(0.05)
+    assert len(frontend.tokens[0]) == num_tokens
+    assert await wake(bench, "kv_cache") == []
+    await frontend.ended(0, 1)
+    assert says_what_the_oracle_says(frontend, 0, 1)
+    assert (await bench.status())["s0"].state == pb.STATE_READY
+    assert await wake(bench) == []
+
+
+async def test_what_one_worker_refuses_no_worker_does(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1, refuses={"sleep"})
+    frontend = await bench.frontend()
+    with pytest.raises(grpc.aio.AioRpcError, match="w1: cannot sleep"):
+        await sleep(bench, 2)
+    await until(lambda: first.operated == ["sleep", "wake_up"])
+    assert (first.asleep, second.asleep) == ([], [])
+    await begin(frontend, 0)
+    await frontend.ended(0)
+
+
+async def test_memory_that_cannot_be_taken_again_is_asked_for_once_more(start: Start) -> None:
+    bench = await start()
+    await worker(bench, 0)
+    second = await worker(bench, 1, refuses={"wake_up"})
+    frontend = await bench.frontend()
+    await sleep(bench)
+    with pytest.raises(grpc.aio.AioRpcError, match="w1: cannot wake_up"):
+        await wake(bench)
+    assert (await bench.status())["s0"].state == pb.STATE_ASLEEP
+    second.refuses.clear()
+    assert await wake(bench) == []
+    await begin(frontend, 0)
+    await frontend.ended(0)
+
+
+async def test_deadlines_pass_and_requests_can_be_ended_first(start: Start) -> None:
+    bench = await start()
+    await worker(bench, step_s=0.01)
+    frontend = await bench.frontend()
+    await begin(frontend, 0)
+    assert (await sleep(bench, 1, pb.PAUSE_MODE_ABORT)).num_aborted == 1
+    await frontend.submit(1, PROMPTS[1], max_tokens=NUM_TOKENS, timeout_ms=50)
+    await frontend.ended(0, 1)
+    reasons = [frontend.finished[stream].reason for stream in (0, 1)]
+    assert reasons == [finish_pb2.FINISH_REASON_CANCELLED, finish_pb2.FINISH_REASON_DEADLINE]
+
+
+async def test_a_worker_that_comes_meanwhile_goes_to_sleep_and_wakes_with_the_others(start: Start) -> None:
+    bench = await start()
+    first = await worker(bench, 0)
+    frontend = await bench.frontend()
+    await sleep(bench, 2)
+    first.call.cancel()
+    again = await worker(bench, 0)
+    await until(lambda: again.asleep == BOTH)
+    await until_state(bench, "w0", pb.STATE_ASLEEP)
+    assert await wake(bench, "weights") == ["kv_cache"]
+    second = await worker(bench, 1)
+    await until(lambda: second.asleep == ["kv_cache"])
+    assert second.operated == ["sleep", "wake_up"]
+    await until_state(bench, "w1", pb.STATE_ASLEEP)
+    await wake(bench)
+    await begin(frontend, 0)
+    await frontend.ended(0)
+
+
+async def test_a_scheduler_that_starts_anew_finds_its_workers_asleep(start: Start) -> None:
+    bench = await start()
+    await worker(bench, 0, asleep=BOTH, sleep_level=2)
+    second = await worker(bench, 1, asleep=BOTH, sleep_level=2)
+    frontend = await bench.frontend()
+    await frontend.submit(0, PROMPTS[0], max_tokens=NUM_TOKENS, eos_token_ids=b"")
+    assert (await bench.status())["s0"].sleep_level == 2
+    assert await wake(bench) == []
+    await frontend.ended(0)
+    second.call.cancel()
+    late = await worker(bench, 1, asleep=BOTH, sleep_level=2)
+    await until(lambda: late.asleep == [])
+    await until_state(bench, "w1", pb.STATE_READY)
+
+
+async def test_weights_change_while_the_kv_sleeps(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench)
+    frontend = await bench.frontend()
+    await sleep(bench, 2)
+    await wake(bench, "weights")
+    assert (await update(bench)).num_workers == 1
+    assert (await bench.status())["s0"].state == pb.STATE_ASLEEP
+    await wake(bench)
+    assert peer.has_weights.version == "one"
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"one"}
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "text"),
+    [
+        ("Sleep", pb.SleepRequest(level=3), "level: 1 or 2, not 3"),
+        ("WakeUp", pb.WakeUpRequest(tags=["graphs"]), "tags: kv_cache, weights, not 'graphs'"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(start: Start, method: str, request_: Any, text: str) -> None:
+    bench = await start()
+    with pytest.raises(grpc.aio.AioRpcError, match=text) as refused:
+        await ask(bench, method, request_)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

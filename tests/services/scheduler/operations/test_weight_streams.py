@@ -1,0 +1,108 @@
+"""Weights that come as a stream pass through a scheduler to all of its workers, and nothing of a broken one stays."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from shared.pb.admin.v1 import admin_pb2
+from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece
+from shared.pb.scheduler.v1 import scheduler_pb2 as pb
+from shared.pb.scheduler.v1 import scheduler_pb2_grpc
+from shared.pb.worker.v1 import worker_pb2
+from shared.rpc.channel import connect
+from tests.services.scheduler.operations.test_weights import DROP, STAGE, SWAP, begin, until, until_state, worker
+from tests.services.scheduler.test_service import Bench, Start, start
+
+__all__ = ["start"]
+
+PIECES = [
+    WeightsPiece(heads=TensorHeads(tensors=[TensorHead(name="a", dtype="F32", shape=[1000])])),
+    *(WeightsPiece(content=bytes([number]) * 400) for number in range(10)),
+    WeightsPiece(end=b"digest"),
+]
+
+
+@asynccontextmanager
+async def administering(bench: Bench, update: int) -> AsyncIterator[Any]:
+    """A call that has asked for an update by a stream."""
+    async with connect(bench.address) as channel:
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer()
+        request = admin_pb2.UpdateWeightsRequest(weight_version="streamed")
+        await call.write(pb.AdministerRequest(update_weights=pb.UpdateWeights(update=update, request=request)))
+        yield call
+        call.cancel()
+
+
+async def send(call: Any, pieces: list[WeightsPiece]) -> None:
+    for piece in pieces:
+        await call.write(pb.AdministerRequest(weights_piece=piece))
+
+
+async def test_all_workers_get_all_of_it_and_nobody_else(start: Start) -> None:
+    bench = await start()
+    first, second = await worker(bench, 0), await worker(bench, 1)
+    frontend = await bench.frontend()
+    async with administering(bench, 5) as call:
+        await send(call, PIECES)
+        assert (await call.read()).weights_staged.num_workers == 2
+        assert first.fetched == second.fetched == PIECES
+        await call.write(pb.AdministerRequest(swap_weights=pb.SwapStagedWeights()))
+        assert (await call.read()).weights_updated.num_workers == 2
+    assert first.operated == second.operated == [STAGE, SWAP]
+    await begin(frontend, 0)
+    await frontend.ended(0)
+    assert frontend.weight_versions[0] == {"streamed"}
+    with pytest.raises(grpc.aio.AioRpcError, match="no weights are to be fetched") as refused:
+        await first.fetch(worker_pb2.StageWeights(stream_id=b"x" * 16))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("half", [1, 5, len(PIECES)])
+async def test_a_caller_that_leaves_leaves_nothing_behind(start: Start, half: int) -> None:
+    bench = await start()
+    peer = await worker(bench)
+    async with administering(bench, 5) as call:
+        await send(call, PIECES[:half])
+        await until(lambda: len(peer.fetched) == half)
+    await until(lambda: peer.operated == [STAGE, DROP])
+    assert peer.has_weights.version == "0"
+    async with administering(bench, 6) as call:
+        peer.fetched.clear()
+        await send(call, PIECES)
+        assert (await call.read()).HasField("weights_staged")
+
+
+async def test_a_stream_without_its_end_is_refused(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench)
+    async with administering(bench, 5) as call:
+        await send(call, PIECES[:-1])
+        await call.write(pb.AdministerRequest(swap_weights=pb.SwapStagedWeights()))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"ended before its end|broke off"):
+            await call.read()
+    await until(lambda: peer.operated == [STAGE, DROP])
+
+
+async def test_who_comes_later_waits_for_the_next_update(start: Start) -> None:
+    bench = await start()
+    peer = await worker(bench, 0)
+    async with administering(bench, 5) as call:
+        await send(call, PIECES)
+        await call.read()
+        await call.write(pb.AdministerRequest(swap_weights=pb.SwapStagedWeights()))
+        await call.read()
+    late = await worker(bench, 1)
+    assert (await until_state(bench, "w1", admin_pb2.STATE_OUTDATED)).weight_version == "0"
+    assert late.operated == []
+    async with administering(bench, 6) as call:
+        peer.fetched.clear()
+        await send(call, PIECES)
+        assert (await call.read()).weights_staged.num_workers == 2
+        await call.write(pb.AdministerRequest(swap_weights=pb.SwapStagedWeights()))
+        assert (await call.read()).weights_updated.num_workers == 2
+    await until_state(bench, "w1", admin_pb2.STATE_READY)

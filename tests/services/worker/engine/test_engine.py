@@ -1,0 +1,421 @@
+"""The engine's threads, with a replica made of paper: order, overlap, ends of sessions, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.worker.engine.engine import MOST_STUCK_LOOKS, Engine
+from services.worker.kv.held_blocks import HeldReport
+from services.worker.ranks.group import OneRank, RankFailure, RankGroup
+from services.worker.replica import Occupancy
+from services.worker.step.plan_violation import PlanViolation
+from services.worker.structured.compile_pool import CompilePool, Prepared
+from shared.errors import Internal, InvalidArgument
+from shared.metrics.worker import StepCost
+from shared.pb.common.v1 import sampling_pb2
+from shared.pb.worker.v1 import worker_pb2 as pb
+
+PATIENCE_S = 60.0
+REPORT = HeldReport([3], b"h" * 32)
+
+
+class DeviceLost(RuntimeError):
+    """What torch raises when the device is gone says "CUDA error"."""
+
+
+@dataclass
+class PaperFlight:
+    """Lands when it is allowed to."""
+
+    step_id: int
+    landed: threading.Event
+    error: Exception | None
+    result_error: Exception | None = None
+    settled: bool = True
+
+    @property
+    def launch(self) -> PaperFlight:
+        return self
+
+    @property
+    def inputs(self) -> PaperFlight:
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        return 1
+
+    def wait(self) -> str:
+        assert self.landed.wait(PATIENCE_S)
+        if self.error:
+            raise self.error
+        return f"outcome {self.step_id}"
+
+    def result(self, outcome: str, wait_us: int) -> pb.StepResult:
+        assert outcome == f"outcome {self.step_id}"
+        assert wait_us >= 0
+        if self.result_error:
+            raise self.result_error
+        return pb.StepResult(step_id=self.step_id)
+
+
+@dataclass
+class PaperMove:
+    """Done when it is allowed to be."""
+
+    done: threading.Event
+
+    def wait(self) -> None:
+        assert self.done.wait(PATIENCE_S)
+
+
+@dataclass
+class PaperReplica:
+    """Writes down what it is asked to do, on which thread."""
+
+    log: list[str] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    landings: dict[int, threading.Event] = field(default_factory=dict)
+    launch_errors: dict[int, Exception] = field(default_factory=dict)
+    landing_errors: dict[int, Exception] = field(default_factory=dict)
+    result_errors: dict[int, Exception] = field(default_factory=dict)
+    move_errors: dict[int, Exception] = field(default_factory=dict)
+    move_done: threading.Event = field(default_factory=threading.Event)
+    hold: bool = False  # steps land only when told
+    waiting: set[int] = field(default_factory=set)  # steps that begin only when nothing is under way
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        self.threads.add(threading.current_thread().name)
+
+    def waits_before(self, plan: pb.StepPlan) -> bool:
+        return plan.step_id in self.waiting
+
+    def launch(self, plan: pb.StepPlan) -> PaperFlight:
+        self._note(f"launch {plan.step_id}")
+        if plan.step_id in self.launch_errors:
+            raise self.launch_errors[plan.step_id]
+        landing = self.landings.setdefault(plan.step_id, threading.Event())
+        if not self.hold:
+            landing.set()
+        return PaperFlight(
+            plan.step_id, landing, self.landing_errors.get(plan.step_id), self.result_errors.get(plan.step_id)
+        )
+
+    def record(self, flight: PaperFlight, outcome: str) -> None:
+        self._note(f"record {flight.step_id}")
+
+    def rest(self) -> HeldReport:
+        self._note("rest")
+        return REPORT
+
+    def move(self, order: pb.Transfer) -> PaperMove:
+        self._note(f"move {order.transfer_id}")
+        if order.transfer_id in self.move_errors:
+            raise self.move_errors[order.transfer_id]
+        return PaperMove(self.move_done)
+
+    def forget_cache(self) -> None:
+        self._note("forget")
+
+    def expert_load(self) -> dict[int, object]:
+        return {}
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy(len(self.log), 0, 0)
+
+
+class Inbox:
+    """A receiver that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.results: asyncio.Queue[int] = asyncio.Queue()
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.moves: asyncio.Queue[pb.Transferred] = asyncio.Queue()
+
+    def transferred(self, done: pb.Transferred) -> None:
+        self.moves.put_nowait(done)
+
+    def deliver(self, result: pb.StepResult) -> None:
+        self.results.put_nowait(result.step_id)
+
+    def break_off(self, reason: str) -> None:
+        self.broken.set_result(reason)
+
+    async def next(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.results.get()
+
+
+class NoObserver:
+    def step_done(self, result: pb.StepResult, num_tokens: int, _cost: StepCost) -> None:
+        """Not looked at here."""
+
+    def grammar_prepared(self, prepared: Prepared) -> None:
+        """Not looked at here."""
+
+
+class NoLibrary:
+    """Refuses every grammar, and says which thread was asked."""
+
+    num_words = 1
+
+    def compile(self, constraint: sampling_pb2.StructuredOutput) -> None:
+        raise InvalidArgument(f"no {constraint.regex} in {threading.current_thread().name}")
+
+
+def no_grammars() -> CompilePool:
+    return CompilePool(NoLibrary)  # type: ignore[arg-type]
+
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def replica() -> PaperReplica:
+    return PaperReplica()
+
+
+@pytest.fixture
+async def start(replica: PaperReplica) -> AsyncIterator[Start]:
+    engines: list[Engine] = []
+
+    def run(*, synchronous: bool = True, ranks: RankGroup | None = None) -> Engine:
+        grammars = no_grammars()
+        engine = Engine(lambda: replica, NoObserver(), grammars=grammars, synchronous=synchronous, ranks=ranks)  # type: ignore[arg-type, return-value]
+        engines.append(engine)
+        return engines[-1]
+
+    yield run
+    for landing in replica.landings.values():
+        landing.set()
+    for engine in engines:
+        assert await engine.stop(PATIENCE_S)
+
+
+def submit(engine: Engine, receiver: Inbox, *step_ids: int) -> None:
+    for step_id in step_ids:
+        engine.submit(receiver, pb.StepPlan(step_id=step_id))
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_results_come_in_order_and_the_device_has_one_thread(
+    start: Start, replica: PaperReplica, synchronous: bool
+) -> None:
+    engine, inbox = start(synchronous=synchronous), Inbox()
+    assert await engine.rest(inbox) == REPORT
+    submit(engine, inbox, 1, 2, 3)
+    assert [await inbox.next() for _ in range(3)] == [1, 2, 3]
+    await eventually(lambda: "record 3" in replica.log)
+    assert replica.threads == {"device"}
+    assert engine.last_step_s is not None
+
+
+async def test_the_next_step_is_launched_before_the_last_one_has_landed(start: Start, replica: PaperReplica) -> None:
+    replica.hold = True
+    engine, inbox = start(synchronous=False), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2)
+    await eventually(lambda: "launch 2" in replica.log)
+    assert replica.log == ["rest", "launch 1", "launch 2"]
+    assert engine.oldest_pending_s > 0
+    replica.landings[1].set()
+    assert await inbox.next() == 1
+    submit(engine, inbox, 3)
+    await eventually(lambda: "launch 3" in replica.log)
+    replica.landings[2].set()
+    replica.landings[3].set()
+    assert [await inbox.next(), await inbox.next()] == [2, 3]
+    assert engine.oldest_pending_s == 0
+
+
+async def test_a_step_that_needs_to_know_the_one_before_waits_until_it_is_recorded(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold, replica.waiting = True, {2}
+    engine, inbox = start(synchronous=False), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2, 3)
+    await eventually(lambda: "launch 1" in replica.log)
+    replica.landings[1].set()
+    await eventually(lambda: "launch 3" in replica.log)
+    assert replica.log == ["rest", "launch 1", "record 1", "launch 2", "launch 3"]
+
+
+async def test_a_new_attachment_waits_for_steps_under_way_and_skips_the_rest(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold = True
+    engine, old, new = start(synchronous=False), Inbox(), Inbox()
+    await engine.rest(old)
+    submit(engine, old, 1)
+    await eventually(lambda: "launch 1" in replica.log)
+    resting = asyncio.ensure_future(engine.rest(new))
+    await asyncio.sleep(0)
+    submit(engine, old, 2)
+    replica.landings[1].set()
+    async with asyncio.timeout(PATIENCE_S):
+        await resting
+    replica.hold = False
+    submit(engine, new, 1)
+    assert await new.next() == 1
+    assert old.results.empty()
+    await eventually(lambda: replica.log.count("record 1") == 2)
+    assert replica.log == ["rest", "launch 1", "record 1", "rest", "launch 1", "record 1"]
+
+
+async def test_a_violation_ends_the_session_and_the_plans_behind_it(start: Start, replica: PaperReplica) -> None:
+    replica.launch_errors[2] = PlanViolation("slot 3 is live already")
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2, 3)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.broken == "step 2 breaks the session: slot 3 is live already"
+    await engine.rest(Inbox())
+    assert replica.log == ["rest", "launch 1", "record 1", "launch 2", "rest"]
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("where", ["launch_errors", "landing_errors", "result_errors"])
+async def test_a_failing_step_ends_the_session_not_the_engine(
+    start: Start, replica: PaperReplica, where: str, synchronous: bool
+) -> None:
+    getattr(replica, where)[1] = ValueError("some bug")
+    engine, inbox, after = start(synchronous=synchronous), Inbox(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.broken == "step 1 failed: ValueError: some bug"
+    await engine.rest(after)
+    submit(engine, after, 2)
+    assert await after.next() == 2
+    assert not engine.died.done()
+
+
+async def test_blocks_are_moved_behind_the_plans_before_them_and_hold_up_no_later_one(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold, replica.waiting = True, {2}
+    engine, inbox = start(synchronous=False), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1, 2)
+    engine.transfer(inbox, pb.Transfer(transfer_id=7))
+    await eventually(lambda: "launch 1" in replica.log)
+    replica.landings[1].set()
+    await eventually(lambda: "move 7" in replica.log)
+    assert replica.log.index("launch 2") < replica.log.index("move 7")
+    submit(engine, inbox, 3)
+    await eventually(lambda: "launch 3" in replica.log)
+    assert inbox.moves.empty()
+    replica.move_done.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await inbox.moves.get()).transfer_id == 7
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_blocks_that_cannot_be_moved_end_nothing(start: Start, replica: PaperReplica, synchronous: bool) -> None:
+    replica.move_errors[1] = MemoryError("no room to stage them")
+    engine, inbox = start(synchronous=synchronous), Inbox()
+    await engine.rest(inbox)
+    engine.transfer(inbox, pb.Transfer(transfer_id=1))
+    async with asyncio.timeout(PATIENCE_S):
+        told = await inbox.moves.get()
+    assert (told.transfer_id, told.error.message) == (1, "MemoryError: no room to stage them")
+    submit(engine, inbox, 1)
+    assert await inbox.next() == 1
+
+
+async def test_a_transfer_that_breaks_the_rules_ends_the_session(start: Start, replica: PaperReplica) -> None:
+    replica.move_errors[1] = PlanViolation("there is no place 9")
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    engine.transfer(inbox, pb.Transfer(transfer_id=1))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await inbox.broken == "transfer 1 breaks the session: there is no place 9"
+
+
+async def test_a_transfer_of_an_attachment_that_is_over_is_skipped(start: Start, replica: PaperReplica) -> None:
+    engine, old, new = start(), Inbox(), Inbox()
+    await engine.rest(old)
+    await engine.rest(new)
+    engine.transfer(old, pb.Transfer(transfer_id=1))
+    submit(engine, new, 1)
+    assert await new.next() == 1
+    assert "move 1" not in replica.log
+
+
+async def test_a_broken_device_is_the_end(start: Start, replica: PaperReplica) -> None:
+    replica.launch_errors[1] = DeviceLost("CUDA error: an illegal memory access was encountered")
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    with pytest.raises(Internal, match="illegal memory access"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.died
+    assert inbox.broken.done()
+
+
+async def test_a_reset_reaches_the_record(start: Start, replica: PaperReplica) -> None:
+    engine = start()
+    engine.forget_cache()
+    await engine.rest(Inbox())
+    assert replica.log == ["forget", "rest"]
+
+
+async def test_occupancy_is_published_when_the_engine_is_idle(start: Start, replica: PaperReplica) -> None:
+    engine, inbox = start(), Inbox()
+    await engine.rest(inbox)
+    submit(engine, inbox, 1)
+    await inbox.next()
+    await eventually(lambda: engine.occupancy.num_live == 3)
+
+
+async def test_what_goes_wrong_while_building_is_told() -> None:
+    def build() -> None:
+        raise InvalidArgument("no such model")
+
+    engine = Engine(build, NoObserver(), grammars=no_grammars(), synchronous=True)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="no such model"):
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.started
+    assert await engine.stop(PATIENCE_S)
+
+
+class PaperRanks(OneRank):
+    """Two, of which one is not there."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.stopped_after_s: list[float] = []
+
+    def stop(self, timeout_s: float) -> None:
+        self.stopped_after_s.append(timeout_s)
+
+
+async def test_ranks_that_are_stuck_in_a_step_are_killed_and_end_the_engine(
+    start: Start, replica: PaperReplica
+) -> None:
+    replica.hold, ranks = True, PaperRanks()
+    engine, inbox = start(synchronous=False, ranks=ranks), Inbox()
+    await engine.rest(inbox)
+    for _ in range(2 * MOST_STUCK_LOOKS):  # nothing to do: nobody is stuck
+        engine.check_ranks()
+    submit(engine, inbox, 1)
+    await eventually(lambda: "launch 1" in replica.log)
+    for _ in range(2 * MOST_STUCK_LOOKS):
+        engine.check_ranks()
+    with pytest.raises(RankFailure, match="stuck in a step"):
+        await engine.died
+    assert ranks.stopped_after_s[0] == 0.0
