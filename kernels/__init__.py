@@ -6,7 +6,7 @@ against it. A faster package need not have every function: `load` takes each fro
 A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
 (the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
 `prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`, `prepare_head_linear` and
-`head_linear`, `prepare_low_rank`, `put_low_rank` and `add_low_rank`.
+`head_linear`, `prepare_low_rank`, `put_low_rank`, `add_low_rank` and `embed_low_rank`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ FUNCTIONS = (
     "prepare_low_rank",
     "put_low_rank",
     "add_low_rank",
+    "embed_low_rank",
     "prepare_quantized_linear",
     "quantized_linear",
     "route",
@@ -73,6 +74,7 @@ class Ops:
     prepare_low_rank: Callable[..., Any]
     put_low_rank: Callable[..., None]
     add_low_rank: Callable[..., None]
+    embed_low_rank: Callable[..., None]
     prepare_quantized_linear: Callable[..., Any]
     quantized_linear: Callable[[Tensor, Any], Tensor]
     route: Callable[..., tuple[Tensor, Tensor]]

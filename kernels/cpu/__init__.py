@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-OF_ADAPTERS = ("add_low_rank", "prepare_low_rank", "put_low_rank")
+OF_ADAPTERS = ("add_low_rank", "embed_low_rank", "prepare_low_rank", "put_low_rank")
 OF_EXPERTS = ("experts", "prepare_experts", "route")
 OF_LATENT = ("head_linear", "latent_attention", "latent_store", "prepare_head_linear")
 OF_RECURRENT = ("gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan")
@@ -16,6 +16,7 @@ __all__ = [
     "add_low_rank",
     "add_rms_norm",
     "embed",
+    "embed_low_rank",
     "ends_of_matches",
     "experts",
     "gated_delta_rule",

@@ -10,6 +10,7 @@ from kernels import reference
 from kernels.cpu.functions import aligned, dense
 from kernels.cpu.native import DTYPES, LIBRARY, calls
 from kernels.reference.experts import ExpertsWeight
+from kernels.reference.low_rank import ExpertAdditions
 from kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
 
 Tensor = torch.Tensor
@@ -106,17 +107,18 @@ def experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     load: Tensor | None = None,
+    added: ExpertAdditions | None = None,
 ) -> Tensor:
     if type(packed) is not PackedExperts:
-        return reference.experts(x, ids, weights, packed, shared, shared_gate, load)
+        return reference.experts(x, ids, weights, packed, shared, shared_gate, load, added)
     rows, hidden_size = x.shape
     assert x.dtype is packed.dtype
     assert hidden_size == packed.hidden_size
     assert ids.dtype is torch.int32
     assert weights.dtype is torch.float32
     assert load is None or load.dtype is torch.int64
-    for added in (shared, shared_gate):
-        assert added is None or (added.dtype is x.dtype and added.is_contiguous())
+    for beside in (shared, shared_gate):
+        assert beside is None or (beside.dtype is x.dtype and beside.is_contiguous())
     assert dense(x, ids, weights)
     out = calls.empty(rows, hidden_size, dtype=x.dtype)
     calls.experts(
@@ -138,6 +140,20 @@ def experts(
         None if shared is None else shared.data_ptr(),
         None if shared_gate is None else shared_gate.data_ptr(),
         None if load is None else load.data_ptr(),
+        *_addresses(added, packed),
         out.data_ptr(),
     )
     return out
+
+
+def _addresses(added: ExpertAdditions | None, packed: PackedExperts) -> tuple[int | None, ...]:
+    """Of the two tables, and of the rows' count, tokens and adapters."""
+    if added is None:
+        return (None,) * 5
+    assert not packed.gate.limit
+    pairs, hidden, size = added.rows.num_adapters * packed.num_experts, packed.hidden_size, packed.intermediate_size
+    for weights, sizes in ((added.gate_up, (hidden, 2 * size)), (added.down, (size, hidden))):
+        assert weights.dtype is packed.dtype
+        assert (len(weights.table), weights.in_features, weights.out_features) == (pairs, *sizes)
+    rows, tables = added.rows, (added.gate_up.table.data_ptr(), added.down.table.data_ptr())
+    return *tables, rows.count.data_ptr(), rows.tokens.data_ptr(), rows.numbers.data_ptr()

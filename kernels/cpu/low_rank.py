@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -47,7 +47,8 @@ def prepare_low_rank(
     table = torch.zeros(len(adapters), NUM_WORDS, dtype=torch.int64)
     weights = PackedLowRanks(dtype, code, in_features, tuple(sizes), table)
     for number, update in enumerate(adapters):
-        put_low_rank(weights, number, update)
+        if update is not None:
+            put_low_rank(weights, number, update)
     return weights
 
 
@@ -92,18 +93,33 @@ def fused(update: LowRankAddition, sizes: Sequence[int]) -> tuple[Tensor, Tensor
 def add_low_rank(x: Tensor, result: Tensor, weights: PackedLowRanks | LowRankWeights, rows: AdaptedRows) -> None:
     if type(weights) is not PackedLowRanks:
         return reference.add_low_rank(x, result, weights, rows)
-    assert x.dtype is result.dtype is weights.dtype
-    assert (x.size(1), result.size(1)) == (weights.in_features, weights.out_features)
-    assert dense(x, result)
-    calls.add_low_rank(
+    assert x.dtype is weights.dtype
+    assert x.size(1) == weights.in_features
+    return _call(calls.add_low_rank, x, result, weights, rows)
+
+
+def embed_low_rank(ids: Tensor, result: Tensor, weights: PackedLowRanks | LowRankWeights, rows: AdaptedRows) -> None:
+    if type(weights) is not PackedLowRanks:
+        return reference.embed_low_rank(ids, result, weights, rows)
+    assert ids.dtype is torch.int32
+    assert len(weights.sizes) == 1
+    return _call(calls.embed_low_rank, ids, result, weights, rows)
+
+
+def _call(
+    function: Callable[..., None], given: Tensor, result: Tensor, weights: PackedLowRanks, rows: AdaptedRows
+) -> None:
+    assert result.dtype is weights.dtype
+    assert result.size(1) == weights.out_features
+    assert dense(given, result)
+    function(
         weights.code,
         weights.in_features,
         weights.out_features,
-        x.data_ptr(),
+        given.data_ptr(),
         weights.table.data_ptr(),
         rows.count.data_ptr(),
         rows.tokens.data_ptr(),
         rows.numbers.data_ptr(),
         result.data_ptr(),
     )
-    return None

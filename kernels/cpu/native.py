@@ -19,7 +19,8 @@ Rows = npt.NDArray[np.int64]
 SIGNATURES = {
     "add_low_rank": "iiipppppp",
     "embed": "nippp",
-    "experts": "iniiiiffppppppppppp",
+    "embed_low_rank": "iiipppppp",
+    "experts": "iniiiiffpppppppppppppppp",
     "gated_delta_rule": "iniiiiiiiiiiiippppppppppp",
     "gated_norm": "iniiifpppp",
     "head_linear": "iniiiiippp",

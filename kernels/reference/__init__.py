@@ -9,7 +9,7 @@ from kernels.reference.gated_norm import gated_norm
 from kernels.reference.latent_attention import head_linear, latent_attention, latent_store, prepare_head_linear
 from kernels.reference.linear import linear, prepare_linear
 from kernels.reference.log_softmax import log_softmax
-from kernels.reference.low_rank import add_low_rank, prepare_low_rank, put_low_rank
+from kernels.reference.low_rank import add_low_rank, embed_low_rank, prepare_low_rank, put_low_rank
 from kernels.reference.noise import gumbel_noise
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.quantized_linear import prepare_quantized_linear, quantized_linear
@@ -29,6 +29,7 @@ __all__ = [
     "add_low_rank",
     "add_rms_norm",
     "embed",
+    "embed_low_rank",
     "experts",
     "gated_delta_rule",
     "gated_norm",

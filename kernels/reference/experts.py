@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
+from kernels.reference.low_rank import AdaptedRows, ExpertAdditions, add_low_rank
 from kernels.routing import SILU, Gate, Routing
 
 
@@ -72,19 +73,27 @@ def experts(
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
     load: torch.Tensor | None = None,
+    added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
     """[num_tokens, hidden_size] -> the same shape: by token, the weighted sum of what its experts make of it.
 
     `ids`, `weights`: from `route`; a pair whose id is -1 is left out: somebody else has its expert. `shared`
     [num_tokens, hidden_size] is added, times sigmoid(`shared_gate` [num_tokens, 1]) if that is there. To `load` int64
-    [num_experts] goes how many tokens each expert had. An expert that no token chose is not read. Results are rounded
-    to x's dtype after either product and at the end.
+    [num_experts] goes how many tokens each expert had. An expert that no token chose is not read. `added`: what
+    adapters add to either product; without a limit of the gate. Results are rounded to x's dtype after either product
+    and at the end.
     """
+    numbers = None if added is None else added.rows.of_rows(len(x))
     made = x.new_zeros((*ids.shape, x.size(1)))
     counts = torch.bincount(ids[ids >= 0], minlength=len(packed.gate_up))
     for expert in counts.nonzero().flatten().tolist():
         token, place = (ids == expert).nonzero(as_tuple=True)
-        made[token, place] = _expert(x[token], packed, expert)
+        of_expert = None
+        if added is not None and numbers is not None:
+            count, own = len(packed.gate_up), numbers[token]
+            keys = torch.where(own < 0, own, own * count + expert)
+            of_expert = replace(added, rows=AdaptedRows.of(keys, added.rows.num_adapters * count))
+        made[token, place] = _expert(x[token], packed, expert, of_expert)
     if load is not None:
         load += counts
     out = (made.float() * weights.unsqueeze(2)).sum(1)
@@ -93,12 +102,20 @@ def experts(
     return out.to(x.dtype)
 
 
-def _expert(x: torch.Tensor, packed: ExpertsWeight, expert: int) -> torch.Tensor:
+def _expert(x: torch.Tensor, packed: ExpertsWeight, expert: int, added: ExpertAdditions | None) -> torch.Tensor:
+    """`added`: of the rows of x."""
+
     def bias(of: torch.Tensor | None) -> torch.Tensor | None:
         return None if of is None else of[expert]
 
     gate_up = functional.linear(x, packed.gate_up[expert], bias(packed.gate_up_bias))
-    return functional.linear(gated(gate_up, packed.gate), packed.down[expert], bias(packed.down_bias))
+    if added is not None:
+        add_low_rank(x, gate_up, added.gate_up, added.rows)
+    between = gated(gate_up, packed.gate)
+    result = functional.linear(between, packed.down[expert], bias(packed.down_bias))
+    if added is not None:
+        add_low_rank(between, result, added.down, added.rows)
+    return result
 
 
 def gated(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:

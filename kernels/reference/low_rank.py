@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,6 +43,32 @@ class AdaptedRows:
     @classmethod
     def none(cls, most: int, num_adapters: int) -> AdaptedRows:
         return cls(*(torch.zeros(size, dtype=torch.int32) for size in (num_adapters + 1, most, most)))
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor, num_adapters: int) -> AdaptedRows:
+        """`numbers` int32 [num_rows]: the adapter of each row, -1 where it has none. Nothing asks the host."""
+        keys, tokens = torch.where(numbers < 0, num_adapters, numbers).sort(stable=True)
+        bounds = torch.arange(num_adapters + 1, dtype=keys.dtype, device=keys.device)
+        return cls(torch.searchsorted(keys, bounds, out_int32=True), tokens.int(), keys)
+
+    def of_rows(self, num_rows: int) -> torch.Tensor:
+        """int32 [num_rows] the adapter of each of so many rows, -1 where it has none. Nothing asks the host."""
+        place = torch.arange(min(num_rows, self.tokens.size(0)), dtype=torch.int32, device=self.tokens.device)
+        found = torch.searchsorted(self.starts[1:], place, right=True, out_int32=True)
+        tokens = torch.where(place < self.count, self.tokens[: len(place)], num_rows).long()
+        numbers = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=place.device)
+        return numbers.scatter_(0, tokens, found)[:num_rows]
+
+
+@dataclass(frozen=True)
+class ExpertAdditions:
+    """What adapters add to the two products of every expert of a layer."""
+
+    # Of as many adapters as there are pairs of an adapter and an expert, number * num_experts + expert: to the gates
+    # and ups, which are two projections, and to what comes out.
+    gate_up: Any
+    down: Any
+    rows: AdaptedRows  # tokens and their adapters
 
 
 @dataclass(frozen=True)
@@ -96,3 +123,14 @@ def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankWeights,
             if pair is not None:
                 down, up = pair
                 part.index_add_(0, tokens, (of_adapter @ down.t()) @ up.t())
+
+
+def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankWeights, rows: AdaptedRows) -> None:
+    """The same for an embedding, which is a linear layer of rows that are 1 at one place and 0 elsewhere: adds down[:,
+    id] @ up.T to `result` [num_tokens, hidden_size], of `ids` int32 [num_tokens]. `in_features` is the vocabulary."""
+    starts = rows.starts.tolist()
+    for update, start, end in zip(weights.adapters, starts, starts[1:], strict=False):
+        if update is not None and update.pairs[0] is not None and start < end:
+            tokens, (down, up) = rows.tokens[start:end], update.pairs[0]
+            narrow = down.index_select(1, ids.index_select(0, tokens)).t()
+            result.index_add_(0, tokens, narrow.to(result.dtype) @ up.t())

@@ -10,7 +10,7 @@ from kernels.triton.attention.latent_blocks import latent_attention
 from kernels.triton.attention.latent_inputs import latent_store
 from kernels.triton.attention.paged_attention import paged_attention
 from kernels.triton.attention.ragged_attention import ragged_attention
-from kernels.triton.low_rank import add_low_rank, prepare_low_rank, put_low_rank
+from kernels.triton.low_rank import add_low_rank, embed_low_rank, prepare_low_rank, put_low_rank
 from kernels.triton.moe.expert_layers import experts, prepare_experts
 from kernels.triton.moe.routing import route
 from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear
@@ -37,6 +37,7 @@ def unavailable() -> str | None:
 __all__ = [
     "add_low_rank",
     "add_rms_norm",
+    "embed_low_rank",
     "experts",
     "gated_delta_rule",
     "gated_norm",

@@ -92,14 +92,17 @@ def prepare_low_rank(
         len(sizes) * padded(most_rank),
     )
     for number, update in enumerate(adapters):
-        put_low_rank(weights, number, update)
+        if update is not None:
+            put_low_rank(weights, number, update)
     return weights
 
 
 def put_low_rank(weights: LowRankTable, number: int, update: LowRankAddition | None) -> None:
     words = [0] * NUM_WORDS.value
-    weights.owners.pop(number, None)
-    if update is not None and any(pair is not None for pair in update.pairs):
+    is_there = update is not None and any(pair is not None for pair in update.pairs)
+    if weights.owners.pop(number, None) is None and not is_there:
+        return
+    if update is not None and is_there:
         down, up = _packed(update, weights)
         gains = update.gains if update.gains is None else update.gains.contiguous()
         weights.owners[number] = (down, up, gains)
@@ -181,8 +184,10 @@ def _shrink(
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     EVEN: tl.constexpr,
+    SHARE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Rows are in groups of SHARE, which have one row of x."""
     split = tl.program_id(0)
     number, first, end = _tile(starts_ptr, tl.program_id(1), num_adapters, ROWS, WIDTH)
     if number < 0:
@@ -197,7 +202,7 @@ def _shrink(
     at = tl.arange(0, DEPTH)
     begin = split * features_per_split
     stop = tl.minimum(begin + features_per_split, in_features)
-    x_at = x_ptr + token[:, None] * x_stride + at[None, :]
+    x_at = x_ptr + (token // SHARE)[:, None] * x_stride + at[None, :]
     to = narrow_ptr + (split.to(tl.int64) * num_rows + first + row)[:, None] * most_ranks
     for low in range(0, ranks, RANKS):
         rank = low + tl.arange(0, RANKS)
@@ -214,6 +219,41 @@ def _shrink(
                 down = tl.load(down_at + start, mask=has_rank[None, :] & inside[:, None], other=0.0)
             sums = tl.dot(x, down, sums, input_precision=PRECISION)
         tl.store(to + rank[None, :], sums, mask=has_row[:, None] & has_rank[None, :])
+
+
+@triton.jit(do_not_specialize=["num_adapters"])
+def _pick(
+    ids_ptr,
+    starts_ptr,
+    tokens_ptr,
+    table_ptr,
+    like_ptr,
+    narrow_ptr,
+    in_features,
+    most_ranks,
+    num_adapters,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """_shrink of rows that are 1 at one place and 0 elsewhere; `like_ptr`: the type of the weights."""
+    number, first, end = _tile(starts_ptr, tl.program_id(0), num_adapters, ROWS, WIDTH)
+    if number < 0:
+        return
+    ranks = ranks_of(table_ptr, number)
+    if ranks == 0:
+        return
+    down_ptr = weight_at(table_ptr, number, 0, like_ptr)
+    row = tl.arange(0, ROWS)
+    has_row = first + row < end
+    token = tl.load(tokens_ptr + first + row, mask=has_row, other=0).to(tl.int64)
+    column = tl.load(ids_ptr + token, mask=has_row, other=0).to(tl.int64)
+    to = narrow_ptr + (first + row).to(tl.int64)[:, None] * most_ranks
+    for low in range(0, ranks, RANKS):
+        rank = low + tl.arange(0, RANKS)
+        inside = has_row[:, None] & (rank < ranks)[None, :]
+        picked = tl.load(down_ptr + rank[None, :].to(tl.int64) * in_features + column[:, None], mask=inside, other=0.0)
+        tl.store(to + rank[None, :], picked.to(tl.float32), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_adapters", "num_rows", "num_column_tiles"])
@@ -279,26 +319,34 @@ def _expand(
     tl.store(to, (old + sums).to(result_ptr.dtype.element_ty), mask=inside)
 
 
-def add_low_rank(x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows) -> None:
-    add_low_rank_cut(x, result, weights, rows, cut=cut_for(x.size(0)))
+def add_low_rank(
+    x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, share: int = 1
+) -> None:
+    """`share`: rows of the result, one after the other, that have one row of x."""
+    add_low_rank_cut(x, result, weights, rows, cut=cut_for(result.size(0)), share=share)
 
 
 def add_low_rank_cut(
-    x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, cut: LowRankCut
+    x: torch.Tensor,
+    result: torch.Tensor,
+    weights: LowRankTable,
+    rows: AdaptedRows,
+    *,
+    cut: LowRankCut,
+    share: int = 1,
 ) -> None:
-    """`rows` may be of more than x has, if those in use are not."""
-    num_rows, in_features = x.shape
+    """`rows` may be of more than there are, if those in use are not."""
+    num_rows, in_features = result.size(0), x.size(1)
     if not num_rows:
         return
-    assert x.stride(1) == result.stride(1) == 1
-    assert (in_features, result.size(1)) == (weights.in_features, sum(weights.sizes))
+    assert x.stride(1) == 1
+    assert (num_rows, in_features) == (x.size(0) * share, weights.in_features)
     num_adapters, wide = rows.num_adapters, x.element_size() == 4
     depth = WIDE_DEPTH if wide else cut.depth
     per_split = triton.cdiv(triton.cdiv(in_features, depth), cut.splits) * depth
     splits = triton.cdiv(in_features, per_split)
     narrow = torch.empty((splits, num_rows, weights.most_ranks), dtype=torch.float32, device=x.device)
-    tiles, precision = most_tiles(num_rows, num_adapters, cut.rows), dot_precision(x.element_size())
-    width = triton.next_power_of_2(num_adapters)
+    tiles = most_tiles(num_rows, num_adapters, cut.rows)
     _shrink[(splits, tiles)](
         x,
         rows.starts,
@@ -315,13 +363,49 @@ def add_low_rank_cut(
         ROWS=cut.rows,
         RANKS=cut.ranks,
         DEPTH=depth,
-        WIDTH=width,
+        WIDTH=triton.next_power_of_2(num_adapters),
         EVEN=in_features % depth == 0,
-        PRECISION=precision,
+        SHARE=share,
+        PRECISION=dot_precision(x.element_size()),
         num_warps=cut.warps,
     )
+    _launch_expand(narrow, result, weights, rows, cut)
+
+
+def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows) -> None:
+    num_rows = ids.size(0)
+    if not num_rows:
+        return
+    assert len(weights.sizes) == 1
+    cut, num_adapters = cut_for(num_rows), rows.num_adapters
+    narrow = torch.empty((1, num_rows, weights.most_ranks), dtype=torch.float32, device=result.device)
+    _pick[(most_tiles(num_rows, num_adapters, cut.rows),)](
+        ids,
+        rows.starts,
+        rows.tokens,
+        weights.table,
+        result,
+        narrow,
+        weights.in_features,
+        weights.most_ranks,
+        num_adapters,
+        ROWS=cut.rows,
+        RANKS=cut.ranks,
+        WIDTH=triton.next_power_of_2(num_adapters),
+        num_warps=cut.warps,
+    )
+    _launch_expand(narrow, result, weights, rows, cut)
+
+
+def _launch_expand(
+    narrow: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, cut: LowRankCut
+) -> None:
+    """`narrow` float32 [splits, num_rows, most_ranks], by the place among the sorted rows."""
+    splits, num_rows, _ = narrow.shape
+    assert result.stride(1) == 1
+    assert result.size(1) == sum(weights.sizes)
     num_column_tiles = weights.column_tiles.size(1)
-    _expand[(num_column_tiles, tiles)](
+    _expand[(num_column_tiles, most_tiles(num_rows, rows.num_adapters, cut.rows))](
         narrow,
         rows.starts,
         rows.tokens,
@@ -330,15 +414,15 @@ def add_low_rank_cut(
         result,
         result.stride(0),
         weights.most_ranks,
-        num_adapters,
+        rows.num_adapters,
         num_rows,
         num_column_tiles,
         ROWS=cut.rows,
         RANKS=cut.ranks,
         COLUMNS=COLUMNS,
         SPLITS=splits,
-        WIDTH=width,
+        WIDTH=triton.next_power_of_2(rows.num_adapters),
         ALIGNED=all(size % 16 == 0 for size in weights.sizes),
-        PRECISION=precision,
+        PRECISION=dot_precision(result.element_size()),
         num_warps=cut.warps,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.reference.low_rank import ExpertAdditions
 from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
 from kernels.triton.moe.grouped_linear import WIDE_TILE, Tile
 
@@ -22,6 +23,8 @@ def experts(
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
     load: torch.Tensor | None = None,
+    added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
+    assert added is None, "adapters have no place here"
     tile = WIDE_TILE if x.element_size() == 4 else TILE
     return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile, enable_fp_fusion=False)

@@ -11,7 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.reference.low_rank import AdaptedRows, ExpertAdditions
 from kernels.routing import SILU, Gate
+from kernels.triton.activation import silu_mul
+from kernels.triton.low_rank import add_low_rank
 from kernels.triton.moe.grouped_linear import Grouping, Tile, grouped_linear, most_tiles, takes_tiles, tile_for
 
 PAIRS = 256  # a program
@@ -142,9 +145,32 @@ def experts(
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
     load: torch.Tensor | None = None,
+    added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
     tile = tile_for(ids.numel(), packed.down.size(0), x.element_size())
-    return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile)
+    return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, added, tile=tile)
+
+
+def _adapted(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    packed: StackedExperts,
+    grouping: Grouping,
+    added: ExpertAdditions,
+    **options: object,
+) -> torch.Tensor:
+    """[num_pairs, hidden_size] what experts make where adapters add to them: the gate comes behind what they add."""
+    assert not packed.gate.limit
+    num_pairs, share, num_experts = ids.numel(), ids.size(1), packed.down.size(0)
+    numbers = added.rows.of_rows(ids.size(0)).unsqueeze(1)
+    keys = torch.where((numbers < 0) | (ids < 0), -1, numbers * num_experts + ids).flatten()
+    pairs = AdaptedRows.of(keys, added.rows.num_adapters * num_experts)
+    gate_up = grouped_linear(x, packed.gate_up, packed.gate_up_bias, grouping, num_pairs, share=share, **options)
+    add_low_rank(x, gate_up, added.gate_up, pairs, share=share)
+    gated = silu_mul(gate_up)
+    made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, **options)
+    add_low_rank(gated, made, added.down, pairs)
+    return made
 
 
 def experts_in_tiles(
@@ -155,6 +181,7 @@ def experts_in_tiles(
     shared: torch.Tensor | None,
     shared_gate: torch.Tensor | None,
     load: torch.Tensor | None,
+    added: ExpertAdditions | None = None,
     *,
     tile: Tile,
     **options: object,
@@ -166,12 +193,15 @@ def experts_in_tiles(
         return out
     num_pairs, gate = ids.numel(), packed.gate
     grouping = group(ids, packed.down.size(0), load, tile)
-    in_tiles = takes_tiles(tile, packed.down)
-    gated = grouped_linear(
-        x, packed.gate_up, packed.gate_up_bias, grouping, num_pairs,
-        gated=True, limit=gate.limit, alpha=gate.alpha, in_tiles=in_tiles, share=ids.size(1), **options,
-    )  # fmt: skip
-    made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, in_tiles=in_tiles, **options)
+    if added is None:
+        in_tiles = takes_tiles(tile, packed.down)
+        gated = grouped_linear(
+            x, packed.gate_up, packed.gate_up_bias, grouping, num_pairs,
+            gated=True, limit=gate.limit, alpha=gate.alpha, in_tiles=in_tiles, share=ids.size(1), **options,
+        )  # fmt: skip
+        made = grouped_linear(gated, packed.down, packed.down_bias, grouping, num_pairs, in_tiles=in_tiles, **options)
+    else:
+        made = _adapted(x, ids, packed, grouping, added, **options)
     columns = min(triton.next_power_of_2(size), MOST_COLUMNS)
     _add_up[(num_tokens, triton.cdiv(size, columns))](
         made,

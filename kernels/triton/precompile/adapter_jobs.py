@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from kernels.reference.linear import LinearWeight
-from kernels.reference.low_rank import AdaptedRows
-from kernels.triton.low_rank import CUTS, LowRankTable, add_low_rank, prepare_low_rank
-from kernels.triton.precompile.precompile import ModelShape
+from kernels.reference.low_rank import AdaptedRows, ExpertAdditions
+from kernels.triton.low_rank import CUTS, LowRankTable, add_low_rank, embed_low_rank, prepare_low_rank
+from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
+from kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
+from kernels.triton.precompile.precompile import ExpertsShape, ModelShape
 from kernels.triton.single_row.row_linear import Norm, row_linear, row_narrow_as_cut
 from kernels.triton.single_row.row_low_rank import row_low_rank
 from kernels.triton.single_row.row_narrow import Narrow
@@ -25,6 +27,7 @@ def adapter_jobs(model: ModelShape, pdl: Callable[[], bool]) -> Iterator[Callabl
     layers = [
         (hidden, (q_size, kv_size, kv_size)),
         (q_size, (hidden,)),
+        (hidden, (model.vocab_size,)),
         *([] if model.experts else [(hidden, (gates, gates)), (gates, (hidden,))]),
     ]
 
@@ -38,6 +41,10 @@ def adapter_jobs(model: ModelShape, pdl: Callable[[], bool]) -> Iterator[Callabl
         rows = AdaptedRows.none(count, model.num_adapters)
         add_low_rank(of(count, in_features), of(count, sum(sizes)), table(in_features, sizes), rows)
 
+    def of_vectors(count: int) -> None:
+        rows, ids = AdaptedRows.none(count, model.num_adapters), torch.empty(count, dtype=torch.int32, device="meta")
+        embed_low_rank(ids, of(count, hidden), table(model.vocab_size, (hidden,)), rows)
+
     def of_row(in_features: int, sizes: tuple[int, ...], *, gated: bool, last: bool) -> None:
         weights, out = table(in_features, sizes), sum(sizes)
         narrow = Narrow(weights, AdaptedRows.none(1, model.num_adapters).starts, of(weights.most_ranks))
@@ -50,9 +57,44 @@ def adapter_jobs(model: ModelShape, pdl: Callable[[], bool]) -> Iterator[Callabl
         residual = of(1, out) if last and model.is_whole else None
         row_low_rank(of(1, out), narrow, gated=gated, residual=residual, pdl=pdl())
 
+    counts = [min(most, MOST_ROWS) for most in CUTS]
+    for count in counts:
+        yield lambda n=count: of_vectors(n)
+    if model.experts is not None and not model.experts.gate.limit:
+        yield from _expert_jobs(model, model.experts, counts)
     for in_features, sizes in layers:
-        for count in (min(most, MOST_ROWS) for most in CUTS):
+        for count in counts:
             yield lambda f=in_features, s=sizes, n=count: of_rows(f, s, n)
         if model.single_row:
-            gated, last = len(sizes) == 2, len(sizes) == 1
+            gated, last = len(sizes) == 2, sizes == (hidden,)
             yield lambda f=in_features, s=sizes, gated=gated, last=last: of_row(f, s, gated=gated, last=last)
+
+
+def _expert_jobs(model: ModelShape, shape: ExpertsShape, counts: Sequence[int]) -> Iterator[Callable[[], object]]:
+    """`counts`: of tokens, one for each way to cut what adapters add."""
+    dtype, hidden, size = getattr(torch, model.dtype), model.hidden_size, shape.intermediate_size
+    num_experts, top_k, meta = shape.num_experts, shape.routing.top_k, torch.device("meta")
+
+    def of(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device=meta)
+
+    def table(in_features: int, sizes: tuple[int, ...]) -> LowRankTable:
+        return prepare_low_rank([None] * model.num_adapters * num_experts, in_features, sizes, dtype, device=meta)
+
+    def added(count: int) -> ExpertAdditions:
+        starts, *others = (of(n, dtype=torch.int32) for n in (model.num_adapters + 1, count, count))
+        return ExpertAdditions(table(hidden, (size, size)), table(size, (hidden,)), AdaptedRows(starts, *others))
+
+    def of_tile(tile: Tile, count: int) -> None:
+        weights = StackedExperts(
+            of(num_experts, 2 * size, hidden), of(num_experts, hidden, size), None, None, shape.gate
+        )
+        ids, chances = of(count, top_k, dtype=torch.int32), of(count, top_k, dtype=torch.float32)
+        load = of(num_experts, dtype=torch.int64)
+        experts_in_tiles(of(count, hidden), ids, chances, weights, None, None, load, added(count), tile=tile)
+
+    first, *others = [WIDE_TILE] if dtype.itemsize == 4 else TILES.values()
+    for tile in others:
+        yield lambda tile=tile: of_tile(tile, 1)
+    for count in {max(1, count // top_k) for count in counts}:
+        yield lambda count=count: of_tile(first, count)

@@ -75,6 +75,55 @@ def test_each_row_gets_what_its_own_adapter_adds(dtype, ranks, sizes, in_feature
         assert_close(result[row], old + added, absolute=unit * (1 + largest))
 
 
+@pytest.mark.parametrize(("rank", "hidden", "vocab_size"), [(1, 1, 1), (7, 33, 211), (16, 64, 100), (40, 513, 33)])
+def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, rank, hidden, vocab_size):
+    updates = [update((given,), (hidden,), vocab_size, dtype) for given in (rank, rank + 9)]
+    weights = cpu.prepare_low_rank([updates[0], None, updates[1]], vocab_size, (hidden,), dtype)
+    numbers = [0, -1, 2, 1, 0, 2, 2, 2, 2, 2, -1, 0, 0]
+    ids = torch.randint(vocab_size, (len(numbers),), dtype=torch.int32)
+    ids[-1] = vocab_size - 1
+    base = torch.randn(len(numbers), hidden).to(dtype)
+    result, want = base.clone(), base.double()
+    cpu.embed_low_rank(ids, result, weights, adapted(numbers))
+    wide = [LowRankAddition([tuple(part.double() for part in each.pairs[0])]) for each in updates]
+    exact = reference.prepare_low_rank([wide[0], None, wide[1]], vocab_size, (hidden,), torch.float64)
+    reference.embed_low_rank(ids, want, exact, adapted(numbers))
+    unit = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-20
+    for row, number in enumerate(numbers):
+        if number in {-1, 1}:
+            assert torch.equal(result[row], base[row])
+        else:
+            assert_close(result[row], want[row], absolute=unit * (1 + float(want[row].abs().max())))
+            assert not torch.equal(result[row], base[row])
+
+
+def test_an_adapter_of_vectors_is_one_of_rows_that_are_1_at_one_place(dtype):
+    """What the reference of one means is what the reference of the other means."""
+    given, ids, rows = (
+        update((5,), (24,), 33, dtype),
+        torch.tensor([32, 0, 7], dtype=torch.int32),
+        adapted([0, 0, -1], 1),
+    )
+    weights = reference.prepare_low_rank([given], 33, (24,), dtype)
+    picked, multiplied = torch.zeros(2, 3, 24, dtype=dtype)
+    reference.embed_low_rank(ids, picked, weights, rows)
+    reference.add_low_rank(torch.nn.functional.one_hot(ids.long(), 33).to(dtype), multiplied, weights, rows)
+    torch.testing.assert_close(picked, multiplied)
+    assert picked[:2].any(1).all()
+    assert not picked[2].any()
+
+
+def test_rows_of_numbers_and_back():
+    numbers = torch.tensor([2, -1, 0, 2, -1, 5, 0], dtype=torch.int32)
+    rows = AdaptedRows.of(numbers, 6)
+    assert rows.starts.tolist() == [0, 2, 2, 4, 4, 4, 5]
+    assert rows.tokens[:5].tolist() == [2, 6, 0, 3, 5]
+    assert rows.numbers[:5].tolist() == [0, 0, 2, 2, 5]
+    assert rows.of_rows(7).tolist() == numbers.tolist()
+    assert rows.of_rows(9).tolist() == [*numbers.tolist(), -1, -1]
+    assert AdaptedRows.of(torch.full((3,), -1, dtype=torch.int32), 2).of_rows(3).tolist() == [-1] * 3
+
+
 def test_a_row_has_the_same_bits_in_any_batch(dtype):
     updates = [update((16, 16), (96, 50), 130, dtype) for _ in range(3)]
     weights = cpu.prepare_low_rank(updates, 130, (96, 50), dtype)

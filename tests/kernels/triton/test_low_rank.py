@@ -153,6 +153,26 @@ def test_beside_a_product_of_4_bits_it_is_a_launch_of_its_own(device, normed):
     assert not beside.products[20:].any()
 
 
+@pytest.mark.parametrize(("rank", "hidden", "num_rows"), [(5, 48, 1), (20, 140, 27), (70, 33, 9), (16, 256, 600)])
+def test_each_token_gets_what_its_own_adapter_adds_to_its_vector(dtype, device, rank, hidden, num_rows):
+    """Beside one of another rank, one that leaves vectors alone, and tokens without an adapter."""
+    vocab_size = 77
+    updates = [update(device, dtype, vocab_size, (hidden,), (given,)) for given in (rank, rank + 3)]
+    updates.insert(1, None)
+    numbers = [row % 4 - 1 for row in range(num_rows)] if num_rows > 1 else [2]
+    ids = torch.randint(vocab_size, (num_rows,), dtype=torch.int32).to(device)
+    rows, base = adapted(numbers, 3, device, most=num_rows + 7), torch.randn(num_rows, hidden).to(device, dtype)
+    result, want = base.clone(), base.double()
+    packed = triton.prepare_low_rank(updates, vocab_size, (hidden,), dtype, most_rank=rank + 3, device=device)
+    triton.embed_low_rank(ids, result, packed, rows)
+    wide = [each and replace(each, pairs=[tuple(p.double() for p in pair) for pair in each.pairs]) for each in updates]
+    exact = reference.prepare_low_rank(wide, vocab_size, (hidden,), torch.float64)
+    reference.embed_low_rank(ids, want, exact, rows)
+    assert_close(result, want, slack=3)
+    for row, number in enumerate(numbers):
+        assert torch.equal(result[row], base[row]) == (number in {NONE, 1})
+
+
 def test_steps_are_cut_by_how_many_rows_they_have():
     assert [cut_for(rows).rows for rows in (1, 64, low_rank.FEW_ROWS, low_rank.FEW_ROWS + 1, 9000)] == [
         16,

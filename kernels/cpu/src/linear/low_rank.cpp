@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "parallel.h"
 #include "tape.h"
 
@@ -33,7 +34,8 @@ struct LowRank {
 
 struct Call {
   int64_t in_features, out_features;
-  const void* x;
+  const void* x;       // null: rows are 1 at the place that `ids` says and 0 elsewhere
+  const int32_t* ids;  // [rows]
   void* y;
   const LowRank* adapters;
   const int32_t* tokens;   // [count] rows that have an adapter, those of one adapter beside each other
@@ -69,24 +71,41 @@ class Adder {
   template <int M>
   void rows(const LowRank& adapter, const int32_t* tokens) const {
     const int64_t blocks = (adapter.ranks + W - 1) / W;
-    const char* x[M];
     Value* narrow[M];  // [blocks * W] x @ down.T
     Value* memory = static_cast<Value*>(scratch(3, M * blocks * W * sizeof(Value)));
-    for (int m = 0; m < M; m++) {
-      x[m] = placed(tokens[m], m, M);
-      narrow[m] = memory + m * blocks * W;
-    }
+    for (int m = 0; m < M; m++) narrow[m] = memory + m * blocks * W;
     const Weight* down = static_cast<const Weight*>(adapter.down);
     if constexpr (M == 1) {
       const Weight* up = static_cast<const Weight*>(adapter.up);
       for (int step = 0; step < AHEAD; step++) __builtin_prefetch(up + step * W);
     }
+    if (call_.x)
+      shrink_all<M>(down, narrow, tokens, blocks);
+    else
+      for (int m = 0; m < M; m++) pick(down, narrow[m], call_.ids[tokens[m]], blocks);
+    expand<M>(adapter, narrow, tokens);
+  }
+
+  template <int M>
+  void shrink_all(const Weight* down, Value* const (&narrow)[M], const int32_t* tokens, int64_t blocks) const {
+    const char* x[M];
+    for (int m = 0; m < M; m++) x[m] = placed(tokens[m], m, M);
     int64_t block = 0;
     if constexpr (M == 1) {
       for (; block + 2 <= blocks; block += 2) shrink<M, 2>(x, down + block * in_steps_ * W, narrow, block);
     }
     for (; block < blocks; block++) shrink<M, 1>(x, down + block * in_steps_ * W, narrow, block);
-    expand<M>(adapter, narrow, tokens);
+  }
+
+  // A column of `down`.
+  void pick(const Weight* down, Value* narrow, int32_t id, int64_t blocks) const {
+    constexpr uint32_t ONE = Tile::K_PER_STEP == 2 ? 0x3F80 : 0x3F800000;  // 1, in bfloat16 or float32
+    const uint32_t one = id % Tile::K_PER_STEP ? ONE << 16 : ONE;          // the other number of a step is 0
+    for (int64_t block = 0; block < blocks; block++) {
+      const auto lanes = Tile::load_w(down + (block * in_steps_ + id / Tile::K_PER_STEP) * W);
+      const vf sum = Tile::multiply_add(reinterpret_cast<const char*>(&one), lanes, vf{});
+      store(narrow + block * W, rounded_to<T>(sum));
+    }
   }
 
   // The row where steps can be read from it.
@@ -198,7 +217,8 @@ void run(const Call& call, int64_t count) {
   double bytes = 0;
   for (int64_t i = 0; i < count; i++) {
     const LowRank& adapter = call.adapters[call.numbers[i]];
-    if (adapter.down) bytes += double(adapter.ranks) * (call.in_features + call.out_features) * sizeof(T);
+    const int64_t in_features = call.x ? call.in_features : 1;
+    if (adapter.down) bytes += double(adapter.ranks) * (in_features + call.out_features) * sizeof(T);
   }
   if (bytes == 0) return;
   const double nanoseconds = bytes / 60;
@@ -241,8 +261,19 @@ QUIRE_API void quire_add_low_rank(int64_t dtype, int64_t in_features, int64_t ou
                                   const void* adapters, const int32_t* count, const int32_t* tokens,
                                   const int32_t* numbers, void* y) {
   if (*count == 0) return;
-  const Call call{in_features, out_features, x, y, static_cast<const LowRank*>(adapters), tokens, numbers};
+  const Call call{in_features, out_features, x, nullptr, y, static_cast<const LowRank*>(adapters), tokens, numbers};
   dtype == FLOAT32 ? run<FloatTile, float>(call, *count) : run<Bf16Tile, bf16>(call, *count);
 }
 
 QUIRE_RECORDABLE(add_low_rank);
+
+// Of an embedding: in_features are the rows of its table, and each row of y is of one of them, `ids`.
+QUIRE_API void quire_embed_low_rank(int64_t dtype, int64_t in_features, int64_t out_features, const int32_t* ids,
+                                    const void* adapters, const int32_t* count, const int32_t* tokens,
+                                    const int32_t* numbers, void* y) {
+  if (*count == 0) return;
+  const Call call{in_features, out_features, nullptr, ids, y, static_cast<const LowRank*>(adapters), tokens, numbers};
+  dtype == FLOAT32 ? run<FloatTile, float>(call, *count) : run<Bf16Tile, bf16>(call, *count);
+}
+
+QUIRE_RECORDABLE(embed_low_rank);

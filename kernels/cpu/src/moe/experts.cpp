@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "api.h"
+#include "low_rank.h"
 #include "tape.h"
 #include "parallel.h"
 #include "simd.h"
@@ -23,6 +26,12 @@ struct ExpertsCall {
   int64_t hidden_size, intermediate_size, num_experts, top_k;
   double limit, alpha;
   const void *gate_up, *gate_up_bias, *down, *down_bias;
+};
+
+// Of adapters, each of which has num_experts in either table (low_rank.cpp), one after the other.
+struct Additions {
+  const void *gate_up, *down;
+  const int32_t *count, *tokens, *numbers;  // rows that have an adapter; `count` is null where there are none
 };
 
 template <class T>
@@ -74,6 +83,36 @@ int64_t order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, 
   return row;
 }
 
+// The gathered rows of tokens that have an adapter: [rows of one adapter and expert beside each other], and their places
+// in the tables.
+struct AddedRows {
+  std::vector<int32_t> rows, numbers;
+
+  template <class T>
+  void add(const void* table, int64_t in_features, int64_t out_features, const T* x, T* y) const {
+    const int32_t count = static_cast<int32_t>(rows.size());
+    quire_add_low_rank(is_bf16<T> ? BFLOAT16 : FLOAT32, in_features, out_features, x, table, &count, rows.data(),
+                       numbers.data(), y);
+  }
+};
+
+// Of the tokens at [first, first + rows).
+AddedRows find_added(const ExpertsCall& call, const Additions& added, int64_t first, int64_t rows, const int32_t* ids,
+                     const int32_t* place) {
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+  for (int32_t i = 0; i < (added.count ? *added.count : 0); i++) {
+    const int64_t token = added.tokens[i] - first;
+    if (token < 0 || token >= rows) continue;
+    for (int64_t pair = token * call.top_k; pair < (token + 1) * call.top_k; pair++)
+      if (place[pair] >= 0)
+        pairs.emplace_back(static_cast<int32_t>(added.numbers[i] * call.num_experts + ids[pair]), place[pair]);
+  }
+  std::sort(pairs.begin(), pairs.end());
+  AddedRows found;
+  for (const auto& [number, row] : pairs) found.numbers.push_back(number), found.rows.push_back(row);
+  return found;
+}
+
 template <class T>
 struct Rows {
   const T* x;                // [rows, hidden_size]
@@ -120,7 +159,8 @@ void grouped_linear(const GroupedCall& call) {
 }
 
 template <class T>
-void experts_of(const ExpertsCall& call, int64_t rows, const int32_t* ids, const Rows<T>& at, int64_t* load) {
+void experts_of(const ExpertsCall& call, const Additions& added, int64_t first, int64_t rows, const int32_t* ids,
+                const Rows<T>& at, int64_t* load) {
   const int64_t pairs = rows * call.top_k, hidden = call.hidden_size, size = call.intermediate_size;
   T* gathered = static_cast<T*>(scratch(2, pairs * ((hidden + 3 * size) * sizeof(T) + sizeof(int32_t)) + 64));
   T *gate_up = gathered + pairs * hidden, *gated = gate_up + pairs * 2 * size;
@@ -131,19 +171,23 @@ void experts_of(const ExpertsCall& call, int64_t rows, const int32_t* ids, const
     gather(call, rows, at.x, place, gathered);
     grouped_linear<T>({here, hidden, 2 * size, gathered, call.gate_up, call.gate_up_bias, gate_up, order.groups,
                        order.num_groups});
+    const AddedRows adapted = find_added(call, added, first, rows, ids, place);
+    adapted.add(added.gate_up, hidden, 2 * size, gathered, gate_up);
     gate_rows(call, here, gate_up, gated);
     grouped_linear<T>({here, size, hidden, gated, call.down, call.down_bias, gathered, order.groups, order.num_groups});
+    adapted.add(added.down, size, hidden, gated, gathered);
   }
   add_up(call, rows, at, place, gathered);
 }
 
 template <class T>
-void experts(const ExpertsCall& call, int64_t rows, const int32_t* ids, const Rows<T>& all, int64_t* load) {
+void experts(const ExpertsCall& call, const Additions& added, int64_t rows, const int32_t* ids, const Rows<T>& all,
+             int64_t* load) {
   for (int64_t row = 0; row < rows; row += TOKENS_AT_ONCE) {
     const int64_t at = row * call.hidden_size;
     const Rows<T> part{all.x + at, all.weights + row * call.top_k, all.shared ? all.shared + at : nullptr,
                        all.gate ? all.gate + row : nullptr, all.out + at};
-    experts_of(call, std::min(TOKENS_AT_ONCE, rows - row), ids + row * call.top_k, part, load);
+    experts_of(call, added, row, std::min(TOKENS_AT_ONCE, rows - row), ids + row * call.top_k, part, load);
   }
 }
 
@@ -153,21 +197,25 @@ void experts(const ExpertsCall& call, int64_t rows, const int32_t* ids, const Ro
 using namespace quire;
 
 // x, shared, out [rows, hidden_size]; ids, weights [rows, top_k]; shared_gate [rows]; load [num_experts]. gate_up, down:
-// weights packed one after the other, with biases [num_experts, ..] or null.
+// weights packed one after the other, with biases [num_experts, ..] or null; added_*: what adapters add to either
+// product, or null, read anew by a tape's replays.
 QUIRE_API void quire_experts(int64_t dtype, int64_t rows, int64_t hidden_size, int64_t intermediate_size,
                              int64_t num_experts, int64_t top_k, double limit, double alpha, const void* x,
                              const int32_t* ids, const float* weights, const void* gate_up, const void* gate_up_bias,
                              const void* down, const void* down_bias, const void* shared, const void* shared_gate,
-                             int64_t* load, void* out) {
+                             int64_t* load, const void* added_gate_up, const void* added_down,
+                             const int32_t* added_count, const int32_t* added_tokens, const int32_t* added_numbers,
+                             void* out) {
+  const Additions added{added_gate_up, added_down, added_count, added_tokens, added_numbers};
   const ExpertsCall call{hidden_size, intermediate_size, num_experts, top_k,     limit,
                          alpha,       gate_up,           gate_up_bias, down, down_bias};
   if (dtype == FLOAT32)
-    experts<float>(call, rows, ids,
+    experts<float>(call, added, rows, ids,
                    {static_cast<const float*>(x), weights, static_cast<const float*>(shared),
                     static_cast<const float*>(shared_gate), static_cast<float*>(out)},
                    load);
   else
-    experts<bf16>(call, rows, ids,
+    experts<bf16>(call, added, rows, ids,
                   {static_cast<const bf16*>(x), weights, static_cast<const bf16*>(shared),
                    static_cast<const bf16*>(shared_gate), static_cast<bf16*>(out)},
                   load);

@@ -10,7 +10,7 @@
 namespace quire {
 namespace {
 
-constexpr int MAX_ARGUMENTS = 20;
+constexpr int MAX_ARGUMENTS = 24;
 constexpr double LONG_NS = 600000;
 
 struct Operation {
