@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
 from services.worker.heads.heads import Heads
 from services.worker.heads.pooling import PoolingHead
 from services.worker.heads.prompt_logprobs import PromptLogprobs
@@ -13,6 +15,7 @@ from services.worker.models.causal_lm import CausalLM
 from services.worker.models.decoder_config import DecoderConfig
 from services.worker.sampling import logits_processors
 from services.worker.sampling.sampler import Sampler
+from services.worker.step.slots import Rows
 from services.worker.structured.compile_pool import CompilePool
 from shared.errors import InvalidArgument
 from shared.pb.common.v1 import pooling_pb2
@@ -28,8 +31,13 @@ def build_heads(
     grammars: CompilePool | None,
 ) -> Heads:
     sampler = _sampler(settings, model.config, wanted, place, grammars)
-    prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, model.logits)
-    told = () if place.adapters is None else (place.adapters,)
+    adapters = place.adapters
+
+    def logits_of(hidden: Tensor, slots: Rows) -> Tensor:
+        return model.logits(hidden, *(adapters.logit_rows_of(slots) if adapters is not None else ()))
+
+    prompts = PromptLogprobs(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
+    told = () if adapters is None else (adapters,)
     return Heads(sampler, [prompts, _pooling_head(Path(settings.model), model)], told)
 
 

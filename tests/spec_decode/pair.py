@@ -91,6 +91,7 @@ class Pair:
         bad_words = tuple(columns.i32_bytes(word) for word in sampling.pop("bad_words", ()))
         constraint = sampling.pop("structured_output", None)
         family: Family | None = sampling.pop("family", None)
+        adapter: str = sampling.pop("adapter", "")
         params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY | sampling))
         tokens, root = columns.i32_bytes(list(prompt)), block_hash.root_hash()
         sequence = CoreSequence(
@@ -110,7 +111,10 @@ class Pair:
             asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
             payload=Payload(
                 pb.SequenceParams(
-                    sampling=params, eos_token_ids=columns.u32_bytes(list(eos)), bad_word_token_ids=bad_words
+                    sampling=params,
+                    eos_token_ids=columns.u32_bytes(list(eos)),
+                    bad_word_token_ids=bad_words,
+                    adapter=adapter,
                 ).SerializeToString()
             ),
         )

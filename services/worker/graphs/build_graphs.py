@@ -112,13 +112,18 @@ class GraphMaker:
     def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
         size = most_tokens, self._model.hidden_width
         memory = torch.zeros(size, dtype=self._place.dtype, device=self._place.device)
-        return KeptHidden(lambda batch: self._model.forward(batch, caches), self._model.logits, memory)
+        return KeptHidden(lambda batch: self._model.forward(batch, caches), self._logits, memory)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Of the rows that a step's output head reads."""
+        adapters = self._place.adapters
+        return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 
     def _recorded(self, caches: list[LayerCache], limits: Limits) -> RecordedModel:
         def logits(batch: ForwardBatch) -> Tensor:
             if self._single_row is not None and batch.token_ids.size(0) == 1:
                 return self._single_row.logits(batch, caches)
-            return self._model.logits(self._model.forward(batch, caches))
+            return self._logits(self._model.forward(batch, caches))
 
         most_rows = max(limits.max_num_seqs, *ROWS) if self._chunks else limits.max_num_seqs
         return RecordedModel(

@@ -95,10 +95,10 @@ class PromptLogprobs:
     """By slot, until its prompt is computed."""
 
     def __init__(
-        self, vocab_size: int, settings: Logprobs, device: torch.device, logits_of: Callable[[Tensor], Tensor]
+        self, vocab_size: int, settings: Logprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
     ) -> None:
         """`settings`: the limit, and what log-probabilities are. Nothing is ever done to a prompt's logits, so that
-        processed and raw ones are the same. `logits_of`: the model's output head."""
+        processed and raw ones are the same. `logits_of`: the model's output head, of hidden states and their slots."""
         self._vocab_size = vocab_size
         self._settings = settings
         self._device = device
@@ -160,8 +160,11 @@ class PromptLogprobs:
 
     def collect(self, hidden: Tensor, rows: PromptRows) -> PromptEntries:
         """`hidden` [num_rows, hidden_size] behind the rows' tokens."""
+        slots = np.repeat(np.array(rows.slots, dtype=np.int64), rows.positions)
         pieces = [
-            self._collect(self._logits_of(hidden[at : at + PIECE]).float(), rows, slice(at, at + PIECE))
+            self._collect(
+                self._logits_of(hidden[at : at + PIECE], slots[at : at + PIECE]).float(), rows, slice(at, at + PIECE)
+            )
             for at in range(0, len(rows.tokens), PIECE)
         ]
         entries = RowLogprobs(

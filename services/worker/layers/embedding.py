@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.linear import Linear, Projection, adapted_shape
 from services.worker.layers.sharding import WHOLE, portion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.reference.low_rank import AdaptedRows
     from services.worker.layers.placement import Destination, Placement
     from services.worker.layers.sharding import Shard
-    from services.worker.lora.linear_adapters import LinearAdapters
+    from services.worker.lora.adapters import Adapters
+    from services.worker.lora.linear_adapters import EmbeddingAdapters, LayerShape, LinearAdapters
 
 
 class Embedding:
@@ -29,13 +30,25 @@ class Embedding:
         scale: float = 1.0,
         *,
         sharded: bool = True,
+        adapted: bool = False,
     ) -> None:
-        """`scale`: what vectors are multiplied by. `sharded`: each rank has rows of its own, if there are several."""
+        """`scale`: what vectors are multiplied by. `sharded`: each rank has rows of its own, if there are several.
+        `adapted`: adapters may add to it."""
         self._name, self._scale = name, scale
         self._ops, self._shard = place.ops, place.shard if sharded else WHOLE
         self.vocab_size, self.rows = vocab_size, self._shard.rows(vocab_size)
         self.table: Tensor = place.empty(self._shard.room(vocab_size), hidden_size)
         self.table[len(self.rows) :] = 0
+        # What adapters add to it; None: nothing, ever.
+        self.adapters: EmbeddingAdapters | None = None
+        if adapted and place.adapters is not None:
+            shape = adapted_shape([Projection(name, hidden_size)], vocab_size, self.rows)
+            self.adapters = place.adapters.of_embedding(shape, self._products)
+
+    @property
+    def scale(self) -> float:
+        """Of all vectors, once they are loaded."""
+        return self._scale
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.weight", portion(self.table[: len(self.rows)], 0, (self.rows,), self.vocab_size)
@@ -43,27 +56,51 @@ class Embedding:
     def finish(self) -> None:
         if self._scale != 1:
             self.table *= self._scale
+        if self.adapters is not None:
+            self.adapters.scale(self._scale)
+            self.adapters.finish()
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        if self._shard.is_whole:
-            return self._ops.embed(token_ids, self.table)
-        places = token_ids - self.rows.start
-        is_here = (places >= 0) & (places < len(self.rows))
-        found: Tensor = self._ops.embed(places * is_here, self.table)
-        return self._shard.collectives.add_up(found * is_here.unsqueeze(1))
+        """Without adapters."""
+        return self._embed(token_ids, None)
+
+    def of_step(self, token_ids: Tensor) -> Tensor:
+        """Of all tokens of the step that is computed now, with what adapters add."""
+        return self._embed(token_ids, self.adapters)
+
+    def _embed(self, token_ids: Tensor, adapters: EmbeddingAdapters | None) -> Tensor:
+        places, is_here = token_ids, None
+        if not self._shard.is_whole:
+            places = token_ids - self.rows.start
+            is_here = (places >= 0) & (places < len(self.rows))
+            places = places * is_here
+        found: Tensor = self._ops.embed(places, self.table)
+        if adapters is not None:
+            adapters.add(places, found)
+        return found if is_here is None else self._shard.collectives.add_up(found * is_here.unsqueeze(1))
+
+    def _products(self, x: Tensor) -> Tensor:
+        """[num_rows, hidden_size] with the rows that are here."""
+        return x @ self.table[: len(self.rows)].t()
 
 
 class OutputHead(Linear):
     """Logits by a projection of its own."""
 
     def __init__(self, vocab_size: int, hidden_size: int, place: Placement, name: str = "lm_head") -> None:
-        rows, place = place.shard.rows(vocab_size), replace(place, adapters=None)  # rows here are no step's tokens
+        rows = place.shard.rows(vocab_size)
         super().__init__([Projection(name, vocab_size, taken=(rows,))], hidden_size, False, place, quantized=False)
         self._vocab_size, self._missing = vocab_size, place.shard.room(vocab_size) - len(rows)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, vocab_size], on all ranks"""
-        return self.of_all_ranks(super().__call__(x))
+    def _adapters_of(self, adapters: Adapters, shape: LayerShape) -> LinearAdapters | None:
+        return adapters.of_head(shape, self._product)
+
+    def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size], on all ranks. `rows`: which have an adapter."""
+        logits = self._product(x)
+        if rows is not None and self.adapters is not None:
+            self.adapters.add_to(rows, x, logits)
+        return self.of_all_ranks(logits)
 
     def of_all_ranks(self, logits: Tensor) -> Tensor:
         """Of the vocabulary, from what each rank has."""
@@ -73,20 +110,38 @@ class OutputHead(Linear):
 class TiedOutputHead:
     """Logits by the embedding's table. Some checkpoints repeat it as lm_head.weight: loader.py passes over that."""
 
-    def __init__(self, embedding: Embedding, place: Placement) -> None:
+    def __init__(self, embedding: Embedding, place: Placement, name: str = "lm_head") -> None:
+        """`name`: that adapters call it by."""
         self._embedding = embedding
         self._ops, self._shard = place.ops, place.shard
         self.packed: Any = None  # as the ops want it, once loaded
+        # What adapters add to it, and to the embedding's vectors in no way; None: nothing, ever.
         self.adapters: LinearAdapters | None = None
+        if place.adapters is not None:
+            room, size = embedding.table.shape
+            taken = range(embedding.rows.start, embedding.rows.start + room)
+            shape = adapted_shape([Projection(name, embedding.vocab_size, taken=(taken,))], size, range(size))
+            self.adapters = place.adapters.of_head(shape, self._product)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from ()
 
     def finish(self) -> None:
         self.packed = self._ops.prepare_linear(self._embedding.table, None)
+        if self.adapters is not None:
+            self.adapters.scale(self._embedding.scale)
+            self.adapters.finish()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.of_all_ranks(self._ops.linear(x, self.packed))
+    def _product(self, x: Tensor) -> Tensor:
+        """Of this rank, without adapters."""
+        return self._ops.linear(x, self.packed)
+
+    def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
+        """As OutputHead's."""
+        logits = self._product(x)
+        if rows is not None and self.adapters is not None:
+            self.adapters.add_to(rows, x, logits)
+        return self.of_all_ranks(logits)
 
     def of_all_ranks(self, logits: Tensor) -> Tensor:
         """Of the vocabulary, from what each rank has."""

@@ -6,7 +6,7 @@ Outrageously Large Neural Networks (arXiv 1701.06538); shared experts as in Deep
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from services.worker.layers.linear import Linear, Projection
 from services.worker.layers.mlp import MLP
@@ -16,14 +16,19 @@ from shared.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.reference.low_rank import ExpertAdditions
     from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
     from services.worker.layers.rms_norm import RMSNorm
+    from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
     from services.worker.models.experts_config import ExpertNames, ExpertsConfig
     from services.worker.models.single_row import RowKernels
 
 
 class Experts:
     """Their weights, stacked, from checkpoints that have a tensor for each expert or one for all of them."""
+
+    takes_adapters: ClassVar[bool] = True
+    inputs_first: ClassVar[bool] = False  # in transformers' parameters for all experts
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
         self._name, self._names, self._gate = name, config.names, config.activation
@@ -35,6 +40,23 @@ class Experts:
         self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
         self._down: Tensor = place.empty(count, hidden_size, size)
         self.packed: Any = None  # as the ops want it, once loaded
+        # What adapters add to them; None: nothing, ever.
+        self.adapters: ExpertAdapters | None = None
+        if place.adapters is not None and self.takes_adapters:
+            self.adapters = place.adapters.of_experts(self._adapted_shapes(hidden_size))
+
+    def _adapted_shapes(self, hidden_size: int) -> ExpertShapes:
+        from services.worker.lora.expert_adapters import ExpertShapes
+        from services.worker.lora.expert_stacks import ExpertSizes
+
+        called = self._name.replace(f".{self._names.module}.", ".mlp.")  # what transformers 5 calls all such layers
+        return ExpertShapes(
+            modules=(self._name, called),
+            projections=[self._modules(expert) for expert in range(self._num_experts)],
+            sizes=ExpertSizes(self._num_experts, hidden_size, self._total, self.inputs_first),
+            here=self.here,
+            features=self._features,
+        )
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for expert, gate_up, down in zip(self.here, self._gate_up, self._down, strict=True):
@@ -166,8 +188,14 @@ class SparseMLP:
         ids, weights = self._ops.route(self.router(x), self._routing, bias)
         shared = None if self._shared is None else self._shared(x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
-        made: Tensor = self._ops.experts(x, self._here(ids), weights, self.experts.packed, shared, gate, self.load)
+        packed = self.experts.packed
+        made: Tensor = self._ops.experts(x, self._here(ids), weights, packed, shared, gate, self.load, self._added)
         return self._shard.collectives.add_up(made)
+
+    @property
+    def _added(self) -> ExpertAdditions | None:
+        """What adapters add to the experts in the step that is computed now."""
+        return None if self.experts.adapters is None else self.experts.adapters.added
 
     def _here(self, ids: Tensor) -> Tensor:
         """As this rank numbers its experts; -1 for those of others, who add what these make."""
@@ -177,6 +205,10 @@ class SparseMLP:
         return (ids - here.start).masked_fill_((ids < here.start) | (ids >= here.stop), -1)
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
-        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that. The
+        chain has no place for what adapters add to experts."""
+        if self._added is not None:
+            residual.add_(self(norm(residual)))
+            return
         logits = kernels.linear(residual, self.router, norm=norm)
         kernels.experts(residual, norm, logits, routing=self._routing, packed=self.experts.packed, load=self.load)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.layers.placement import Destination, Placement
+    from services.worker.lora.adapters import Adapters
     from services.worker.lora.linear_adapters import LayerShape, LinearAdapters
 
 
@@ -151,7 +152,7 @@ class Linear:
         # What adapters add to it; None: nothing, ever.
         self.adapters: LinearAdapters | None = None
         if place.adapters is not None:
-            self.adapters = place.adapters.of_linear(_adapted_shape(parts, in_features, columns), self._product)
+            self.adapters = self._adapters_of(place.adapters, adapted_shape(parts, in_features, columns))
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._loaded.destinations()
@@ -180,6 +181,9 @@ class Linear:
         if self.adapters is not None:
             self.adapters.finish()
 
+    def _adapters_of(self, adapters: Adapters, shape: LayerShape) -> LinearAdapters | None:
+        return adapters.of_linear(shape, self._product)
+
     def _product(self, x: Tensor) -> Tensor:
         """Without adapters, and of a rank alone."""
         result: Tensor = self._multiply(x, self.packed)
@@ -193,7 +197,7 @@ class Linear:
         return self._shard.collectives.add_up(result) if self._adds_up else result
 
 
-def _adapted_shape(parts: Sequence[Projection], in_features: int, columns: range) -> LayerShape:
+def adapted_shape(parts: Sequence[Projection], in_features: int, columns: range) -> LayerShape:
     from services.worker.lora.linear_adapters import AdaptedProjection, LayerShape
 
     adapted = [AdaptedProjection(part.name, part.out_features, part.rows) for part in parts]

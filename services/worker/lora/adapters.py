@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from kernels import Ops
-from services.worker.device.staging import Staging
-from services.worker.lora.linear_adapters import AdapterRoom, LayerShape, LinearAdapters
+from kernels.reference.low_rank import AdaptedRows
+from services.worker.device.staging import Staging, upload
+from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
+from services.worker.lora.linear_adapters import AdapterRoom, EmbeddingAdapters, LayerShape, LinearAdapters
 from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.peft_scales import refusal
-from services.worker.lora.step_rows import NO_ADAPTER, StepRows
+from services.worker.lora.step_rows import NO_ADAPTER, StepRows, sorted_rows
 from services.worker.lora.weight_norms import Product
 from shared.adapter_contents import AdapterId
 from shared.errors import InvalidArgument, ResourceExhausted
@@ -27,7 +29,10 @@ from shared.errors import InvalidArgument, ResourceExhausted
 if TYPE_CHECKING:
     from services.worker.limits import Limits
     from services.worker.step.admission import Admission
+    from services.worker.step.slots import Rows
     from services.worker.step.step_inputs import StepInputs
+
+L = TypeVar("L", bound=LinearAdapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,12 @@ class Adapters:
         self._room = AdapterRoom(capacity, room.most_rank if room.num_adapters else max(ranks))
         self._first = list(folders)  # until the model is built
         self._held: dict[AdapterId, Held] = {}  # of one name the newest last
-        self._layers: list[LinearAdapters] = []
+        self._layers: list[LinearAdapters | ExpertAdapters] = []
+        self._has_logits = False  # whether some may add to the output head
         self._taken: set[str] = set()  # projections that layers have asked for
         self._of_slot = np.full(limits.max_num_seqs, NO_ADAPTER, dtype=np.int32)
         self._written = 0  # number of the step whose rows are in place
+        self._logits_written = (0, False)  # the same for the output head's, and whether these are all rows
         for number, folder in enumerate(folders):
             self._hold(folder, folder.digest(), number)
         most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
@@ -73,15 +80,42 @@ class Adapters:
     def of_linear(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
         """What they add to such a layer, whose outputs `product` gives once it is loaded; None: nothing, ever. Raises
         InvalidArgument for shapes that do not fit."""
+        return self._of_layer(LinearAdapters, shape, self.step.rows, product)
+
+    def of_head(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
+        """The same for the output head, whose rows are those of a step's tokens that have logits."""
+        layer = self._of_layer(LinearAdapters, shape, self.step.logit_rows, product)
+        self._has_logits = self._has_logits or layer is not None
+        return layer
+
+    def of_embedding(self, shape: LayerShape, product: Product) -> EmbeddingAdapters | None:
+        """The same for an embedding, as if it were linear; `product` with its table."""
+        return self._of_layer(EmbeddingAdapters, shape, self.step.rows, product)
+
+    def of_experts(self, shapes: ExpertShapes) -> ExpertAdapters | None:
+        """The same for the experts of a layer."""
+        self._taken.update(shapes.names)
+        if not self.max_adapters and not any(shapes.has(folder) for folder in self._first):
+            return None
+        layer = ExpertAdapters(shapes, self._room, self.step, self._ops, dtype=self._dtype, device=self._device)
+        self._add_layer(layer)
+        return layer
+
+    def _of_layer(self, kind: type[L], shape: LayerShape, rows: AdaptedRows, product: Product) -> L | None:
         self._taken.update(part.name for part in shape.parts)
         if not self.max_adapters and not any(any(shape.pairs_of(folder.modules)) for folder in self._first):
             return None
-        layer = LinearAdapters(shape, self._room, self.step, self._ops, product, dtype=self._dtype, device=self._device)
-        for number, folder in enumerate(self._first):
-            shape.check(folder)
-            layer.put(number, folder.modules)
-        self._layers.append(layer)
+        layer = kind(
+            shape, self._room, self.step, self._ops, product, rows=rows, dtype=self._dtype, device=self._device
+        )
+        self._add_layer(layer)
         return layer
+
+    def _add_layer(self, layer: LinearAdapters | ExpertAdapters) -> None:
+        for number, folder in enumerate(self._first):
+            layer.check(folder)
+            layer.put(number, folder)
+        self._layers.append(layer)
 
     def check_complete(self) -> None:
         """Once the model is built: every projection of every adapter has found its layer."""
@@ -102,7 +136,7 @@ class Adapters:
             return
         self._check_layers(folder)
         for layer in self._layers:
-            layer.shape.check(folder)
+            layer.check(folder)
         numbers = {held.number for held in self._held.values()}
         number = next((number for number in range(self._room.num_adapters) if number not in numbers), None)
         if number is None:
@@ -116,7 +150,7 @@ class Adapters:
         held = self._held.pop(adapter, None)
         if held is None:
             return
-        self._written = 0
+        self._forget_rows()
         ended = self._of_slot == held.number
         self._of_slot[ended] = NO_ADAPTER
         for layer in self._layers:
@@ -132,11 +166,11 @@ class Adapters:
                 f"adapter: {admission.adapter!r} does not exist on this worker; there are {known}", field="adapter"
             )
         self._of_slot[slot] = held.number
-        self._written = 0
+        self._forget_rows()
 
     def release(self, slot: int) -> None:
         self._of_slot[slot] = NO_ADAPTER
-        self._written = 0
+        self._forget_rows()
 
     def write_rows(self, inputs: StepInputs) -> None:
         """Of the next step. One that follows from the last has the same."""
@@ -149,11 +183,35 @@ class Adapters:
             of_tokens = np.repeat(of_tokens, np.diff(inputs.query_start))
         self.step.write(of_tokens)
 
+    def write_logit_rows(self, inputs: StepInputs, *, all_rows: bool) -> None:
+        """After write_rows(). `all_rows`: the output head reads those of the step, one token each; else its samples."""
+        if not self._has_logits:
+            return
+        before, self._logits_written = self._logits_written, (inputs.number, all_rows)
+        if not inputs.follows or before != (inputs.follows, all_rows):
+            self.step.write_logits(self._of_slot[inputs.slots if all_rows else inputs.sampling_slots])
+
+    @property
+    def logit_rows(self) -> tuple[AdaptedRows, ...]:
+        """For the output head, in the step that is computed, or recorded, now; none where nothing is added to it."""
+        return (self.step.logit_rows,) if self._has_logits and self.step.is_active else ()
+
+    def logit_rows_of(self, slots: Rows) -> tuple[AdaptedRows, ...]:
+        """The same of rows for it that are not the step's own, by their slots."""
+        numbers = self._of_slot[slots]
+        if not self._has_logits or not (numbers != NO_ADAPTER).any():
+            return ()
+        starts, order = sorted_rows(numbers, self._room.num_adapters)
+        return (AdaptedRows(*(upload(part, self._device, np.int32) for part in (starts, order, numbers[order]))),)
+
+    def _forget_rows(self) -> None:
+        self._written, self._logits_written = 0, (0, False)
+
     def _put(self, number: int, folder: PeftFolder) -> None:
         """Into all layers, or into none."""
         try:
             for layer in self._layers:
-                layer.put(number, folder.modules)
+                layer.put(number, folder)
         except torch.OutOfMemoryError:
             for layer in self._layers:
                 layer.drop(number)
@@ -171,8 +229,8 @@ class Adapters:
         return next((held for held in reversed(self.held()) if held.id.name == name), None)
 
     def _check_layers(self, folder: PeftFolder) -> None:
-        lost = sorted(folder.modules.keys() - self._taken)
+        lost = sorted({*folder.modules, *(stack.name for stack in folder.stacks)} - self._taken)
         if lost:
-            text = f"{lost[0]} is not a linear layer of this model that can have an adapter"
+            text = f"{lost[0]} is no linear layer, embedding or experts of this model that can have an adapter"
             more = f" ({len(lost)} such)" if len(lost) > 1 else ""
             raise refusal(folder.name, text + more)

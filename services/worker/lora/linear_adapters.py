@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels import Ops
 from kernels.reference.low_rank import AdaptedRows, LowRankAddition
+from services.worker.lora.base_copies import probes
 from services.worker.lora.peft_folder import LowRank, PeftFolder
 from services.worker.lora.peft_scales import refusal
 from services.worker.lora.step_rows import StepRows
@@ -23,7 +25,7 @@ class AdaptedProjection:
 
     name: str  # in the checkpoint
     out_features: int
-    rows: tuple[range, ...]  # of its output features
+    rows: tuple[range, ...]  # of its output features; where ranks are padded to one size, beyond the last as well
 
     @property
     def num_rows(self) -> int:
@@ -55,6 +57,14 @@ class LayerShape:
                 have = [pair.up.size(0), pair.down.size(1)]
                 raise refusal(adapter.name, f"{part.name} is for a layer of shape {have}, the model's has {want}")
 
+    def cut(self, index: int, pair: LowRank, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Down and up of a projection, of both what this rank has."""
+        part = self.parts[index]
+        up = torch.cat([pair.up[taken.start : taken.stop] for taken in part.rows])
+        up = functional.pad(up, (0, 0, 0, part.num_rows - len(up)))  # ranks have as many rows each
+        down = pair.down[:, self.columns.start : self.columns.stop]
+        return down.to(device, dtype), up.to(device, dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoom:
@@ -75,14 +85,16 @@ class LinearAdapters:
         ops: Ops,
         product: Product,
         *,
+        rows: AdaptedRows,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`product`: the layer's own."""
-        self.shape = shape
+        """`rows`: of the step, those of the layer's inputs; `product`: the layer's own."""
+        self.shape, self.rows = shape, rows
         self._norms = WeightNorms(product, len(shape.columns), dtype=dtype, device=device)
+        self._product = product
         self._room, self._step, self._ops, self._dtype, self._device = room, step, ops, dtype, device
-        self._first: dict[int, Mapping[str, LowRank]] = {}  # until finish()
+        self._first: dict[int, PeftFolder] = {}  # until finish()
         self._orders: list[Tensor] | None = None  # of each projection's outputs, the checkpoint's; None: the same
         self._factors = torch.ones(sum(shape.sizes), device=device)  # that outputs are multiplied by
         self.packed: Any = None  # as the ops want it, once loaded
@@ -100,30 +112,37 @@ class LinearAdapters:
         self._factors = self._factors[rows.to(self._device)]
         self._orders = orders if before is None else [b[order] for b, order in zip(before, orders, strict=True)]
 
-    def scale(self, factors: Tensor) -> None:
-        """[out_features of this rank]"""
+    def scale(self, factors: float | Tensor) -> None:
+        """[out_features of this rank], or one for all."""
         self._factors = self._factors * factors
 
     def finish(self) -> None:
-        """Rows and scale are what they will be."""
-        updates = [self._update(self._first.get(number)) for number in range(self._room.num_adapters)]
-        sizes = self.shape.sizes
+        """Rows and scale are what they will be. Raises InvalidArgument for adapters of another base."""
         self.packed = self._ops.prepare_low_rank(
-            updates,
+            [None] * self._room.num_adapters,
             len(self.shape.columns),
-            sizes,
+            self.shape.sizes,
             self._dtype,
             most_rank=self._room.most_rank,
             device=self._device,
         )
+        for number, folder in self._first.items():
+            self._check_base(folder)
+            self.put(number, folder)
         self._first.clear()
 
-    def put(self, number: int, modules: Mapping[str, LowRank]) -> None:
-        """An adapter whose shapes have been checked, before finish() or later, between two steps."""
+    def check(self, folder: PeftFolder) -> None:
+        """Raises InvalidArgument for what does not fit."""
+        self.shape.check(folder)
+        if self.packed is not None:
+            self._check_base(folder)
+
+    def put(self, number: int, folder: PeftFolder) -> None:
+        """An adapter that has been checked, before finish() or later, between two steps."""
         if self.packed is None:
-            self._first[number] = modules
-        elif any(self.shape.pairs_of(modules)):
-            self._ops.put_low_rank(self.packed, number, self._update(modules))
+            self._first[number] = folder
+        elif any(self.shape.pairs_of(folder.modules)):
+            self._ops.put_low_rank(self.packed, number, self._update(folder.modules))
 
     def drop(self, number: int) -> None:
         """Between two steps, none of which has rows of this adapter any more."""
@@ -134,18 +153,18 @@ class LinearAdapters:
         """Whether the step that is computed, or recorded, now may have rows with adapters."""
         return self._step.is_active
 
-    @property
-    def rows(self) -> AdaptedRows:
-        return self._step.rows
-
     def add(self, x: Tensor, result: Tensor) -> None:
         """To `result` [num_tokens, out_features], of x [num_tokens, in_features]: a step's tokens, in its order."""
         if self._step.is_active:
-            self._ops.add_low_rank(x, result, self.packed, self._step.rows)
+            self.add_to(self.rows, x, result)
 
-    def _update(self, modules: Mapping[str, LowRank] | None) -> LowRankAddition | None:
+    def add_to(self, rows: AdaptedRows, x: Tensor, result: Tensor) -> None:
+        """The same for other rows than the step's."""
+        self._ops.add_low_rank(x, result, self.packed, rows)
+
+    def _update(self, modules: Mapping[str, LowRank]) -> LowRankAddition | None:
         """As the layer is cut, ordered and scaled."""
-        pairs = self.shape.pairs_of(modules or {})
+        pairs = self.shape.pairs_of(modules)
         if not any(pairs):
             return None
         placed = [None if pair is None else self._of_part(i, pair) for i, pair in enumerate(pairs)]
@@ -171,10 +190,46 @@ class LinearAdapters:
         return factors
 
     def _of_part(self, index: int, pair: LowRank) -> tuple[Tensor, Tensor]:
-        part, columns = self.shape.parts[index], self.shape.columns
-        rows = torch.cat([pair.up[taken.start : taken.stop] for taken in part.rows])
-        up = rows.to(self._device, self._dtype)
+        down, up = self.shape.cut(index, pair, self._dtype, self._device)
         if self._orders is not None:
             up = up[self._orders[index]]
-        down = pair.down[:, columns.start : columns.stop].to(self._device, self._dtype)
         return down, (up * self._factors_of(index)[:, None]).to(self._dtype)
+
+    def _check_base(self, folder: PeftFolder) -> None:
+        """A copy of the base that came with the adapter is what the layer has."""
+        name, (shape, rows) = self.shape.parts[0].name, self._weight
+        base = folder.bases.get(name)
+        if base is None:
+            return
+        if base.shape != shape:
+            text = f"{name}.base_layer.weight has shape {list(base.shape)}, the model's {list(shape)}"
+            raise refusal(folder.name, text)
+        if not base.equals(self._products_of_base(probes(shape[1]).to(self._device)), rows):
+            text = f"{name}.base_layer.weight is not the model's own: what is added to that alone can be served"
+            raise refusal(folder.name, text)
+
+    def _products_of_base(self, x: Tensor) -> Tensor:
+        """With the weight as the checkpoint has it."""
+        return self._product(x.to(self._dtype)) / self._factors
+
+    @property
+    def _weight(self) -> tuple[tuple[int, int], range]:
+        """The shape of the whole, and which rows this rank has of it."""
+        part = self.shape.parts[0]
+        return (part.out_features, self.shape.in_features), part.rows[0]
+
+
+class EmbeddingAdapters(LinearAdapters):
+    """What they add to an embedding: a linear layer whose inputs are 1 at one place and 0 elsewhere."""
+
+    def add(self, ids: Tensor, result: Tensor) -> None:
+        """To `result` [num_tokens, hidden_size], of `ids` [num_tokens], as this rank numbers them."""
+        if self._step.is_active:
+            self._ops.embed_low_rank(ids, result, self.packed, self.rows)
+
+    def _products_of_base(self, x: Tensor) -> Tensor:
+        return self._product((x / self._factors).to(self._dtype))
+
+    @property
+    def _weight(self) -> tuple[tuple[int, int], range]:
+        return (self.shape.in_features, self.shape.parts[0].out_features), self.shape.columns

@@ -2,15 +2,18 @@
 
 LoRA (Hu et al. 2021): a linear layer gives W x + s B A x, where s is alpha / rank, or alpha / sqrt(rank) with rsLoRA
 (Kalajdzievski 2023). DoRA (Liu et al. 2024): (m / |W + s B A|) (W x + s B A x), row by row.
+Embeddings have A and B of their own names: a row of A^T is what a token's id picks. Experts that are one parameter:
+expert_stacks.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,18 @@ from safetensors.torch import load
 from torch import Tensor
 
 from services.worker.lora import peft_scales
+from services.worker.lora.base_copies import BaseCopy
 from services.worker.lora.peft_scales import Scales, refusal
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
+EMBEDDING_A, EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
+BASE = ".base_layer.weight"  # a copy of the model's own, which PEFT saves with adapters of embeddings and output heads
+GATE_UP, DOWN = "gate_up_proj", "down_proj"  # what transformers calls the parameters that hold all experts
+WITH_BASE = ("embed_tokens", "lm_head")
+STACKED = re.compile(r"(.*\.experts)(\.base_layer)?")
 MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")  # DoRA's
 MOST_RANK = 256
 MOST_CONFIG_BYTES = 1 << 20
@@ -38,7 +47,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "lora_bias": (False, None),
     "trainable_token_indices": (None,),
     "use_qalora": (False, None),
-    "target_parameters": (None, []),
 }
 
 
@@ -52,21 +60,39 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """Of one of the two parameters, that of the module `name`."""
+
+    name: str
+    a: Tensor  # as PEFT has them
+    b: Tensor
+    scales: Mapping[str, tuple[int, float]]  # rank and s, by parameter
+    version: str  # of the PEFT that wrote it
+
+
+@dataclass(frozen=True, slots=True)
 class PeftFolder:
     """Read and checked, but for the names and sizes of the layers."""
 
     name: str
     folder: Path
     modules: Mapping[str, LowRank]  # by the projection's name in the checkpoint of its model
+    stacks: Sequence[ExpertStack] = ()  # of all experts of a layer
+    bases: Mapping[str, BaseCopy] = field(default_factory=dict)  # what the model must have, by layer
 
     @property
     def rank(self) -> int:
         """The largest of a module."""
-        return max(pair.down.size(0) for pair in self.modules.values())
+        ranks = [pair.down.size(0) for pair in self.modules.values()]
+        return max(*ranks, *(rank for stack in self.stacks for rank, _ in stack.scales.values()), 1)
 
     def digest(self) -> bytes:
         """SHA-256 of what it computes: every module's name, rank and numbers."""
         sha = hashlib.sha256()
+        for stack in self.stacks:
+            sha.update(json.dumps([stack.name, stack.version, sorted(stack.scales.items()), *stack.a.shape]).encode())
+            for part in (stack.a, stack.b):
+                sha.update(part.float().contiguous().numpy().data)
         for name, pair in sorted(self.modules.items()):
             sha.update(json.dumps([name, *pair.down.shape, *pair.up.shape]).encode())
             for part in (pair.down, pair.up, *([] if pair.magnitude is None else [pair.magnitude])):
@@ -85,7 +111,15 @@ def read(name: str, folder: Path, max_rank: int = MOST_RANK, most_bytes: int = M
     config = _config(name, folder)
     scales = peft_scales.read(name, config, max_rank)
     _check_file(name, folder / WEIGHTS, most_bytes)
-    return PeftFolder(name, folder, _modules(name, folder / WEIGHTS, scales, dora=bool(config.get("use_dora"))))
+    tensors = _Tensors(name, folder / WEIGHTS, scales)
+    dora, version = bool(config.get("use_dora")), str(config.get("peft_version") or "")
+    stacks = tensors.take_stacks(version)
+    modules = {**tensors.take_embeddings(dora=dora), **tensors.take_linears(dora=dora)}
+    bases = tensors.take_bases(modules)
+    tensors.check_empty()
+    if not modules and not stacks:
+        raise refusal(name, f"{folder / WEIGHTS} holds no {A.removeprefix('.')}")
+    return PeftFolder(name, folder, modules, stacks, bases)
 
 
 def _check_file(name: str, path: Path, most: int) -> None:
@@ -113,44 +147,83 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
         raise refusal(name, f"{path} is no JSON object")
     if config.get("peft_type") != "LORA":
         raise refusal(name, f"peft_type is {config.get('peft_type')!r}, only 'LORA' can be served")
-    for field, allowed in NEUTRAL.items():
-        if config.get(field) not in allowed:
-            raise refusal(name, f"{field} is {config[field]!r}, only {allowed[0]!r} can be served")
+    for key, allowed in NEUTRAL.items():
+        if config.get(key) not in allowed:
+            raise refusal(name, f"{key} is {config[key]!r}, only {allowed[0]!r} can be served")
     return config
 
 
-def _modules(name: str, path: Path, scales: Scales, *, dora: bool) -> dict[str, LowRank]:
-    try:
-        tensors = load(path.read_bytes())  # mapped, a file that is cut short meanwhile would end the process
-    except (OSError, SafetensorError) as error:
-        raise refusal(name, f"cannot read {path}: {error}") from None
-    modules = {}
-    for key in sorted(key for key in tensors if key.endswith(A)):
-        stem = key.removesuffix(A)
-        down, up = tensors.pop(key), tensors.pop(stem + B, None)
-        if up is None:
-            raise refusal(name, f"{path} has no {stem + B}")
-        module = stem.removeprefix(PREFIX)
-        rank, scale = scales.of(module)
-        if down.dim() != 2 or up.dim() != 2 or down.size(0) != rank or up.size(1) != rank:
-            raise refusal(name, f"{stem} has shapes {list(down.shape)} and {list(up.shape)}, r is {rank}")
-        magnitude = _magnitude(name, stem, tensors, up.size(0)) if dora else None
-        modules[module] = LowRank(down.float(), up.float() * scale, magnitude)
-    if tensors:
-        raise refusal(
-            name, f"{path} holds {min(tensors)}: only A, B and DoRA's magnitudes of linear layers can be served"
-        )
-    if not modules:
-        raise refusal(name, f"{path} holds no {A.removeprefix('.')}")
-    return modules
+class _Tensors:
+    """Of an adapter's file, those that are not yet taken."""
 
+    def __init__(self, name: str, path: Path, scales: Scales) -> None:
+        self._name, self._path, self._scales = name, path, scales
+        try:
+            # Mapped, a file that is cut short meanwhile would end the process.
+            self._left: dict[str, Tensor] = load(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise refusal(name, f"cannot read {path}: {error}") from None
 
-def _magnitude(name: str, stem: str, tensors: dict[str, Tensor], size: int) -> Tensor:
-    """Taken out of `tensors`."""
-    given = [tensors.pop(stem + end) for end in MAGNITUDES if stem + end in tensors]
-    if len(given) != 1 or given[0].numel() != size:
-        shapes = [list(one.shape) for one in given]
-        raise refusal(
-            name, f"use_dora is True, {stem} has magnitude vectors of shapes {shapes}, one of {size} is needed"
-        )
-    return given[0].float().flatten()
+    def take_stacks(self, version: str) -> list[ExpertStack]:
+        """`version`: of the PEFT that wrote them."""
+        stacks = []
+        for stem, a, b in self._pairs(A, B, lambda stem: STACKED.fullmatch(stem) is not None):
+            found = STACKED.fullmatch(stem.removeprefix(PREFIX))
+            assert found is not None
+            module = found[1]
+            scales = {parameter: self._scales.of(f"{module}.{parameter}") for parameter in (GATE_UP, DOWN)}
+            stacks.append(ExpertStack(module, a, b, scales, version))
+        return stacks
+
+    def take_embeddings(self, *, dora: bool) -> dict[str, LowRank]:
+        pairs = {stem: self._pair(stem, a, b) for stem, a, b in self._pairs(EMBEDDING_A, EMBEDDING_B)}
+        if dora and pairs:
+            text = f"use_dora is True, which embeddings cannot have: {min(pairs).removeprefix(PREFIX)}"
+            raise refusal(self._name, text)
+        return {stem.removeprefix(PREFIX): pair for stem, pair in pairs.items()}
+
+    def take_linears(self, *, dora: bool) -> dict[str, LowRank]:
+        modules = {}
+        for stem, a, b in self._pairs(A, B):
+            pair = self._pair(stem, a, b)
+            if dora:
+                pair = replace(pair, magnitude=self._magnitude(stem, pair.up.size(0)))
+            modules[stem.removeprefix(PREFIX)] = pair
+        return modules
+
+    def take_bases(self, modules: Mapping[str, LowRank]) -> dict[str, BaseCopy]:
+        names = {module: PREFIX + module + BASE for module in modules if module.endswith(WITH_BASE)}
+        return {module: BaseCopy.of(self._left.pop(key)) for module, key in names.items() if key in self._left}
+
+    def check_empty(self) -> None:
+        if self._left:
+            text = "A, B and DoRA's magnitudes of linear layers, A and B of embeddings and experts"
+            raise refusal(self._name, f"{self._path} holds {min(self._left)}: only {text} can be served")
+
+    def _pairs(
+        self, a: str, b: str, wanted: Callable[[str], bool] = lambda _: True
+    ) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Names without their end, A and B."""
+        for key in sorted(key for key in self._left if key.endswith(a) and wanted(key.removesuffix(a))):
+            stem = key.removesuffix(a)
+            down, up = self._left.pop(key), self._left.pop(stem + b, None)
+            if up is None:
+                raise refusal(self._name, f"{self._path} has no {stem + b}")
+            if down.dim() != 2 or up.dim() != 2:
+                shapes = f"{list(down.shape)} and {list(up.shape)}"
+                raise refusal(self._name, f"{stem} has shapes {shapes}, matrices are needed")
+            yield stem, down, up
+
+    def _pair(self, stem: str, down: Tensor, up: Tensor) -> LowRank:
+        rank, scale = self._scales.of(stem.removeprefix(PREFIX))
+        if down.size(0) != rank or up.size(1) != rank:
+            raise refusal(self._name, f"{stem} has shapes {list(down.shape)} and {list(up.shape)}, r is {rank}")
+        return LowRank(down.float(), up.float() * scale)
+
+    def _magnitude(self, stem: str, size: int) -> Tensor:
+        given = [self._left.pop(stem + end) for end in MAGNITUDES if stem + end in self._left]
+        if len(given) != 1 or given[0].numel() != size:
+            shapes = [list(one.shape) for one in given]
+            text = f"use_dora is True, {stem} has magnitude vectors of shapes {shapes}, one of {size} is needed"
+            raise refusal(self._name, text)
+        return given[0].float().flatten()

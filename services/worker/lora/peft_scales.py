@@ -11,6 +11,8 @@ from shared.errors import InvalidArgument
 
 MOST_ALPHA = 1_000_000
 MOST_PATTERNS = 100_000
+ANYWHERE = r".*\."  # what PEFT puts before the names of experts whose adapters it has joined
+PATTERN = re.compile(r"\^?(?:" + re.escape(ANYWHERE) + r")?[\w.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ def _pattern(name: str, config: Mapping[str, Any], what: str) -> list[tuple[str,
     if not isinstance(pattern, dict) or len(pattern) > MOST_PATTERNS:
         raise refusal(name, f"{field} is {repr(pattern)[:40]}, an object of at most {MOST_PATTERNS:,} names is needed")
     for key in pattern:
-        if not re.fullmatch(r"\^?[\w.]+", key):
+        if not PATTERN.fullmatch(key):
             raise refusal(name, f"{field} has {key[:80]!r}: names of modules can be served, no regular expressions")
-    return [(key.removeprefix("^"), value) for key, value in pattern.items()]
+    return [(key.removeprefix("^").removeprefix(ANYWHERE), value) for key, value in pattern.items()]
 
 
 def _rank(name: str, field: str, rank: object, most: int) -> int:

@@ -24,6 +24,7 @@ from shared.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor
 
+    from kernels.reference.low_rank import AdaptedRows
     from services.worker.attention.port import AttentionBackend, AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
@@ -109,7 +110,7 @@ class CausalLM(ABC):
         self._edges: tuple[Loadable, ...] = ()
         if self.stage.is_first:
             self.embedding = Embedding(
-                self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale
+                self.embedding_name, config.vocab_size, config.hidden_size, place, config.embedding_scale, adapted=True
             )
             self.head = (
                 TiedOutputHead(self.embedding, place)
@@ -197,8 +198,7 @@ class CausalLM(ABC):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Where the residual stream begins: [num_tokens, hidden_size], which nothing else holds."""
-        embedded: Tensor = self.embedding(batch.token_ids)
-        return embedded
+        return self.embedding.of_step(batch.token_ids)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
         """From now on forward() gives the inputs of these layers, too, in this order. Raises InvalidArgument where a
@@ -269,10 +269,11 @@ class CausalLM(ABC):
             return residual
         return self.norm(self.layers[-1].complete(q, residual, cache, metadata), residual)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[num_samples, vocab_size] in the model's dtype; of `hidden` [num_samples, hidden_size or more]"""
+    def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
+        """[num_samples, vocab_size] in the model's dtype; of `hidden` [num_samples, hidden_size or more]. `adapted`:
+        which rows have adapters that add to the output head, if there are such."""
         size = self.config.hidden_size
-        logits: Tensor = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous())
+        logits = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous(), *adapted)
         cap = self.config.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

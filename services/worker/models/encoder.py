@@ -104,6 +104,6 @@ class Encoder(ABC):
             x = x.index_select(0, batch.logit_tokens)
         return self.behind(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *_: object) -> Tensor:
         """Of slots that were refused and sit in a step all the same: nothing can be chosen."""
         return hidden.new_zeros(hidden.size(0), self.config.vocab_size)

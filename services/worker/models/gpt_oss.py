@@ -29,6 +29,8 @@ NAMES = ExpertNames(router="router")
 class InterleavedExperts(Experts):
     """One tensor for all experts, input features before output features, gates and ups in turns."""
 
+    takes_adapters = False
+
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
         super().__init__(name, hidden_size, config, place)
         count, size, self._shard = len(self.here), len(self._features), place.shard

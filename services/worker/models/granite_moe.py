@@ -24,6 +24,8 @@ NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="inpu
 class WholeExperts(Experts):
     """The tensors are those of the layer, as they lie in memory."""
 
+    takes_adapters = False
+
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups
         yield f"{self._name}.{self._names.down}.weight", self._all_downs

@@ -86,6 +86,8 @@ class Llama4Attention(Attention):
 class StackedExperts(Experts):
     """One tensor for all experts, input features before output features, gates before ups."""
 
+    inputs_first = True
+
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         both = (self._features, shifted(self._features, self._total))
         gates_and_ups, downs = (tensor.transpose(1, 2) for tensor in (self._gate_up, self._down))
@@ -107,7 +109,7 @@ class Llama4MLP(SparseMLP):
         ids, weights = self._ops.route(self.router(x), self._routing)
         packed, alike = self.experts.packed, torch.ones_like(weights)
         made: Tensor = self._ops.experts(
-            x * weights.to(x.dtype), self._here(ids), alike, packed, self._shared(x), None, self.load
+            x * weights.to(x.dtype), self._here(ids), alike, packed, self._shared(x), None, self.load, self._added
         )
         return self._shard.collectives.add_up(made)
 

@@ -188,7 +188,7 @@ class SingleRowProgram:
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """[1, vocab_size] after a step of one token."""
         model = self._model
-        residual: Tensor = model.embedding(batch.token_ids)
+        residual = model.embed(batch)
         for layer, cache in zip(model.layers, caches, strict=True):
             layer.run_row(self._kernels, residual, batch.of(cache), cache)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.reference.low_rank import AdaptedRows
 from services.worker.attention.port import AttentionBackend, AttentionMetadata
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement
@@ -29,7 +30,8 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: Placement) 
         return "a tape has no collectives" if place.stage.is_whole else "a tape holds all layers of a model"
     if not model.taped_functions:
         return "this family's forward pass cannot be recorded"
-    functions = (*model.taped_functions, "add_low_rank") if place.adapters else model.taped_functions
+    adapting = ("add_low_rank", "embed_low_rank") if place.adapters else ()
+    functions = (*model.taped_functions, *adapting)
     elsewhere = [name for name in functions if place.ops.sources[name] != PACKAGE]
     if elsewhere:
         return f"{elsewhere[0]} is not that of {PACKAGE}"
@@ -65,9 +67,9 @@ class TapedModel:
         kept = [tuple(part[: len(wanted)] for part in state) for state in self._kept]
         return joined(self._hidden[: len(wanted)], kept)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[num_samples, vocab_size] in the model's dtype"""
-        return self._model.logits(hidden)
+    def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
+        """[num_samples, vocab_size] in the model's dtype; `adapted`: which rows have adapters, if there are such."""
+        return self._model.logits(hidden, *adapted)
 
     def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
         inputs, attention, given = self._inputs, self._inputs.attention, batch.attention

@@ -21,6 +21,7 @@ from shared.errors import InvalidArgument
 if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
     from torch import Tensor, nn
 
+    from kernels.reference.low_rank import AdaptedRows
     from services.worker.attention.port import AttentionBackend
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Alternative, Placement
@@ -105,7 +106,8 @@ class TransformersCausalLM(CausalLM):
         text = "speculative_config: its drafts need what layers read, which the code of transformers does not give"
         raise InvalidArgument(text, field="speculative_config")
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
+        assert not adapted, "no adapter has a layer here"
         return self._behind(hidden)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.reference.low_rank import AdaptedRows
 from services.worker.attention.port import AttentionMetadata
 from services.worker.device.device import Device
 from services.worker.device.staging import Staging, staging_for, upload
@@ -67,8 +68,8 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[num_samples, vocab_size]"""
+    def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
+        """[num_samples, vocab_size]; `adapted`: which rows have adapters, if there are such."""
 
 
 class ModelRunner:
@@ -176,6 +177,8 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.write_rows(inputs)
         graphs = self._graphs_for(inputs, new_blocks, others)
+        if self._adapters is not None:
+            self._adapters.write_logit_rows(inputs, all_rows=graphs is not None and graphs is self._graphs)
         if graphs is not None:
             return self._launch_graph(graphs, inputs, new_blocks, others)
         return self._launch_kernels(inputs, new_blocks, others, self._model)
@@ -224,7 +227,8 @@ class ModelRunner:
             if others is not None:
                 read_all = others.read_all
                 of_samples = hidden.index_select(0, up.sampling_tokens) if read_all else hidden[: inputs.num_samples]
-            logits = self._model.logits(of_samples)
+            adapted = self._adapters.logit_rows if self._adapters is not None else ()
+            logits = self._model.logits(of_samples, *adapted)
             slots, positions = up.sampling_slots, up.sample_positions
             sampled = self.heads.sampling.launch(logits, inputs, self.slot_memory, slots=slots, positions=positions)
         if others is not None and hidden is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,86 @@ RANK, ALPHA = 4, 6.0
 NO_ADAPTERS = ("lm_head", "embed_out", ".gate", ".router", "router.layer", "shared_expert_gate", "kv_b_proj")
 
 Wanted = Callable[[str], bool]
+
+
+@dataclass
+class Draft:
+    """An adapter that is being made, and the model with it merged."""
+
+    merged: Any
+    tensors: dict[str, torch.Tensor]
+    generator: torch.Generator
+    rank: int
+    scale: float
+
+    def matrices(self, out_features: int, in_features: int) -> tuple[torch.Tensor, torch.Tensor]:
+        a = torch.randn(self.rank, in_features, generator=self.generator) * in_features**-0.5
+        return a, torch.randn(out_features, self.rank, generator=self.generator) * 0.4
+
+
+More = Callable[[Draft], None]
+
+
+def embedding(draft: Draft, name: str = "model.embed_tokens") -> None:
+    """Of vectors, not of an output head that has the same weight."""
+    module = draft.merged.get_submodule(name)
+    vocab_size, size = module.weight.shape
+    a = torch.randn(draft.rank, vocab_size, generator=draft.generator)
+    b = torch.randn(size, draft.rank, generator=draft.generator) * 0.2
+    stem = f"base_model.model.{name}.lora_embedding_"
+    draft.tensors |= {f"{stem}A": a, f"{stem}B": b}
+    module.weight = torch.nn.Parameter(module.weight.data + draft.scale * (b @ a).t())
+
+
+def head(draft: Draft) -> None:
+    """Of logits, not of an embedding that has the same weight."""
+    module = draft.merged.get_submodule("lm_head")
+    a, b = draft.matrices(*module.weight.shape)
+    draft.tensors |= {"base_model.model.lm_head.lora_A.weight": a, "base_model.model.lm_head.lora_B.weight": b}
+    module.weight = torch.nn.Parameter(module.weight.data + draft.scale * b @ a)
+
+
+def bases(draft: Draft) -> None:
+    """Copies of the model's own, as PEFT saves them: before `embedding` and `head`."""
+    for name in ("model.embed_tokens", "lm_head"):
+        weight = draft.merged.get_submodule(name).weight.data
+        draft.tensors[f"base_model.model.{name}.base_layer.weight"] = weight.clone()
+
+
+def experts(merged: Any) -> list[tuple[str, Any]]:
+    """Modules that have the experts of a layer as two parameters, and their names."""
+    return [(name, module) for name, module in merged.named_modules() if hasattr(module, "gate_up_proj")
+            and getattr(module.gate_up_proj, "ndim", 0) == 3]  # fmt: skip
+
+
+def each_expert(draft: Draft) -> None:
+    """Apart, by the names of checkpoints; the second one's down is left alone."""
+    is_mixtral = type(draft.merged).__name__.startswith("Mixtral")
+    gate_name, up_name, down_name = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    for name, module in experts(draft.merged):
+        stem = "base_model.model." + (name.replace(".mlp.", ".block_sparse_moe.") if is_mixtral else name)
+        for expert, (gate_up, down) in enumerate(zip(module.gate_up_proj.data, module.down_proj.data, strict=True)):
+            gate, up = gate_up.chunk(2)
+            for part, weight in {gate_name: gate, up_name: up, down_name: down}.items():
+                if expert == 1 and part == down_name:
+                    continue
+                a, b = draft.matrices(*weight.shape)
+                key = f"{stem}.{expert}.{part}.lora_"
+                draft.tensors |= {f"{key}A.weight": a, f"{key}B.weight": b}
+                weight.add_(draft.scale * b @ a)
+
+
+def all_experts(draft: Draft, *, outputs_first: bool = False) -> None:
+    """One parameter for all, as PEFT's target_parameters; `outputs_first`: as PEFT had them before 0.19."""
+    for name, module in experts(draft.merged):
+        for end, weights in {".base_layer": module.gate_up_proj.data, "": module.down_proj.data}.items():
+            turned = weights.transpose(1, 2) if outputs_first else weights
+            pairs = [draft.matrices(*weight.shape) for weight in turned]
+            stem = f"base_model.model.{name}{end}.lora_"
+            draft.tensors[f"{stem}A.weight"] = torch.cat([a for a, _ in pairs])
+            draft.tensors[f"{stem}B.weight"] = torch.stack([b for _, b in pairs], dim=2).flatten(1)
+            for weight, (a, b) in zip(turned, pairs, strict=True):
+                weight.add_(draft.scale * b @ a)
 
 
 def projections(made: Checkpoint) -> dict[str, tuple[int, int]]:
@@ -33,10 +114,17 @@ def projections(made: Checkpoint) -> dict[str, tuple[int, int]]:
 
 
 def save(
-    made: Checkpoint, folder: Path, *, seed: int, wanted: Wanted = lambda _: True, rank: int = RANK, **config: Any
+    made: Checkpoint,
+    folder: Path,
+    *,
+    seed: int,
+    wanted: Wanted = lambda _: True,
+    rank: int = RANK,
+    more: Sequence[More] = (),
+    **config: Any,
 ) -> Checkpoint:
-    """Writes the adapter, of the projections `wanted`; returns the model with it merged. Patterns in `config` are by
-    names that projections end in."""
+    """Writes the adapter, of the projections `wanted` and of `more`; returns the model with it merged. Patterns in
+    `config` are by names that projections end in."""
     folder.mkdir(parents=True)
     merged = copy.deepcopy(made.model)
     r, generator, tensors = rank, torch.Generator().manual_seed(seed), {}
@@ -58,6 +146,10 @@ def save(
             tensors[f"base_model.model.{name}.lora_magnitude_vector"] = magnitude
             weight *= (magnitude / norm)[:, None]
         module.weight.data = weight.t().contiguous() if is_turned else weight
+    draft = Draft(merged, tensors, generator, r, ALPHA / r)
+    for add in more:
+        add(draft)
+    tensors = {name: tensor.contiguous() for name, tensor in draft.tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     values = {"peft_type": "LORA", "r": r, "lora_alpha": ALPHA, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps({**values, **config}))

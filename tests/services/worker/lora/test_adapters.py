@@ -198,9 +198,9 @@ def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_pat
     folder = peft_folders.save(made, tmp_path / "a", seed=8).folder
     weights = load_file(folder / "adapter_model.safetensors")
     for part, shape in (("A", (4, 48)), ("B", (211, 4))):
-        weights[f"base_model.model.lm_head.lora_{part}.weight"] = torch.zeros(shape)
+        weights[f"base_model.model.score.lora_{part}.weight"] = torch.zeros(shape)
     save_file(weights, folder / "adapter_model.safetensors")
-    with pytest.raises(InvalidArgument, match="lm_head is not a linear layer of this model that can have an adapter"):
+    with pytest.raises(InvalidArgument, match="score is no linear layer, embedding or experts of this model that can"):
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 

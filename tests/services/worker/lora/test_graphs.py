@@ -18,13 +18,14 @@ from services.worker.graphs.recorded_steps import RecordedModel
 from services.worker.graphs.row_facts import RowWatch
 from services.worker.graphs.step_edges import PlainEdges
 from services.worker.lora import peft_folder
-from services.worker.lora.peft_folder import PeftFolder
 from services.worker.lora.step_rows import StepRows
 from services.worker.sampling.choice import PlainChoice
+from services.worker.step.forward_batch import ForwardBatch
 from shared.adapter_contents import AdapterId
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, Copying, PretendAsynchronous, run_both
 from tests.services.worker.lora import peft_folders
+from tests.services.worker.lora.peft_folders import bases, each_expert, embedding, head
 from tests.services.worker.models.test_logits import Make, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
@@ -58,8 +59,13 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
     runner.prepare(runner.caches, table.block_table)
     rows = replica.adapters.step
     rows.is_active = rows._is_always = False
+
+    def logits(batch: ForwardBatch) -> Tensor:
+        hidden = runner._whole_model.forward(batch, runner.caches)
+        return runner._whole_model.logits(hidden, *replica.adapters.logit_rows)
+
     model = RecordedModel(
-        logits=lambda batch: runner._whole_model.logits(runner._whole_model.forward(batch, runner.caches)),
+        logits=logits,
         choice=PlainChoice(runner.sampler._choice.ops, 9, torch.device("cpu")),
         edges=PlainEdges(),
         longest_seq=limits.max_model_len,
@@ -78,8 +84,12 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
 @torch.inference_mode()
 def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -> None:
     """Admissions with adapters and without, chunks among decodes, releases, slots used again."""
-    made = checkpoint("qwen3-tied")
-    folders = {name: str(peft_folders.save(made, tmp_path / name, seed=len(name)).folder) for name in NAMES if name}
+    made, more = checkpoint("qwen3-moe-tied"), [embedding, head, each_expert]
+    folders = {
+        name: str(peft_folders.save(made, tmp_path / name, seed=seed, more=more).folder)
+        for seed, name in enumerate(NAMES)
+        if name
+    }
     rig, decodes, chunks = recorded_rig(made, lora=folders)
     rigs = [rig, Rig(made.folder, num_blocks=400, lora=folders)]
     choose = random.Random(3)
@@ -108,12 +118,15 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
 def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) -> None:
     """What was recorded before holds for those that come later, at numbers that others have had."""
     made = checkpoint("qwen3-tied")
-    saved = [peft_folders.save(made, tmp_path / name, seed=seed).folder for seed, name in enumerate("abc")]
+    saved = [
+        peft_folders.save(made, tmp_path / name, seed=seed, more=[bases, embedding, head]).folder
+        for seed, name in enumerate("abc")
+    ]
     settings = {"lora_folders": [str(tmp_path)], "max_loras": 2}
     rigs = [recorded_rig(made, **settings)[0], Rig(made.folder, num_blocks=400, **settings)]
 
     def load(folder: Path) -> AdapterId:
-        read = PeftFolder("x", folder, peft_folder.read("x", folder).modules)
+        read = peft_folder.read("x", folder)
         for rig in rigs:
             rig.replica.adapters.add(read, read.digest())
         return AdapterId("x", read.digest())
@@ -139,11 +152,16 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) 
 @torch.inference_mode()
 def test_rows_that_stay_are_not_sent_again(checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = checkpoint("qwen3-tied")
-    rig, *_ = recorded_rig(made, lora={"a": str(peft_folders.save(made, tmp_path / "a", seed=1).folder)})
-    sent: list[int] = []
-    write = StepRows.write
-    monkeypatch.setattr(StepRows, "write", lambda *arguments: (sent.append(1), write(*arguments)))
+    folder = peft_folders.save(made, tmp_path / "a", seed=1, more=[head]).folder
+    rig, *_ = recorded_rig(made, lora={"a": str(folder)})
+    sent: list[str] = []
+    for name in ("write", "write_logits"):
+        write = getattr(StepRows, name)
+        monkeypatch.setattr(
+            StepRows, name, lambda *arguments, name=name, write=write: (sent.append(name), write(*arguments))
+        )
     rig.step([New(0, prompt(9), adapter="a")], {0: 9})
     for _ in range(9):
         rig.step()
-    assert len(sent) <= 2
+    assert 0 < sent.count("write") <= 2
+    assert 0 < sent.count("write_logits") <= 2

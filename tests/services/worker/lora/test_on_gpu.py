@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from services.worker.lora import peft_folder
-from services.worker.lora.peft_folder import PeftFolder
 from shared.adapter_contents import AdapterId
 from tests.services.worker import checkpoints
 from tests.services.worker.lora import peft_folders
@@ -51,7 +50,7 @@ def test_texts_in_graphs_are_those_of_steps_launched_kernel_by_kernel(checkpoint
 
 
 def load(rig: Rig, folder: Path) -> AdapterId:
-    read = PeftFolder("x", folder, peft_folder.read("x", folder).modules)
+    read = peft_folder.read("x", folder)
     with torch.inference_mode():
         rig.replica.adapters.add(read, read.digest())
     return AdapterId("x", read.digest())
@@ -62,7 +61,8 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path, 
     made = checkpoint("qwen3-tied")
     rig = cuda_rig(made, lora_folders=[str(tmp_path)], max_loras=2, max_lora_rank=32, **WAYS[way])
     for seed, rank in enumerate((4, 20, 32)):
-        merged = peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=rank)
+        more = [peft_folders.bases, peft_folders.embedding, peft_folders.head]
+        merged = peft_folders.save(made, tmp_path / str(seed), seed=seed, rank=rank, more=more)
         adapter = load(rig, merged.folder)
         rig.logits.clear()
         rig.step([New(0, prompt(9, 1), adapter="x"), New(1, prompt(9, 1))], {0: 9, 1: 9})
@@ -73,6 +73,22 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path, 
         rig.step(released=[0, 1])
         with torch.inference_mode():
             rig.replica.adapters.remove(adapter)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_experts(tmp_path: Path, way: str) -> None:
+    """In the chain for single rows, then beside another adapter and a sequence without."""
+    made = checkpoints.make("qwen3-moe-tied", tmp_path, **SINGLE_ROW_SIZES)
+    each = peft_folders.save(made, tmp_path / "each", seed=1, more=[peft_folders.each_expert])
+    everyone = peft_folders.save(made, tmp_path / "all", seed=2, rank=9, more=[peft_folders.all_experts])
+    rig = cuda_rig(made, lora={"each": str(each.folder), "all": str(everyone.folder)}, **WAYS[way])
+    rig.step([New(0, prompt(9), adapter="each")], {0: 9})
+    for _ in range(3):
+        rig.step()
+    rig.step([New(1, prompt(7, 1)), New(2, prompt(8, 2), adapter="all")], {0: 1, 1: 7, 2: 8})
+    rig.step()
+    for slot, merged in enumerate((each, made, everyone)):
+        assert error(rig, merged, slot) < MAX_ERROR
 
 
 @pytest.mark.parametrize("rank", [8, 200])

@@ -123,7 +123,7 @@ def record_all(settings: WorkerSettings) -> None:
     def logits(batch: ForwardBatch) -> Tensor:
         if single_row is not None and batch.token_ids.size(0) == 1:
             return single_row.logits(batch, caches)
-        return model.logits(model.forward(batch, caches))
+        return model.logits(model.forward(batch, caches), *(adapters.logit_rows if adapters else ()))
 
     num_slots, width = SlotTable(fitting).block_table.shape
     tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=META)

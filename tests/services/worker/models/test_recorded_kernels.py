@@ -14,7 +14,7 @@ EXPERTS = {"_route", "_grouped_linear"}
 CALLED = {
     "qwen3-0.6b": ATTENTION,
     "llama3-8b": ATTENTION,
-    "llama3-8b adapters": ATTENTION | {"_shrink", "_expand", "_row_low_rank"},
+    "llama3-8b adapters": ATTENTION | {"_shrink", "_pick", "_expand", "_row_low_rank"},
     "qwen3-30b-a3b": ATTENTION | EXPERTS | {"_row_experts_down"},
     "deepseek-v2-lite": EXPERTS | {"_latent_attention", "_latent_store", "_combine"},
 }

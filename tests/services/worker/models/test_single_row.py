@@ -55,10 +55,10 @@ def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if not torch.cuda.is_available():  # programs run one after the other
         monkeypatch.setattr("kernels.triton.single_row.row_linear.shape_for", lambda *_, **__: RowTile(64, 128, 1, 4))
     monkeypatch.setitem(kernels.PACKAGES, "cpu", ("kernels.reference",))
-    for name in ("prepare_low_rank", "put_low_rank", "add_low_rank"):
+    for name in ("prepare_low_rank", "put_low_rank", "add_low_rank", "embed_low_rank"):
         monkeypatch.setattr(f"kernels.reference.{name}", getattr(kernels.triton, name))
     made = checkpoints.make("llama-biases-tied", tmp_path, **SIZES | {"num_hidden_layers": 1})
-    whole = peft_folders.save(made, tmp_path / "whole", seed=1)
+    whole = peft_folders.save(made, tmp_path / "whole", seed=1, more=[peft_folders.embedding, peft_folders.head])
     some = peft_folders.save(
         made, tmp_path / "some", seed=2, rank=7, wanted=lambda name: name.endswith(("v_proj", "up_proj"))
     )
@@ -74,7 +74,7 @@ def test_adapters_between_the_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         rig.step([New(slot, PROMPT, adapter=name)], {slot: len(PROMPT)}, released=[slot - 1] if slot else [])
         with monkeypatch.context() as patched, rows.as_if(bool(name)):
             patched.setattr(model, "forward", chain.logits)
-            patched.setattr(model, "logits", lambda logits: logits)
+            patched.setattr(model, "logits", lambda logits, *_: logits)
             rig.step()
         assert error(rig, merged, slot) < 1e-4
     assert (model.forward, model.logits) == (forward, head)

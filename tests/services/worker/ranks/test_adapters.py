@@ -9,6 +9,7 @@ import pytest
 from services.worker.build import build_replica
 from shared.errors import InvalidArgument
 from tests.services.worker.lora import peft_folders
+from tests.services.worker.lora.peft_folders import all_experts, bases, each_expert, embedding, head
 from tests.services.worker.models.test_logits import MAX_ERROR, Make, error, prompt
 from tests.services.worker.plans import New
 from tests.services.worker.ranks.test_sharding import ranked
@@ -26,6 +27,31 @@ def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_p
             rig.step()
         assert error(rig, merged, 0) < MAX_ERROR
         assert error(rig, made, 1) < MAX_ERROR
+
+
+# One weight for both and weights of their own, of a vocabulary that ranks cannot share evenly; parts of experts, or
+# whole ones.
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        pytest.param("qwen3-tied", {}, marks=pytest.mark.slow, id="tied"),
+        pytest.param("mixtral", {}, marks=pytest.mark.slow, id="parts of experts"),
+        pytest.param("mixtral", {"expert_parallel": True}, id="whole experts"),
+    ],
+)
+def test_of_embeddings_output_heads_and_experts(
+    checkpoint: Make, family: str, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    made, more = checkpoint(family), [bases, embedding, head]
+    merged = peft_folders.save(made, tmp_path / "a", seed=1, more=[*more, each_expert])
+    other = peft_folders.save(made, tmp_path / "b", seed=2, more=[*more, all_experts])
+    with ranked(made.folder, lora={"a": str(merged.folder), "b": str(other.folder)}, **settings) as rig:
+        news = [New(slot, prompt(9 + slot, slot), adapter=name) for slot, name in enumerate(("a", "", "b"))]
+        rig.step(news, {0: 9, 1: 10, 2: 11})
+        for _ in range(2):
+            rig.step()
+        for slot, of_slot in enumerate((merged, made, other)):
+            assert error(rig, of_slot, slot) < MAX_ERROR
 
 
 @pytest.mark.parametrize("field", ["lora_folders", "use_dora"])

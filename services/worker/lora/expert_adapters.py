@@ -1,0 +1,131 @@
+"""What adapters add to the experts of one layer: to the gate and up of each, and to its down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import Ops
+from kernels.reference.low_rank import ExpertAdditions, LowRankAddition
+from services.worker.lora.expert_stacks import ExpertSizes
+from services.worker.lora.linear_adapters import AdaptedProjection, AdapterRoom, LayerShape
+from services.worker.lora.peft_folder import GATE_UP, ExpertStack, LowRank, PeftFolder
+from services.worker.lora.peft_scales import refusal
+from services.worker.lora.step_rows import StepRows
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShapes:
+    """The projections of every expert, as the checkpoint has them, and what this rank has of them."""
+
+    modules: Sequence[str]  # that adapters call the layer's experts
+    projections: Sequence[tuple[str, str, str]]  # gate, up and down of each expert
+    sizes: ExpertSizes
+    here: range  # of the experts
+    features: range  # of the intermediate ones
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.modules, *(name for names in self.projections for name in names)}
+
+    def has(self, adapter: PeftFolder) -> bool:
+        """Whether it adds to one of them."""
+        return any(stack.name in self.modules for stack in adapter.stacks) or not self.names.isdisjoint(adapter.modules)
+
+    def shapes_of(self, expert: int) -> tuple[LayerShape, LayerShape]:
+        """Of its two products."""
+        hidden, size = self.sizes.hidden_size, self.sizes.intermediate_size
+        gate, up, down = self.projections[expert]
+        pair = [AdaptedProjection(name, size, (self.features,)) for name in (gate, up)]
+        whole = AdaptedProjection(down, hidden, (range(hidden),))
+        return LayerShape(pair, hidden, range(hidden)), LayerShape([whole], size, self.features)
+
+    def modules_of(self, adapter: PeftFolder, expert: int) -> Mapping[str, LowRank]:
+        """Its own, by name, wherever the adapter has them."""
+        gate, up, down = names = self.projections[expert]
+        found = {name: adapter.modules[name] for name in names if name in adapter.modules}
+        for stack in self._stacks_of(adapter):
+            pairs = self.sizes.pairs(stack, expert, adapter.name)
+            found.update(zip((gate, up) if len(pairs) == 2 else (down,), pairs, strict=True))
+        return found
+
+    def check(self, adapter: PeftFolder) -> None:
+        """Raises InvalidArgument for shapes that do not fit."""
+        parameters = [self.sizes.parameter_of(stack, adapter.name) for stack in self._stacks_of(adapter)]
+        if len(set(parameters)) < len(parameters):
+            raise refusal(adapter.name, f"{self.modules[0]} has two adapters for {parameters[0]}")
+        for expert, (gate, up, down) in enumerate(self.projections):
+            covered = [name for parameter in parameters for name in ((gate, up) if parameter == GATE_UP else (down,))]
+            twice = [name for name in covered if name in adapter.modules]
+            if twice:
+                raise refusal(adapter.name, f"{twice[0]} has an adapter of its own and one of all experts")
+            scaled = [name for name in (gate, up, down) if _has_magnitude(adapter, name)]
+            if scaled:
+                raise refusal(adapter.name, f"use_dora is True, which experts cannot have: {scaled[0]}")
+            for shape in self.shapes_of(expert):
+                shape.check(adapter)
+
+    def _stacks_of(self, adapter: PeftFolder) -> list[ExpertStack]:
+        return [stack for stack in adapter.stacks if stack.name in self.modules]
+
+
+def _has_magnitude(adapter: PeftFolder, name: str) -> bool:
+    pair = adapter.modules.get(name)
+    return pair is not None and pair.magnitude is not None
+
+
+class ExpertAdapters:
+    """By adapter's number and expert: number * num_experts + expert, of those that are here. Tokens of a step that have
+    none are left as they are."""
+
+    def __init__(
+        self,
+        shapes: ExpertShapes,
+        room: AdapterRoom,
+        step: StepRows,
+        ops: Ops,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._shapes, self._step, self._ops, self._dtype, self._device = shapes, step, ops, dtype, device
+        count = room.num_adapters * len(shapes.here)
+        self._gate_up, self._down = self._packed = [
+            ops.prepare_low_rank(
+                [None] * count, len(shape.columns), shape.sizes, dtype, most_rank=room.most_rank, device=device
+            )
+            for shape in shapes.shapes_of(shapes.here.start)
+        ]
+
+    def check(self, folder: PeftFolder) -> None:
+        """Raises InvalidArgument for what does not fit."""
+        self._shapes.check(folder)
+
+    def put(self, number: int, folder: PeftFolder) -> None:
+        """An adapter that has been checked, between two steps."""
+        if not self._shapes.has(folder):
+            return
+        for place, expert in enumerate(self._shapes.here, number * len(self._shapes.here)):
+            modules = self._shapes.modules_of(folder, expert)
+            for packed, shape in zip(self._packed, self._shapes.shapes_of(expert), strict=True):
+                pairs = shape.pairs_of(modules)
+                if any(pairs):
+                    cut = [
+                        None if pair is None else shape.cut(index, pair, self._dtype, self._device)
+                        for index, pair in enumerate(pairs)
+                    ]
+                    self._ops.put_low_rank(packed, place, LowRankAddition(cut))
+
+    def drop(self, number: int) -> None:
+        """Between two steps, none of which has rows of this adapter any more."""
+        first = number * len(self._shapes.here)
+        for packed in self._packed:
+            for place in range(first, first + len(self._shapes.here)):
+                self._ops.put_low_rank(packed, place, None)
+
+    @property
+    def added(self) -> ExpertAdditions | None:
+        """To the tokens of the step that is computed, or recorded, now; None where none of them has an adapter."""
+        return ExpertAdditions(self._gate_up, self._down, self._step.rows) if self._step.is_active else None
