@@ -1,7 +1,7 @@
 """Checkpoints of models that also see or hear: their text part is read, as a checkpoint of that alone.
 
 Their config.json has the text model's in `text_config`, or among its own fields; their tensors have a prefix more
-(services/worker/models/loader.py).
+(services/worker/models/loading/loader.py).
 """
 
 from __future__ import annotations

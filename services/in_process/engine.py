@@ -27,7 +27,7 @@ from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.in_process.one_worker import OneWorker
 from services.scheduler.frontends.batches import Batches
 from services.scheduler.frontends.submissions import SequenceFactory
-from services.worker.models.weights import NewWeights, as_tensors
+from services.worker.models.loading.weights import NewWeights, as_tensors
 from services.worker.structured.backends import chosen
 from shared import block_hash, model_identity
 from shared.errors import Internal, InvalidArgument, QuireError

@@ -17,7 +17,7 @@ from services.scheduler.frontends.submissions import Payload, complete
 from services.scheduler.policies import find_policy
 from services.scheduler.replicas.codec import decode_result, encode_plan
 from services.worker.build import build_replica, open_grammars
-from services.worker.models.weights import NewWeights
+from services.worker.models.loading.weights import NewWeights
 from services.worker.replica import Replica
 from services.worker.structured.compile_pool import CompilePool, Prepared
 from shared.errors import InvalidArgument, to_proto

@@ -31,14 +31,14 @@ from services.worker.limits import Limits
 from services.worker.lora.open_adapters import open_adapters
 from services.worker.models import taped
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.encoder import Encoder
-from services.worker.models.loader import Loader, load_checkpoint
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.loading.loader import Loader, load_checkpoint
+from services.worker.models.loading.weight_folders import WeightFolders
+from services.worker.models.loading.weights import Weights
+from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from services.worker.models.registry import check_config, find_encoder, find_model, read_model_config
 from services.worker.models.taped import TapedModel
-from services.worker.models.transformers_model import TransformersCausalLM
-from services.worker.models.weight_folders import WeightFolders
-from services.worker.models.weights import Weights
 from services.worker.offload.disk_store import NOBODY, DiskObserver
 from services.worker.offload.open_tiers import open_tiers
 from services.worker.orders import Orders

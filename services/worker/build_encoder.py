@@ -16,9 +16,9 @@ from services.worker.heads.whole_pooling import WholePoolingHead
 from services.worker.kv.layout import KVLayout
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.models.encoder import Encoder
-from services.worker.models.encoder_config import EncoderConfig
-from services.worker.models.loader import Loader
+from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder_config import EncoderConfig
+from services.worker.models.loading.loader import Loader
 from services.worker.models.registry import read_encoder_config
 from services.worker.replica import Replica
 from services.worker.runner.model_runner import ModelRunner

@@ -12,7 +12,7 @@ from services.worker.heads.prompt_logprobs import PromptLogprobs
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.sampling import logits_processors
 from services.worker.sampling.sampler import Sampler
 from services.worker.step.slots import Rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.worker.models.weight_folders import WeightFolders
-from services.worker.models.weights import Weights, WeightsId
+from services.worker.models.loading.weight_folders import WeightFolders
+from services.worker.models.loading.weights import Weights, WeightsId
 from services.worker.sleep.sleeper import Sleeper
 from shared.errors import Unimplemented
 from shared.pb.worker.v1 import worker_pb2 as pb

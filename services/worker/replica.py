@@ -38,7 +38,7 @@ from shared.pb.worker.v1 import worker_pb2 as pb
 if TYPE_CHECKING:  # this module is also read where there is no torch
     from torch import Tensor
 
-    from services.worker.models.weights import NewWeights
+    from services.worker.models.loading.weights import NewWeights
     from services.worker.orders import Orders
 
 

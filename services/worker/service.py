@@ -25,7 +25,7 @@ from services.worker.kv_transfer.page_service import PageService
 from services.worker.lora import peft_folder
 from services.worker.lora.folders import AdapterFolders
 from services.worker.lora.reader import AdapterReader
-from services.worker.models.weight_spool import WeightSpool
+from services.worker.models.loading.weight_spool import WeightSpool
 from services.worker.ranks.group import RankFailure
 from services.worker.ranks.seat import ALONE
 from services.worker.ranks.start import start_ranks

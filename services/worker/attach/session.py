@@ -13,7 +13,7 @@ import grpc.aio
 from services.worker.attach import weight_fetch
 from services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
 from services.worker.attach.route import Route
-from services.worker.models.weight_spool import WeightSpool
+from services.worker.models.loading.weight_spool import WeightSpool
 from shared import lifecycle
 from shared.errors import FailedPrecondition, QuireError, Unavailable
 from shared.lifecycle import Shutdown

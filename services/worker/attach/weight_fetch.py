@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from services.worker.models.weight_spool import WeightSpool
+from services.worker.models.loading.weight_spool import WeightSpool
 from shared.errors import Unavailable
 from shared.pb.worker.v1 import worker_pb2 as pb
 

@@ -6,7 +6,7 @@ import torch
 
 from services.worker.attention.port import AttentionSpec
 from services.worker.layers.placement import Placement
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 
 
 def attention_spec(

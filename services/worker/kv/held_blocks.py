@@ -19,7 +19,7 @@ from shared.block_hash import block_hash
 from shared.columns import I32
 
 if TYPE_CHECKING:  # this module is also read where there is no torch
-    from services.worker.models.weights import WeightsId
+    from services.worker.models.loading.weights import WeightsId
 
 Blocks = npt.NDArray[Any]  # block ids, any integer type
 

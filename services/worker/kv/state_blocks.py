@@ -9,7 +9,7 @@ import torch
 from kernels.state_pages import WORD_BYTES
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.batch_invariance import BY_TORCH
 from services.worker.spec_decode.config import SpeculativeConfig
 from shared.errors import InvalidArgument

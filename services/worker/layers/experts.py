@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
     from services.worker.layers.rms_norm import RMSNorm
     from services.worker.lora.expert_adapters import ExpertAdapters, ExpertShapes
-    from services.worker.models.experts_config import ExpertNames, ExpertsConfig
+    from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig
     from services.worker.models.single_row import RowKernels
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionMetadata
     from services.worker.kv.kv_cache import LayerCache
-    from services.worker.models.decoder_config import DecoderConfig
+    from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from services.worker.attention.port import AttentionMetadata, LatentBackend
     from services.worker.kv.kv_cache import LayerCache
     from services.worker.layers.placement import Destination, Loadable, Placement
-    from services.worker.models.decoder_config import DecoderConfig
+    from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.models.single_row import RowKernels
     from services.worker.step.forward_batch import ForwardBatch
 

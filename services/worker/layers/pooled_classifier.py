@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.layers.placement import Destination, Placement
-    from services.worker.models.encoder_config import EncoderConfig
+    from services.worker.models.encoders.encoder_config import EncoderConfig
 
 
 class FloatLinear:

@@ -12,7 +12,7 @@ from shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from services.worker.layers.placement import Alternative, Destination, Placement
-    from services.worker.models.experts_config import ExpertsConfig
+    from services.worker.models.config.experts_config import ExpertsConfig
 
 
 class QuantizedExperts(Experts):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from services.worker.layers.placement import Destination, Placement
-    from services.worker.models.decoder_config import DecoderConfig
+    from services.worker.models.config.decoder_config import DecoderConfig
 
 
 def whole_norms(name: str, config: DecoderConfig, place: Placement) -> list[RMSNorm | HeadsNorm]:

@@ -16,8 +16,8 @@ from services.worker.layers.classifier import Classifier
 from services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
-from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig
 from shared.errors import InvalidArgument
 from shared.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 

@@ -14,9 +14,9 @@ from services.worker.layers.mlp import MLP
 from services.worker.layers.quantized_experts import experts_of
 from services.worker.layers.state_space import StateSpace
 from services.worker.models import single_row
-from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.llama import LlamaForCausalLM, LlamaLayer
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.families.llama import LlamaForCausalLM, LlamaLayer
 
 if TYPE_CHECKING:
     from services.worker.attention.port import AttentionBackend

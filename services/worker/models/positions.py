@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from services.worker.attention.port import AttentionBackend
     from services.worker.layers.placement import Destination, Placement
-    from services.worker.models.decoder_config import DecoderConfig
+    from services.worker.models.config.decoder_config import DecoderConfig
     from services.worker.step.forward_batch import ForwardBatch
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from services.worker.models import transformers_config
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.encoder import Encoder
-from services.worker.models.encoder_config import EncoderConfig
-from services.worker.models.transformers_model import TransformersCausalLM
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder_config import EncoderConfig
+from services.worker.models.of_transformers import transformers_config
+from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from shared import encoder_names, model_identity, plugins
 from shared.errors import InvalidArgument
 
@@ -21,44 +21,44 @@ Implementation = Literal["auto", "quire", "transformers"]  # auto: our own code,
 
 # Architecture -> its class, a CausalLM; imported when needed.
 ARCHITECTURES = {
-    "Cohere2ForCausalLM": "services.worker.models.cohere:Cohere2ForCausalLM",
-    "CohereForCausalLM": "services.worker.models.cohere:CohereForCausalLM",
-    "DeepseekV2ForCausalLM": "services.worker.models.deepseek:DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM": "services.worker.models.deepseek:DeepseekV3ForCausalLM",
-    "FalconH1ForCausalLM": "services.worker.models.falcon_h1:FalconH1ForCausalLM",
-    "GPT2LMHeadModel": "services.worker.models.gpt2:GPT2LMHeadModel",
-    "Gemma2ForCausalLM": "services.worker.models.gemma2:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "services.worker.models.gemma3:Gemma3ForCausalLM",
-    "GemmaForCausalLM": "services.worker.models.gemma:GemmaForCausalLM",
-    "Glm4ForCausalLM": "services.worker.models.glm4:Glm4ForCausalLM",
-    "GlmForCausalLM": "services.worker.models.glm4:GlmForCausalLM",
-    "GraniteForCausalLM": "services.worker.models.granite:GraniteForCausalLM",
-    "GptOssForCausalLM": "services.worker.models.gpt_oss:GptOssForCausalLM",
-    "GraniteMoeHybridForCausalLM": "services.worker.models.granite_hybrid:GraniteMoeHybridForCausalLM",
-    "GraniteMoeForCausalLM": "services.worker.models.granite_moe:GraniteMoeForCausalLM",
-    "Llama4ForCausalLM": "services.worker.models.llama4:Llama4ForCausalLM",
-    "LlamaForCausalLM": "services.worker.models.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "services.worker.models.mistral:MistralForCausalLM",
-    "MixtralForCausalLM": "services.worker.models.mixtral:MixtralForCausalLM",
-    "OPTForCausalLM": "services.worker.models.opt:OPTForCausalLM",
-    "Olmo2ForCausalLM": "services.worker.models.olmo2:Olmo2ForCausalLM",
-    "Phi3ForCausalLM": "services.worker.models.phi3:Phi3ForCausalLM",
-    "OlmoeForCausalLM": "services.worker.models.olmoe:OlmoeForCausalLM",
-    "Qwen2ForCausalLM": "services.worker.models.qwen2:Qwen2ForCausalLM",
-    "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe:Qwen2MoeForCausalLM",
-    "Qwen3ForCausalLM": "services.worker.models.qwen3:Qwen3ForCausalLM",
-    "Qwen3NextForCausalLM": "services.worker.models.qwen3_next:Qwen3NextForCausalLM",
-    "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe:Qwen3MoeForCausalLM",
-    "SmolLM3ForCausalLM": "services.worker.models.smollm3:SmolLM3ForCausalLM",
-    "Starcoder2ForCausalLM": "services.worker.models.starcoder2:Starcoder2ForCausalLM",
+    "Cohere2ForCausalLM": "services.worker.models.families.cohere:Cohere2ForCausalLM",
+    "CohereForCausalLM": "services.worker.models.families.cohere:CohereForCausalLM",
+    "DeepseekV2ForCausalLM": "services.worker.models.families.deepseek:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "services.worker.models.families.deepseek:DeepseekV3ForCausalLM",
+    "FalconH1ForCausalLM": "services.worker.models.families.falcon_h1:FalconH1ForCausalLM",
+    "GPT2LMHeadModel": "services.worker.models.families.gpt2:GPT2LMHeadModel",
+    "Gemma2ForCausalLM": "services.worker.models.families.gemma2:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "services.worker.models.families.gemma3:Gemma3ForCausalLM",
+    "GemmaForCausalLM": "services.worker.models.families.gemma:GemmaForCausalLM",
+    "Glm4ForCausalLM": "services.worker.models.families.glm4:Glm4ForCausalLM",
+    "GlmForCausalLM": "services.worker.models.families.glm4:GlmForCausalLM",
+    "GraniteForCausalLM": "services.worker.models.families.granite:GraniteForCausalLM",
+    "GptOssForCausalLM": "services.worker.models.families.gpt_oss:GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM": "services.worker.models.families.granite_hybrid:GraniteMoeHybridForCausalLM",
+    "GraniteMoeForCausalLM": "services.worker.models.families.granite_moe:GraniteMoeForCausalLM",
+    "Llama4ForCausalLM": "services.worker.models.families.llama4:Llama4ForCausalLM",
+    "LlamaForCausalLM": "services.worker.models.families.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "services.worker.models.families.mistral:MistralForCausalLM",
+    "MixtralForCausalLM": "services.worker.models.families.mixtral:MixtralForCausalLM",
+    "OPTForCausalLM": "services.worker.models.families.opt:OPTForCausalLM",
+    "Olmo2ForCausalLM": "services.worker.models.families.olmo2:Olmo2ForCausalLM",
+    "Phi3ForCausalLM": "services.worker.models.families.phi3:Phi3ForCausalLM",
+    "OlmoeForCausalLM": "services.worker.models.families.olmoe:OlmoeForCausalLM",
+    "Qwen2ForCausalLM": "services.worker.models.families.qwen2:Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM": "services.worker.models.families.qwen2_moe:Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM": "services.worker.models.families.qwen3:Qwen3ForCausalLM",
+    "Qwen3NextForCausalLM": "services.worker.models.families.qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3MoeForCausalLM": "services.worker.models.families.qwen3_moe:Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM": "services.worker.models.families.smollm3:SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM": "services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
 }
 
 # The same for encoders, by family (shared/encoder_names.py).
 ENCODERS = {
-    "Bert": "services.worker.models.bert:Bert",
-    "ModernBert": "services.worker.models.modernbert:ModernBert",
-    "Roberta": "services.worker.models.roberta:Roberta",
-    "XLMRoberta": "services.worker.models.roberta:Roberta",
+    "Bert": "services.worker.models.encoders.bert:Bert",
+    "ModernBert": "services.worker.models.encoders.modernbert:ModernBert",
+    "Roberta": "services.worker.models.encoders.roberta:Roberta",
+    "XLMRoberta": "services.worker.models.encoders.roberta:Roberta",
 }
 
 

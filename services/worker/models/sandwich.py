@@ -9,7 +9,7 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.mlp import MLP
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.models.composed_layer import ComposedLayer
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.sharding import WHOLE, Shard
-from services.worker.models.decoder_config import DecoderConfig
-from services.worker.models.experts_config import ExpertsConfig
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.experts_config import ExpertsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from services.worker.models.loader import FILES
+from services.worker.models.loading.loader import FILES
 from shared.logs import logger
 
 log = logger("worker.offload")

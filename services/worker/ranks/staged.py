@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.worker.layers.stages import FIELD
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.transformers_model import TransformersCausalLM
+from services.worker.models.of_transformers.transformers_model import TransformersCausalLM
 from services.worker.ranks.seat import Seat
 from shared.errors import InvalidArgument
 from shared.settings import WorkerSettings

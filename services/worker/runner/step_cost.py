@@ -17,7 +17,7 @@ import numpy as np
 
 from kernels.state_pages import WORD_BYTES
 from services.worker.layers.placement import Destination, memory_of
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.step.step_inputs import StepInputs
 from shared.metrics.worker import StepCost
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kv.kv_cache import LayerCache
-from services.worker.models.weights import Weights
+from services.worker.models.loading.weights import Weights
 from services.worker.sleep import moved_tensors
 from services.worker.sleep.cuda_region import CudaRegion, VirtualMemory
 from services.worker.sleep.regions import HostRegion

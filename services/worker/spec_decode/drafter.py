@@ -9,7 +9,7 @@ from typing import Protocol
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.loader import Loader
+from services.worker.models.loading.loader import Loader
 from services.worker.sampling.sampler import Sampler
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.history import TokenHistory

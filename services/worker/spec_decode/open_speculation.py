@@ -6,7 +6,7 @@ import functools
 
 from services.worker.heads.features import FeaturesHead
 from services.worker.limits import Limits
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.model_runner import ModelRunner
 from services.worker.sampling.accept import CHOICES
 from services.worker.spec_decode import config as speculative_config

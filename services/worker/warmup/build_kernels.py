@@ -11,7 +11,7 @@ from services.worker import limits
 from services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from services.worker.layers.sharding import WHOLE, Shard
 from services.worker.limits import Limits
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_encoder, read_model_config
 from services.worker.warmup.compile_process import CompileProcess, compiles, num_cores
 from shared.logs import logger
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.triton.precompile.precompile import ExpertsShape, LatentShape, Missing, ModelShape, PackedShape
     from services.worker.layers.latent_attention import LatentConfig
     from services.worker.layers.quantization.port import CheckpointQuantization
-    from services.worker.models.experts_config import ExpertsConfig
+    from services.worker.models.config.experts_config import ExpertsConfig
 
 log = logger("worker.kernels")
 

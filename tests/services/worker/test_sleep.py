@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.models.weights import Weights
+from services.worker.models.loading.weights import Weights
 from services.worker.sleep import moved_tensors
 from services.worker.sleep.cuda_region import OUT_OF_MEMORY, CudaRegion, VirtualMemory
 from services.worker.sleep.regions import HostRegion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from services.worker.models.config_file import refusal
+from services.worker.models.config.config_file import refusal
 from shared.errors import InvalidArgument
 
 SECTION = "quantization_config"

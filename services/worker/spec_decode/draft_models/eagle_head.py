@@ -21,8 +21,8 @@ from services.worker.layers.placement import Alternative, Destination, Loadable,
 from services.worker.layers.rms_norm import RMSNorm
 from services.worker.layers.rotary import cos_sin_table
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from services.worker.step.forward_batch import ForwardBatch
 from shared.errors import InvalidArgument
 

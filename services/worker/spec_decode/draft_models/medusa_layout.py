@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from services.worker.models.config_file import ConfigFile
+from services.worker.models.config.config_file import ConfigFile
 from services.worker.spec_decode.config import MOST_TOKENS
 from shared.errors import InvalidArgument
 

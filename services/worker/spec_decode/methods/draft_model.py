@@ -13,7 +13,7 @@ from services.worker.attention.spec import attention_spec
 from services.worker.kv import kv_cache
 from services.worker.kv.kv_memory import block_shape
 from services.worker.models import taped
-from services.worker.models.config_file import ConfigFile
+from services.worker.models.config.config_file import ConfigFile
 from services.worker.models.registry import find_model
 from services.worker.models.taped import TapedModel
 from services.worker.runner.model_runner import Model

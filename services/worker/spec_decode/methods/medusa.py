@@ -15,8 +15,8 @@ from services.worker.device.staging import upload
 from services.worker.layers.embedding import OutputHead
 from services.worker.layers.placement import Alternative, Destination, Placement
 from services.worker.models.causal_lm import CausalLM
-from services.worker.models.config_file import ConfigFile
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.runner.output import RunnerOutput
 from services.worker.spec_decode.config import SpeculativeConfig
 from services.worker.spec_decode.draft_models.draws import Draws

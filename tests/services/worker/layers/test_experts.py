@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 import kernels
 from services.worker.layers.experts import SparseMLP
 from services.worker.layers.placement import Placement
-from services.worker.models.deepseek import DeepseekV3ForCausalLM
+from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.draft_models.eagle_head import read_eagle
 from shared.errors import InvalidArgument

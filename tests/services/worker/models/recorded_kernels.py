@@ -41,7 +41,7 @@ from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
 from services.worker.lora.adapters import Adapters
 from services.worker.lora.linear_adapters import AdapterRoom
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.models.single_row import SingleRowProgram
 from services.worker.sampling.choice import PlainChoice

@@ -12,10 +12,10 @@ import torch
 
 import kernels
 from services.worker.layers.placement import Placement
-from services.worker.models.llama4 import Llama4Config, StackedExperts, Temperature
-from services.worker.models.loader import fill_dummy
+from services.worker.models.config.rope_config import NO_ROPE
+from services.worker.models.families.llama4 import Llama4Config, StackedExperts, Temperature
+from services.worker.models.loading.loader import fill_dummy
 from services.worker.models.registry import read_model_config
-from services.worker.models.rope_config import NO_ROPE
 from shared.errors import InvalidArgument
 from shared.model_identity import read_config
 from tests.services.worker import checkpoints

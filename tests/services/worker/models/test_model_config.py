@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.worker.models.decoder_config import DecoderConfig
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.rope_config import RopeConfig
 from services.worker.models.registry import read_model_config
-from services.worker.models.rope_config import RopeConfig
 from shared.errors import InvalidArgument
 
 BASE: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.models.weight_folders import WeightFolders
+from services.worker.models.loading.weight_folders import WeightFolders
 from shared.errors import FailedPrecondition, InvalidArgument
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire import weights_stream
-from services.worker.models.weight_spool import FILE, WeightSpool
+from services.worker.models.loading.weight_spool import FILE, WeightSpool
 from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.common.v1.weights_stream_pb2 import TensorHead, TensorHeads, WeightsPiece

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.models.weights import NewWeights
+from services.worker.models.loading.weights import NewWeights
 from shared.errors import FailedPrecondition
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.layers.quantization import layouts as quantized

@@ -22,8 +22,8 @@ from services.worker.build import build_replica
 from services.worker.kv import kv_cache
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.models.deepseek import DeepseekV3ForCausalLM
-from services.worker.models.loader import Loader
+from services.worker.models.families.deepseek import DeepseekV3ForCausalLM
+from services.worker.models.loading.loader import Loader
 from services.worker.models.registry import read_model_config
 from services.worker.spec_decode.config import parse
 from services.worker.spec_decode.drafter import Target

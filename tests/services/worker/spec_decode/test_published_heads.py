@@ -18,9 +18,9 @@ from services.worker.attention.port import AttentionMetadata
 from services.worker.kv.kv_cache import LayerCache
 from services.worker.layers.placement import Placement
 from services.worker.limits import Limits
-from services.worker.models.config_file import ConfigFile
-from services.worker.models.llama import LlamaForCausalLM
-from services.worker.models.loader import Loader
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.families.llama import LlamaForCausalLM
+from services.worker.models.loading.loader import Loader
 from services.worker.spec_decode.config import SpeculativeConfig, parse
 from services.worker.spec_decode.drafter import Target
 from services.worker.spec_decode.methods.eagle import Eagle

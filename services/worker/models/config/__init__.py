@@ -1,0 +1,1 @@
+"""What config.json says, read and checked. Needs no torch."""

@@ -1,0 +1,125 @@
+"""The sizes that every decoder-only transformer's config.json names, and what its family makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from services.worker.layers.activation import SILU
+from services.worker.layers.gated_delta_net import DeltaConfig
+from services.worker.layers.latent_attention import LatentConfig
+from services.worker.layers.quantization.port import CheckpointQuantization
+from services.worker.layers.quantization.registry import read_quantization
+from services.worker.layers.state_space import SpaceConfig
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.experts_config import ExpertsConfig
+from services.worker.models.config.multipliers import Multipliers
+from services.worker.models.config.rope_config import RopeConfig, max_positions, read_rope
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Grouped-query attention and a gated feed-forward layer in each block, on rotary positions."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_positions: int
+    dtype: str  # of the checkpoint; "" if it does not say
+    tie_word_embeddings: bool
+    sliding_windows: tuple[int, ...]  # by layer; 0: none
+    chunked_windows: bool = False  # they begin at multiples of their length instead of sliding
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False  # a learned score of each head in every softmax (arXiv 2309.17453)
+    experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
+    recurrent: DeltaConfig | SpaceConfig | None = None  # some layers keep a state in place of keys and values
+    attends_beside: bool = False  # those layers have keys and values as well
+    multipliers: Multipliers | None = None  # of parts of layers
+    activation: str = "silu"
+    fused_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
+    fused_mlp: bool = False  # gates and ups are
+    attention_softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: none
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    norm_offset: float = 0.0  # added to the weights of norms
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what layers add to the residual stream
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # soft: cap * tanh(logit / cap); 0: none
+    ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
+    quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
+    num_next_layers: int = 0  # behind the last: they predict tokens beyond the next (spec_decode/methods/mtp.py)
+    num_classes: int = 0  # of a model that classifies whole sequences in place of going on
+
+    @property
+    def attends(self) -> tuple[bool, ...]:
+        """By layer: whether it keeps keys and values."""
+        if self.recurrent is None or self.attends_beside:
+            return (True,) * self.num_layers
+        return tuple(not recurs for recurs in self.recurrent.layers)
+
+    @property
+    def rope_dim(self) -> int:
+        """Elements of a head that the table of angles is made for."""
+        return self.head_dim if self.latent is None else self.latent.rotated_dim
+
+    def with_next_layer(self) -> DecoderConfig:
+        """As if the first of those behind the last were one more."""
+        experts, windows = self.experts, (*self.sliding_windows, 0)
+        if experts is not None:
+            experts = replace(experts, sparse_layers=(*experts.sparse_layers, experts.sparse_layers[-1]))
+        return replace(self, num_layers=self.num_layers + 1, sliding_windows=windows, experts=experts)
+
+    def __post_init__(self) -> None:
+        if self.quantization is not None and self.experts is not None and not self.experts.by_expert:
+            raise refusal(
+                "quantization_config.quant_method", self.quantization.method, "there is none for these experts here"
+            )
+
+
+def read_decoder(
+    config: ConfigFile, *, rope: RopeConfig | None = None, activations: tuple[str, ...] = SILU
+) -> DecoderConfig:
+    """What all families share; each replaces what it decides itself (windows, biases, norms). `rope`: how the family
+    reads it. `activations`: those that its layers can have."""
+    activation = _activation(config, activations)
+    rope = rope or read_rope(config)
+    num_q_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    num_kv_heads = config.integer("num_key_value_heads", num_q_heads)
+    num_layers = config.integer("num_hidden_layers")
+    if num_q_heads % num_kv_heads:
+        raise refusal("num_key_value_heads", num_kv_heads, f"must divide num_attention_heads, {num_q_heads}")
+    return DecoderConfig(
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=config.integer("head_dim", hidden_size // num_q_heads),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        max_positions=max_positions(config, rope),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        sliding_windows=(0,) * num_layers,
+        activation=activation,
+        quantization=read_quantization(config),
+    )
+
+
+def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
+    """Refuses what would change the numbers and is not done here."""
+    name = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
+    activation = config.get(name, "silu")
+    if activation not in known:
+        raise refusal(name, activation, f"there is {', '.join(known)}")
+    return str(activation)

@@ -1,0 +1,65 @@
+"""What config.json says of layers whose feed-forward is a choice of experts. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.routing import MOST_EXPERTS, SILU, Gate, Routing
+from services.worker.models.config.config_file import ConfigFile, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Of a layer's tensors in the checkpoint, below `model.layers.N`."""
+
+    module: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "shared_expert"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Sizes of the experts, how tokens choose them, and which layers have them."""
+
+    num_experts: int
+    intermediate_size: int  # of one expert
+    routing: Routing
+    sparse_layers: tuple[bool, ...]  # by layer: whether it has experts
+    shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
+    shared_is_gated: bool = False  # by a sigmoid of its own, a token at a time
+    activation: Gate = SILU
+    router_bias: bool = False
+    choice_bias: bool = False  # the choice has one that the weights of the chosen have not
+    in_mxfp4: bool = False  # the checkpoint's experts
+    biased: bool = False  # the experts' products
+    by_expert: bool = True  # each has tensors of its own in the checkpoint
+    names: ExpertNames = ExpertNames()
+
+
+def read_num_experts(config: ConfigFile, *fields: str) -> int:
+    """Under the first of `fields` that the file has."""
+    field = next((field for field in fields if config.has(field)), fields[0])
+    count = config.integer(field)
+    if not 1 <= count <= MOST_EXPERTS:
+        raise refusal(field, count, f"1 to {MOST_EXPERTS} experts are possible")
+    return count
+
+
+def read_top_k(config: ConfigFile, num_experts: int, field: str = "num_experts_per_tok") -> int:
+    top_k = config.integer(field)
+    if not 1 <= top_k <= num_experts:
+        raise refusal(field, top_k, f"a token can take 1 to {num_experts} experts")
+    return top_k
+
+
+def read_sparse_layers(config: ConfigFile) -> tuple[bool, ...]:
+    """Every layer whose number, from 1, `decoder_sparse_step` divides, but none of `mlp_only_layers` (from 0)."""
+    step, dense = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
+    if step < 1:
+        raise refusal("decoder_sparse_step", step, "must be 1 or more")
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise refusal("mlp_only_layers", dense, "a list of layers is needed")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(config.integer("num_hidden_layers")))

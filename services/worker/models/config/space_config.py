@@ -1,0 +1,43 @@
+"""Sizes of Mamba 2's layers, under the names that several families have for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.worker.layers.state_space import SpaceConfig
+from services.worker.models.config.config_file import ConfigFile, refusal
+
+NO_LIMIT = [0.0, float("inf")]
+
+
+def read_space(
+    config: ConfigFile, values: int, layers: tuple[bool, ...], *, named: str = "mamba_expand * hidden_size"
+) -> SpaceConfig:
+    """`values`: elements that all heads have, and what the file calls that; `layers`: which ones are recurrent."""
+    heads, groups = config.integer("mamba_n_heads", 128), config.integer("mamba_n_groups", 1)
+    if heads < 1 or values < 1 or values % heads:
+        raise refusal("mamba_n_heads", heads, f"must divide {named}, {values}")
+    if groups < 1 or heads % groups:
+        raise refusal("mamba_n_groups", groups, f"must divide mamba_n_heads, {heads}")
+    width, limit = config.integer("mamba_d_conv", 4), config.get("time_step_limit")
+    if width < 2:
+        raise refusal("mamba_d_conv", width, "a convolution sees 2 tokens or more")
+    if limit is not None and (len(limit) != len(NO_LIMIT) or [_number(end) for end in limit] != NO_LIMIT):
+        raise refusal("time_step_limit", limit, "steps are not cut here")
+    bias = config.flag("mamba_proj_bias")
+    return SpaceConfig(
+        num_heads=heads,
+        head_dim=values // heads,
+        state_size=config.integer("mamba_d_state", 256),
+        num_groups=groups,
+        conv_width=width,
+        conv_bias=config.flag("mamba_conv_bias", True),
+        input_bias=bias,
+        output_bias=bias,
+        layers=layers,
+    )
+
+
+def _number(value: Any) -> float:
+    """transformers writes infinity as a section."""
+    return float(value["__float__"] if isinstance(value, dict) else value)

@@ -1,0 +1,109 @@
+"""What encoder-only models have in common: an embedding, layers that see whole prompts, and no output head.
+
+A family is a class in a file of its own, as with decoders (causal_lm.py). Nothing that a layer computes is read by a
+later step, so that there are no caches: a prompt is computed whole, in one step (shared/kv_specs.py: Nothing).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from services.worker.layers.rotary import cos_sin_table
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.encoders.encoder_config import EncoderConfig
+
+if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
+    from torch import Tensor
+
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Alternative, Destination, Loadable, Placement
+    from services.worker.layers.pooled_classifier import PooledClassifier
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+class EncoderLayer(Protocol):
+    """Vectors of all tokens of a step, to those that the next layer reads."""
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]: ...
+
+    def finish(self) -> None: ...
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
+        """x [num_tokens, hidden_size], may be overwritten -> the same shape"""
+
+
+class Encoder(ABC):
+    """Tokens to hidden states."""
+
+    base: ClassVar[str]  # what checkpoints with a head call the part without
+    unused: ClassVar[tuple[str, ...]] = ()  # tensors that checkpoints may hold and nobody reads
+
+    def __init__(self, config: EncoderConfig, place: Placement, num_positions: int) -> None:
+        """`num_positions`: longest prompt that will be run."""
+        self.config = config
+        self.layers = [self.layer(index, config, place) for index in range(config.num_layers)]
+        self.classifier = self.classifier_of(config, place) if config.num_classes else None
+        ropes = [config.rope(index) for index in range(config.num_layers)]
+        tables = {rope: cos_sin_table(rope, config.head_dim, num_positions).to(place.device) for rope in {*ropes}}
+        self._rotations = [tables[rope] for rope in ropes]
+
+    @staticmethod
+    @abstractmethod
+    def read(config: ConfigFile) -> EncoderConfig:
+        """Raises InvalidArgument for what would be computed otherwise than it is meant. Needs no torch."""
+
+    @staticmethod
+    @abstractmethod
+    def layer(index: int, config: EncoderConfig, place: Placement) -> EncoderLayer: ...
+
+    @staticmethod
+    @abstractmethod
+    def classifier_of(config: EncoderConfig, place: Placement) -> PooledClassifier: ...
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[Loadable]:
+        """What is in front of the layers and behind them."""
+
+    @abstractmethod
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """[num_tokens, hidden_size]"""
+
+    def behind(self, x: Tensor) -> Tensor:
+        """What hidden states are made of the last layer's."""
+        return x
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        return self.unused
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+    @property
+    def _parts(self) -> Sequence[Loadable]:
+        return (*self.parts, *self.layers, *(() if self.classifier is None else (self.classifier,)))
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Hidden states of the tokens that are wanted, or of all; there are no caches."""
+        x = self.embed(batch)
+        for layer, cos_sin in zip(self.layers, self._rotations, strict=True):
+            x = layer(x, batch, cos_sin)
+        if batch.logit_tokens is not None:
+            x = x.index_select(0, batch.logit_tokens)
+        return self.behind(x)
+
+    def logits(self, hidden: Tensor, *_: object) -> Tensor:
+        """Of slots that were refused and sit in a step all the same: nothing can be chosen."""
+        return hidden.new_zeros(hidden.size(0), self.config.vocab_size)

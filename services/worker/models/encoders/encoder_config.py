@@ -1,0 +1,79 @@
+"""The sizes that an encoder's config.json names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.worker.layers.activation import KNOWN
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.rope_config import NO_ROPE, RopeConfig
+
+CLS, MEAN = "cls", "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Attention in both directions over whole prompts; nothing is kept for later steps."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    norm_eps: float
+    activation: str
+    max_positions: int
+    dtype: str  # of the checkpoint; "" if it does not say
+    first_position: int = 0  # row of position 0 in the table of positions
+    num_token_types: int = 0  # 0: the model has none
+    reaches: tuple[int, ...] = ()  # by layer: how far a token sees to each side, 0: all; empty: all in all
+    ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: positions are not rotated
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    classifier_bias: bool = True
+    classifier_activation: str = "tanh"
+    classifier_pooler: str = CLS
+    num_classes: int = 0  # 0: it has no classifier
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def reach(self, layer: int) -> int:
+        return self.reaches[layer] if self.reaches else 0
+
+    def rope(self, layer: int) -> RopeConfig:
+        return self.ropes[layer] if self.ropes else NO_ROPE
+
+
+def read_encoder(config: ConfigFile) -> EncoderConfig:
+    """What BERT and those after it share. Raises InvalidArgument."""
+    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden_size % num_heads:
+        raise refusal("num_attention_heads", num_heads, f"must divide hidden_size, {hidden_size}")
+    if config.flag("is_decoder") or config.flag("add_cross_attention"):
+        raise refusal("is_decoder", True, "this family is an encoder here")
+    positions = config.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise refusal("position_embedding_type", positions, "there is absolute")
+    if config.has("quantization_config"):
+        raise refusal("quantization_config", config.get("quantization_config"), "there is none for encoders here")
+    return EncoderConfig(
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        norm_eps=config.number("layer_norm_eps", 1e-12),
+        activation=read_activation(config, "hidden_act"),
+        max_positions=config.integer("max_position_embeddings"),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+    )
+
+
+def read_activation(config: ConfigFile, name: str) -> str:
+    activation = config.get(name, "gelu")
+    if activation not in KNOWN:
+        raise refusal(name, activation, f"there is {', '.join(KNOWN)}")
+    return str(activation)

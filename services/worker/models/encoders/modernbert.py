@@ -1,0 +1,134 @@
+"""ModernBERT (arXiv 2412.13663): rotary positions, gates, norms before each part, layers that see what is near."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.activation import gated
+from services.worker.layers.bidirectional_attention import BidirectionalAttention
+from services.worker.layers.embedding import Embedding
+from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.linear import Linear, Projection
+from services.worker.layers.pooled_classifier import PooledClassifier
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.rope_config import RopeConfig, read_section
+from services.worker.models.encoders.encoder import Encoder
+from services.worker.models.encoders.encoder_config import CLS, MEAN, EncoderConfig, read_activation, read_encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.layers.placement import Destination, Loadable, Placement
+    from services.worker.step.forward_batch import ForwardBatch
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias", "decoder.weight", "decoder.bias")
+
+
+class ModernBertLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); the first layer's attention reads what is normalised already."""
+
+    def __init__(self, name: str, config: EncoderConfig, place: Placement, *, layer: int) -> None:
+        size, bias, eps = config.hidden_size, config.norm_bias, config.norm_eps
+        self._first = LayerNorm(f"{name}.attn_norm", size, eps, place, bias=bias) if layer else None
+        inputs, output = [Projection(f"{name}.attn.Wqkv", 3 * size)], Projection(f"{name}.attn.Wo", size)
+        self._attention = BidirectionalAttention(inputs, output, config, place, layer=layer)
+        self._second = LayerNorm(f"{name}.mlp_norm", size, eps, place, bias=bias)
+        inner = config.intermediate_size
+        self._up = Linear([Projection(f"{name}.mlp.Wi", 2 * inner)], size, config.mlp_bias, place)
+        self._down = Linear([Projection(f"{name}.mlp.Wo", size)], inner, config.mlp_bias, place)
+        self._gate = gated(config.activation, place)
+
+    @property
+    def _parts(self) -> Sequence[Loadable]:
+        norm = () if self._first is None else (self._first,)
+        return (*norm, self._attention, self._second, self._up, self._down)
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        for part in self._parts:
+            yield from part.destinations()
+
+    def finish(self) -> None:
+        for part in self._parts:
+            part.finish()
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
+        normed = x if self._first is None else self._first(x)
+        x = x + self._attention(normed, batch, cos_sin)
+        return x.add_(self._down(self._gate(self._up(self._second(x)))))
+
+
+class ModernBert(Encoder):
+    """ModernBertModel and ModernBertForSequenceClassification."""
+
+    base: ClassVar[str] = "model"
+    unused: ClassVar[tuple[str, ...]] = HEAD
+
+    def __init__(self, config: EncoderConfig, place: Placement, num_positions: int) -> None:
+        super().__init__(config, place, num_positions)
+        size, eps, bias = config.hidden_size, config.norm_eps, config.norm_bias
+        self._words = Embedding("model.embeddings.tok_embeddings", config.vocab_size, size, place)
+        self._norm = LayerNorm("model.embeddings.norm", size, eps, place, bias=bias)
+        self._last_norm = LayerNorm("model.final_norm", size, eps, place, bias=bias)
+
+    @staticmethod
+    def read(config: ConfigFile) -> EncoderConfig:
+        pooler = config.get("classifier_pooling", CLS)
+        if pooler not in (CLS, MEAN):
+            raise refusal("classifier_pooling", pooler, f"there is {CLS}, {MEAN}")
+        if config.get("classifier_activation", "gelu") != "gelu":
+            raise refusal("classifier_activation", config.get("classifier_activation"), "there is gelu")
+        encoder = read_encoder(config)
+        kinds = _kinds(config, encoder.num_layers)
+        ropes = {kind: _rope(config, kind) for kind in (GLOBAL, LOCAL)}
+        reach = config.integer("local_attention", 128) // 2
+        return replace(
+            encoder,
+            norm_eps=config.number("norm_eps", 1e-5),
+            activation=read_activation(config, "hidden_activation"),
+            reaches=tuple(reach if kind == LOCAL else 0 for kind in kinds),
+            ropes=tuple(ropes[kind] for kind in kinds),
+            attention_bias=config.flag("attention_bias"),
+            mlp_bias=config.flag("mlp_bias"),
+            norm_bias=config.flag("norm_bias"),
+            classifier_bias=config.flag("classifier_bias"),
+            classifier_activation="gelu",
+            classifier_pooler=pooler,
+        )
+
+    @staticmethod
+    def layer(index: int, config: EncoderConfig, place: Placement) -> ModernBertLayer:
+        return ModernBertLayer(f"model.layers.{index}", config, place, layer=index)
+
+    @staticmethod
+    def classifier_of(config: EncoderConfig, place: Placement) -> PooledClassifier:
+        return PooledClassifier("head.dense", "classifier", config, place, norm="head.norm")
+
+    @property
+    def parts(self) -> Sequence[Loadable]:
+        return (self._words, self._norm, self._last_norm)
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        return self._norm(self._words(batch.token_ids))
+
+    def behind(self, x: Tensor) -> Tensor:
+        return self._last_norm(x)
+
+
+def _kinds(config: ConfigFile, num_layers: int) -> list[str]:
+    """Of each layer."""
+    every = config.integer("global_attn_every_n_layers", 3)
+    kinds = config.get("layer_types") or [LOCAL if index % every else GLOBAL for index in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {GLOBAL, LOCAL}:
+        raise refusal("layer_types", kinds, f"{num_layers} of {GLOBAL} and {LOCAL} are needed")
+    return kinds
+
+
+def _rope(config: ConfigFile, kind: str) -> RopeConfig:
+    """As transformers 5 spells it, or earlier ones."""
+    theta = config.get("global_rope_theta", 160_000.0) if kind == GLOBAL else config.get("local_rope_theta", 10_000.0)
+    sections = config.section("rope_parameters") or ConfigFile({})
+    section = sections.section(kind) or ConfigFile({"rope_type": "default", "rope_theta": float(theta or 10_000.0)})
+    return read_section(section, config)

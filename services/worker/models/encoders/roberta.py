@@ -1,0 +1,40 @@
+"""RoBERTa (arXiv 1907.11692) and XLM-RoBERTa: BERT whose positions begin behind the padding token's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.pooled_classifier import PooledClassifier
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.encoders.bert import Bert
+from services.worker.models.encoders.encoder_config import EncoderConfig, read_encoder
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement
+
+HEAD = ("bias", "dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "decoder.weight", "decoder.bias")
+
+
+class Roberta(Bert):
+    """The classifier has a dense layer of its own in place of the pooler's."""
+
+    base: ClassVar[str] = "roberta"
+    unused: ClassVar[tuple[str, ...]] = ("roberta.embeddings.position_ids", *(f"lm_head.{name}" for name in HEAD))
+
+    @staticmethod
+    def read(config: ConfigFile) -> EncoderConfig:
+        encoder = read_encoder(config)
+        first = config.integer("pad_token_id", 1) + 1
+        if encoder.max_positions <= first:
+            raise refusal("max_position_embeddings", encoder.max_positions, f"positions begin at {first}")
+        return replace(
+            encoder,
+            num_token_types=config.integer("type_vocab_size", 1),
+            first_position=first,
+            max_positions=encoder.max_positions - first,
+        )
+
+    @classmethod
+    def classifier_of(cls, config: EncoderConfig, place: Placement) -> PooledClassifier:
+        return PooledClassifier("classifier.dense", "classifier.out_proj", config, place)

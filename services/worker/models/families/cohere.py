@@ -1,0 +1,97 @@
+"""Command R and A (CohereForCausalLM, Cohere2ForCausalLM): attention and feed-forward side by side behind one norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.mlp import MLP
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.composed_layer import ComposedLayer
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import NO_ROPE, read_rope
+from services.worker.models.families.gemma3 import WINDOWED, read_kinds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+class CohereLayer(ComposedLayer):
+    """x + attention(norm(x)) + feed-forward(norm(x))"""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        name, size = f"model.layers.{index}", config.hidden_size
+        self._norm = LayerNorm(f"{name}.input_layernorm", size, config.rms_norm_eps, place, bias=False)
+        self._attention = Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place)
+        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
+        self._parts = (self._norm, self._attention, self._mlp)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        normed = self._norm(residual) if x is None else self._norm(x, residual)
+        return self._attention(normed, batch, cache, cos_sin).add_(self._mlp(normed))
+
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        normed = self._norm(residual) if x is None else self._norm(x, residual)
+        return self._attention.store(normed, batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        return self._attention.attend(q, cache, metadata).add_(self._mlp(self._norm(residual)))
+
+
+def read_cohere(config: ConfigFile) -> DecoderConfig:
+    if config.flag("use_qk_norm"):
+        raise refusal("use_qk_norm", True, "queries and keys are not normalised here")
+    defaults = {"tie_word_embeddings": True, **config.values}
+    decoder = read_decoder(ConfigFile(defaults), rope=replace(read_rope(config), interleaved=True))
+    bias = config.flag("attention_bias")
+    return replace(
+        decoder,
+        rms_norm_eps=config.number("layer_norm_eps", 1e-5),
+        logit_scale=config.number("logit_scale", 0.0625),
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+
+
+class CohereForCausalLM(CausalLM):
+    """Rotates neighbouring pairs."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return read_cohere(config)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> CohereLayer:
+        return CohereLayer(index, config, backend, place)
+
+    @staticmethod
+    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+        eps, scale = config.rms_norm_eps, config.logit_scale
+        return LayerNorm("model.norm", config.hidden_size, eps, place, bias=False, scale=scale)
+
+
+class Cohere2ForCausalLM(CohereForCausalLM):
+    """Layers that see everything rotate nothing; the others have a window."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = read_cohere(config)
+        kinds = read_kinds(ConfigFile({"sliding_window_pattern": 4, **config.values}), decoder.num_layers)
+        window = config.integer("sliding_window", 4096)
+        return replace(
+            decoder,
+            sliding_windows=tuple(window if kind == WINDOWED else 0 for kind in kinds),
+            ropes=tuple(decoder.rope if kind == WINDOWED else NO_ROPE for kind in kinds),
+        )

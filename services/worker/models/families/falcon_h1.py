@@ -1,0 +1,147 @@
+"""Falcon-H1 (FalconH1ForCausalLM): each layer has attention and a state space side by side, which read the same and
+whose sum is added to the residual stream (arXiv 2507.22448)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.linear import by_rows
+from services.worker.layers.mlp import MLP
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.state_space import SpaceConfig, StateSpace
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.composed_layer import ComposedLayer
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.multipliers import read_multiplier, read_multipliers
+from services.worker.models.config.space_config import read_space
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Placement
+    from services.worker.step.forward_batch import ForwardBatch
+
+DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
+
+
+class FalconH1Attention(Attention):
+    """Llama's, with multipliers of what goes in, of keys, and of what comes out."""
+
+    def finish(self) -> None:
+        multipliers, heads = self._config.multipliers, self._heads
+        assert multipliers is not None
+        sizes = [self._config.head_dim * count for count in (heads.num_q, heads.num_kv, heads.num_kv)]
+        self.qkv.scale(by_rows((1.0, multipliers.keys, 1.0), sizes), multipliers.attention_input)
+        self.output.scale(multipliers.attention_output)
+        super().finish()
+
+
+class FalconH1Layer(ComposedLayer):
+    """The state is the second of the things that it keeps."""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
+        multipliers = config.multipliers
+        assert multipliers is not None
+        self._q_shape = (config.num_q_heads, config.head_dim)
+        self._input_norm = RMSNorm(f"{name}.input_layernorm", size, eps, place)
+        self._attention = FalconH1Attention(f"{name}.self_attn", config, 0, backend, place)
+        self._space = StateSpace(f"{name}.mamba", config, place, multipliers.space)
+        self._middle_norm = RMSNorm(f"{name}.pre_ff_layernorm", size, eps, place)
+        self._mlp = MLP(
+            f"{name}.feed_forward",
+            size,
+            config.intermediate_size,
+            config.mlp_bias,
+            place,
+            scale=multipliers.feed_forward,
+            gate_scale=multipliers.gates,
+        )
+        self._parts = (self._input_norm, self._attention, self._space, self._middle_norm, self._mlp)
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        q, found = self._stored(x, residual, batch, cache, cos_sin)
+        return self._completed(q, found, residual, cache, batch.attention)
+
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        """Queries and what the states gave, side by side."""
+        import torch
+
+        q, found = self._stored(x, residual, batch, cache, cos_sin)
+        return torch.cat((q.flatten(1), found), dim=1)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        heads, head_dim = self._q_shape
+        queries, found = q.tensor_split((heads * head_dim,), dim=1)
+        queries = queries.unflatten(1, self._q_shape).contiguous()
+        return self._completed(queries, found.contiguous(), residual, cache, metadata)
+
+    def _stored(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert batch.beside is not None, "the layer keeps a state, too"
+        assert cache.beside is not None
+        normed = self._input_norm(residual) if x is None else self._input_norm(x, residual)
+        q = self._attention.store(normed, batch, cache, cos_sin)
+        return q, self._space.store(normed, batch.beside, cache.beside, cos_sin)
+
+    def _completed(
+        self, q: Tensor, found: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
+    ) -> Tensor:
+        mixed = self._attention.attend(q, cache, metadata) + self._space.attend(found, cache, metadata)
+        return self._mlp(self._middle_norm(mixed, residual))
+
+
+class FalconH1ForCausalLM(CausalLM):
+    """The multipliers become part of the weights."""
+
+    norm_name: ClassVar[str] = "model.final_layernorm"
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        bias = config.flag("attention_bias")
+        decoder = read_decoder(config)
+        return replace(
+            decoder,
+            rms_norm_eps=config.number("rms_norm_eps", 1e-5),
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=config.flag("mlp_bias"),
+            embedding_scale=read_multiplier(config, "embedding_multiplier"),
+            logit_scale=read_multiplier(config, "lm_head_multiplier"),
+            multipliers=read_multipliers(config),
+            recurrent=_read_recurrent(config, decoder),
+            attends_beside=True,
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> FalconH1Layer:
+        return FalconH1Layer(index, config, backend, place)
+
+
+def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
+    values: int | None = None
+    if config.has("mamba_d_ssm") or "mamba_d_ssm" not in config.values:  # null: it follows from the hidden size
+        values = config.integer("mamba_d_ssm", DEFAULT_VALUES)
+    named = "mamba_expand * hidden_size" if values is None else "mamba_d_ssm"
+    if values is None:
+        values = config.integer("mamba_expand", 2) * decoder.hidden_size
+    sizes = read_space(config, values, (True,) * decoder.num_layers, named=named)
+    stated = config.get("mamba_d_head", "auto")
+    if stated not in ("auto", sizes.head_dim):
+        raise refusal("mamba_d_head", stated, f"{sizes.num_heads} heads share {values} elements, {sizes.head_dim} each")
+    return replace(
+        sizes,
+        output_bias=config.flag("projectors_bias"),
+        has_norm=config.flag("mamba_rms_norm"),
+        norm_before_gate=config.flag("mamba_norm_before_gate", True),
+    )

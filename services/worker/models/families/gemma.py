@@ -1,0 +1,46 @@
+"""Gemma (GemmaForCausalLM): Llama with gates of GELU, norms by one more than their weights, larger embeddings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.activation import GELU_TANH
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import RopeConfig
+from services.worker.models.families.llama import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement
+
+
+def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderConfig:
+    """What all Gemmas share."""
+    exact = "gelu" if not config.has("hidden_activation") else None  # the first config.json meant the tanh form, too
+    decoder = read_decoder(config, rope=rope, activations=(*GELU_TANH, *filter(None, [exact])))
+    bias = config.flag("attention_bias")
+    return replace(
+        decoder,
+        activation=GELU_TANH[0],
+        norm_offset=1.0,
+        embedding_scale=math.sqrt(decoder.hidden_size),
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+
+
+class GemmaForCausalLM(LlamaForCausalLM):
+    """The first generation."""
+
+    taped_functions: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return read_gemma(config)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "the fused chain has gates of SiLU only"

@@ -1,0 +1,48 @@
+"""Gemma 2 (Gemma2ForCausalLM, arXiv 2408.00118): every other layer has a window; scores and logits are capped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.families.gemma import read_gemma
+from services.worker.models.families.gemma3 import NORMS, WINDOWED, read_kinds
+from services.worker.models.sandwich import SandwichLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+
+class Gemma2ForCausalLM(CausalLM):
+    """Norms on both sides of attention and feed-forward."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = read_gemma(config)
+        kinds = read_kinds(ConfigFile({"sliding_window_pattern": 2, **config.values}), decoder.num_layers)
+        window = config.integer("sliding_window", 4096)
+        return replace(
+            decoder,
+            attention_softcap=_cap(config, "attn_logit_softcapping", 50.0),
+            logit_cap=_cap(config, "final_logit_softcapping", 30.0),
+            attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            sliding_windows=tuple(window if kind == WINDOWED else 0 for kind in kinds),
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> SandwichLayer:
+        return SandwichLayer(index, config, NORMS, backend, place)
+
+
+def _cap(config: ConfigFile, key: str, default: float) -> float:
+    """null stands for none."""
+    if key in config.values and not config.has(key):
+        return 0.0
+    cap = config.number(key, default)
+    if cap <= 0:
+        raise refusal(key, cap, "a cap is over 0")
+    return cap

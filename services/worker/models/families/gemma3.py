@@ -1,0 +1,65 @@
+"""Gemma 3's text models (Gemma3ForCausalLM): five layers that look back over a window for each that sees everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.rope_config import RopeConfig, read_section
+from services.worker.models.families.gemma import read_gemma
+from services.worker.models.sandwich import NormNames, SandwichLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+NORMS = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+FULL, WINDOWED = "full_attention", "sliding_attention"
+
+
+class Gemma3ForCausalLM(CausalLM):
+    """Queries and keys are normalised per head; layers with a window rotate faster."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if config.has(cap):
+                raise refusal(cap, config.get(cap), "Gemma 3 has none")
+        full, local = read_ropes(config)
+        decoder = read_gemma(config, full)
+        kinds, window = read_kinds(config, decoder.num_layers), config.integer("sliding_window", 4096)
+        return replace(
+            decoder,
+            qk_norm=True,
+            attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            sliding_windows=tuple(window if kind == WINDOWED else 0 for kind in kinds),
+            ropes=tuple(local if kind == WINDOWED else full for kind in kinds),
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> SandwichLayer:
+        return SandwichLayer(index, config, NORMS, backend, place)
+
+
+def read_ropes(config: ConfigFile) -> tuple[RopeConfig, RopeConfig]:
+    """Of layers that see everything, and of those with a window."""
+    by_kind = config.section("rope_parameters")
+    if by_kind is not None and by_kind.has(FULL):
+        return tuple(read_section(by_kind.section(kind) or ConfigFile({}), config) for kind in (FULL, WINDOWED))  # type: ignore[return-value]
+    scaling = dict((config.section("rope_scaling") or ConfigFile({})).values)
+    full = read_section(ConfigFile({"rope_theta": config.number("rope_theta", 1e6), **scaling}), config)
+    return full, RopeConfig(config.number("rope_local_base_freq", 10_000.0))
+
+
+def read_kinds(config: ConfigFile, num_layers: int) -> list[str]:
+    """By layer: layer_types, else every `sliding_window_pattern`th sees everything."""
+    pattern = config.integer("sliding_window_pattern", 6)
+    kinds = config.get("layer_types", [WINDOWED if (i + 1) % pattern else FULL for i in range(num_layers)])
+    if len(kinds) != num_layers or not set(kinds) <= {FULL, WINDOWED}:
+        raise refusal("layer_types", kinds, f"{FULL} or {WINDOWED} is needed for each of {num_layers} layers")
+    return list(kinds)

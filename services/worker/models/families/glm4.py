@@ -1,0 +1,48 @@
+"""GLM-4 (GlmForCausalLM, Glm4ForCausalLM): half of each head is rotated, in neighbouring pairs; the 0414 models have
+four norms a layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import read_rope
+from services.worker.models.families.llama import LlamaForCausalLM
+from services.worker.models.sandwich import NormNames, SandwichLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+NORMS = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+
+def read_glm(config: ConfigFile) -> DecoderConfig:
+    rope = replace(
+        read_rope(ConfigFile({"partial_rotary_factor": 0.5, **config.values}), partial=True), interleaved=True
+    )
+    decoder = read_decoder(config, rope=rope)
+    return replace(decoder, qkv_bias=config.flag("attention_bias"), fused_mlp=True)
+
+
+class GlmForCausalLM(LlamaForCausalLM):
+    """The models of 2024."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return read_glm(config)
+
+
+class Glm4ForCausalLM(CausalLM):
+    """The models of 2025."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return read_glm(config)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> SandwichLayer:
+        return SandwichLayer(index, config, NORMS, backend, place)

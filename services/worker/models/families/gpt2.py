@@ -1,0 +1,86 @@
+"""GPT-2 (GPT2LMHeadModel): learned positions, weights the other way round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.activation import KNOWN
+from services.worker.layers.attention import Attention
+from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.linear import Projection
+from services.worker.layers.mlp import PlainMLP
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import NO_ROPE
+from services.worker.models.positions import LearnedPositions
+from services.worker.models.prenorm import PrenormLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+# What its config.json calls what others have.
+NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_act": "activation_function",
+}
+
+
+class Gpt2Attention(Attention):
+    """One tensor for queries, keys and values."""
+
+    @staticmethod
+    def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
+        return [Projection(f"{name}.c_attn", q_size + 2 * kv_size, transposed=True)]
+
+    @staticmethod
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.c_proj", config.hidden_size, transposed=True)
+
+
+class GPT2LMHeadModel(LearnedPositions):
+    """Biases everywhere."""
+
+    embedding_name: ClassVar[str] = "transformer.wte"
+    positions_name: ClassVar[str] = "transformer.wpe"
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        for unknown in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+            if config.flag(unknown):
+                raise refusal(unknown, True, "there is no such attention here")
+        values = {"tie_word_embeddings": True, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+        values |= config.values
+        named = values | {ours: values.get(theirs) for ours, theirs in NAMES.items()}
+        named |= {"num_key_value_heads": None, "head_dim": None}  # each query has its own key
+        named["intermediate_size"] = config.get("n_inner") or 4 * config.integer("n_embd")
+        decoder = read_decoder(ConfigFile(named), rope=NO_ROPE, activations=KNOWN)
+        scale = None if config.flag("scale_attn_weights", True) else 1.0
+        return replace(decoder, qkv_bias=True, o_bias=True, mlp_bias=True, attention_scale=scale)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
+        name, size, eps = f"transformer.h.{index}", config.hidden_size, config.rms_norm_eps
+        up = Projection(f"{name}.mlp.c_fc", config.intermediate_size, transposed=True)
+        down = Projection(f"{name}.mlp.c_proj", size, transposed=True)
+        return PrenormLayer(
+            LayerNorm(f"{name}.ln_1", size, eps, place),
+            Gpt2Attention(f"{name}.attn", config, 0, backend, place),
+            LayerNorm(f"{name}.ln_2", size, eps, place),
+            PlainMLP(up, down, size, True, place, activation=config.activation),
+        )
+
+    @staticmethod
+    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+        return LayerNorm("transformer.ln_f", config.hidden_size, config.rms_norm_eps, place)
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Masks that old checkpoints hold."""
+        layers = [f"transformer.h.{i}.attn" for i in range(self.config.num_layers)]
+        return (*super().passed_over, *(f"{name}.{mask}" for name in layers for mask in ("bias", "masked_bias")))

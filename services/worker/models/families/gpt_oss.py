@@ -1,0 +1,168 @@
+"""gpt-oss (GptOssForCausalLM, arXiv 2508.10925): attention sinks, windows on every other layer, biased experts with a
+gate that is cut off. Experts in MXFP4 are widened to 16 bits as they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels.routing import Gate, Routing
+from services.worker.layers.experts import Experts, SparseMLP
+from services.worker.layers.mxfp4 import GROUP, GROUP_BYTES
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from services.worker.models.families.qwen2 import WINDOWED
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Alternative, Destination, Placement
+
+MXFP4 = "mxfp4"
+NAMES = ExpertNames(router="router")
+
+
+class InterleavedExperts(Experts):
+    """One tensor for all experts, input features before output features, gates and ups in turns."""
+
+    takes_adapters = False
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        super().__init__(name, hidden_size, config, place)
+        count, size, self._shard = len(self.here), len(self._features), place.shard
+        self._gate_up = place.empty(count, hidden_size, 2 * size)
+        self._down = place.empty(count, size, hidden_size)
+        self._gate_up_bias: Tensor = place.empty(count, 2 * size)
+        self._down_bias: Tensor = place.empty(count, hidden_size)
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.gate_up_proj", self._pairs(self._gate_up, 2)
+        yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
+        yield f"{self._name}.down_proj", self._of_stacked(self._down, 1, (self._features,), self._total)
+        yield f"{self._name}.down_proj_bias", self._all_down_biases
+
+    def _pairs(self, tensor: Tensor, dim: int) -> Destination:
+        """Of a tensor that has a gate and an up for each feature."""
+        first, last = 2 * self._features.start, 2 * self._features.stop
+        return self._of_stacked(tensor, dim, (range(first, last),), 2 * self._total)
+
+    @property
+    def _all_down_biases(self) -> Destination:
+        return self._of_stacked(self._down_bias, 1, (range(self._down_bias.size(1)),), self._down_bias.size(1))
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+    def finish(self) -> None:
+        gate_up, down = _gates_first(self._gate_up.transpose(1, 2)), self._down.transpose(1, 2).contiguous()
+        bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
+        if self._shard.rank and not self._whole:
+            self._down_bias.zero_()  # it is added once
+        self.packed = self._ops.prepare_experts(gate_up, down, bias, self._down_bias, self._gate)
+        del self._gate_up, self._down, self._gate_up_bias, self._down_bias
+
+
+class Mxfp4Experts(InterleavedExperts):
+    """Of 4 bits, output features before input features."""
+
+    def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: Placement) -> None:
+        super().__init__(name, hidden_size, config, place)
+        import torch  # here: families are also read where there is none
+
+        size = len(self._features)
+        self._dtype, self._sizes = place.dtype, (2 * size, hidden_size)
+        count, widths = len(self.here), (hidden_size, size)
+        if size % GROUP:
+            raise refusal("intermediate_size", self._total, f"{GROUP} numbers of MXFP4 share a scale on each rank")
+
+        def bytes_of(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.uint8, device=place.device)
+
+        self._blocks, self._scales = (
+            [bytes_of(count, rows, width // GROUP, *rest) for rows, width in zip(self._sizes, widths, strict=True)]
+            for rest in ((GROUP_BYTES,), ())
+        )
+        del self._gate_up, self._down
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
+        yield f"{self._name}.down_proj_bias", self._all_down_biases
+        groups = range(self._features.start // GROUP, self._features.stop // GROUP)
+        for kind, (gate_up, down) in (("blocks", self._blocks), ("scales", self._scales)):
+            yield f"{self._name}.gate_up_proj_{kind}", self._pairs(gate_up, 1)
+            yield f"{self._name}.down_proj_{kind}", self._of_stacked(down, 2, (groups,), self._total // GROUP)
+
+    def finish(self) -> None:
+        self._gate_up, self._down = (
+            self._widened(*given).transpose(1, 2) for given in zip(self._blocks, self._scales, strict=True)
+        )
+        del self._blocks, self._scales
+        super().finish()
+
+    def _widened(self, blocks: Tensor, scales: Tensor) -> Tensor:
+        """[num_experts, out_features, in_features], an expert at a time: what lies between takes four times as much."""
+        import torch
+
+        from services.worker.layers.mxfp4 import widened
+
+        return torch.stack([widened(*expert, self._dtype) for expert in zip(blocks, scales, strict=True)])
+
+
+def _gates_first(rows: Tensor) -> Tensor:
+    """[num_experts, 2 * size, n] with gates and ups in turns -> all gates, then all ups"""
+    import torch  # here: families are also read where there is none
+
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
+
+
+class GptOssForCausalLM(MixtureForCausalLM):
+    """Experts in every layer."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        quantization = config.section("quantization_config")
+        in_mxfp4 = quantization is not None and quantization.get("quant_method") == MXFP4
+        decoder = read_decoder(config.without("quantization_config") if in_mxfp4 else config)
+        num_experts = read_num_experts(config, "num_local_experts")
+        if in_mxfp4 and (decoder.hidden_size % GROUP or decoder.intermediate_size % GROUP):
+            raise refusal("hidden_size", decoder.hidden_size, f"{GROUP} numbers of MXFP4 share a scale")
+        experts = ExpertsConfig(
+            num_experts,
+            decoder.intermediate_size,
+            Routing(read_top_k(config, num_experts)),
+            sparse_layers=(True,) * decoder.num_layers,
+            activation=Gate(config.number("swiglu_limit", 7.0), config.number("swiglu_alpha", 1.702)),
+            router_bias=True,
+            biased=True,
+            in_mxfp4=in_mxfp4,
+            by_expert=False,
+            names=NAMES,
+        )
+        bias, windows = config.flag("attention_bias", True), _read_windows(config, decoder.num_layers)
+        return replace(
+            decoder, sliding_windows=windows, qkv_bias=bias, o_bias=bias, attention_sinks=True, experts=experts
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        assert config.experts is not None
+        name = f"model.layers.{index}.{config.experts.names.module}"
+        layout = Mxfp4Experts if config.experts.in_mxfp4 else InterleavedExperts
+        stacked = layout(f"{name}.experts", config.hidden_size, config.experts, place)
+        experts = SparseMLP(name, config.hidden_size, config.experts, place, stacked)
+        return MixtureLayer(index, config, backend, place, experts)
+
+
+def _read_windows(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
+    """By layer_types; without them every other layer, the first one included, has one."""
+    window = config.integer("sliding_window", 128)
+    implied = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
+    types = config.get("layer_types", implied)
+    if len(types) != num_layers or not set(types) <= set(WINDOWED):
+        raise refusal("layer_types", types, f"one of {', '.join(WINDOWED)} is needed for each of {num_layers} layers")
+    return tuple(window if WINDOWED[kind] else 0 for kind in types)

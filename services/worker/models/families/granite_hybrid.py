@@ -1,0 +1,111 @@
+"""Granite 4.0-H (GraniteMoeHybridForCausalLM): state spaces in most layers, attention in some, often without
+positions; a feed-forward for all tokens, beside experts or alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernels.routing import Routing
+from services.worker.layers.attention import Attention
+from services.worker.layers.experts import SparseMLP
+from services.worker.layers.mlp import MLP
+from services.worker.layers.state_space import SpaceConfig, StateSpace
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
+from services.worker.models.config.rope_config import NO_ROPE
+from services.worker.models.config.space_config import read_space
+from services.worker.models.families.granite import GraniteForCausalLM
+from services.worker.models.families.granite_moe import NAMES, WholeExperts
+from services.worker.models.families.llama import LlamaLayer
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+RECURRENT, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
+
+
+class GraniteHybridLayer(MixtureLayer):
+    """`shared_mlp` takes every token, and the layer has no other feed-forward where there are no experts."""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        assert config.recurrent is not None
+        name, hidden, experts = f"model.layers.{index}", config.hidden_size, config.experts
+        mixer: Attention | StateSpace = (
+            StateSpace(f"{name}.mamba", config, place)
+            if config.recurrent.layers[index]
+            else Attention(f"{name}.self_attn", config, 0, backend, place)
+        )
+        shared = MLP(
+            f"{name}.shared_mlp",
+            hidden,
+            config.intermediate_size if experts is None else experts.shared_intermediate_size,
+            False,
+            place,
+            fused=True,
+            names=("input_linear", "output_linear"),
+            scale=config.residual_scale,
+            adds_up=experts is None,
+        )
+        self.experts = None
+        if experts is not None:
+            whole = WholeExperts(f"{name}.{NAMES.module}", hidden, experts, place)
+            self.experts = SparseMLP(f"{name}.{NAMES.module}", hidden, experts, place, whole, shared=shared)
+        LlamaLayer.__init__(self, index, config, backend, place, attention=mixer, experts=self.experts or shared)
+
+
+class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
+    """Granite's multipliers become part of the weights."""
+
+    taped_functions: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = GraniteForCausalLM.read(config)
+        kind = config.get("position_embedding_type")
+        if kind not in (None, "nope", "rope"):
+            raise refusal("position_embedding_type", kind, "there are rope and nope")
+        experts = _read_experts(config, decoder) if config.integer("num_local_experts", 8) else None
+        return replace(
+            decoder,
+            rope=decoder.rope if kind == "rope" else NO_ROPE,
+            mlp_bias=False,
+            intermediate_size=config.integer("shared_intermediate_size", 1024),
+            experts=experts,
+            recurrent=_read_recurrent(config, decoder),
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        return GraniteHybridLayer(index, config, backend, place)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "the fused chain has no recurrent layers"
+
+
+def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
+    num_experts = read_num_experts(config, "num_local_experts")
+    return ExpertsConfig(
+        num_experts,
+        decoder.intermediate_size,
+        Routing(read_top_k(config, num_experts), scale=decoder.residual_scale),
+        sparse_layers=(True,) * decoder.num_layers,
+        shared_intermediate_size=config.integer("shared_intermediate_size", 1024),
+        by_expert=False,
+        names=NAMES,
+    )
+
+
+def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
+    kinds: Any = config.get("layer_types") or config.get("layers_block_type")
+    known = isinstance(kinds, list) and all(kind in (*RECURRENT, *ATTENTION) for kind in kinds)
+    both = known and {kind in RECURRENT for kind in kinds} == {True, False}
+    if not both or len(kinds) != decoder.num_layers:
+        wanted = f"{decoder.num_layers} of {RECURRENT[0]} and {ATTENTION[0]} are needed, of both some"
+        raise refusal("layer_types", kinds, wanted)
+    values = config.integer("mamba_expand", 2) * decoder.hidden_size
+    return read_space(config, values, tuple(kind in RECURRENT for kind in kinds))

@@ -1,0 +1,60 @@
+"""Granite 3's mixtures of experts (GraniteMoeForCausalLM): Granite's multipliers, one tensor for all experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels.routing import Routing
+from services.worker.layers.experts import Experts, SparseMLP
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from services.worker.models.families.granite import GraniteForCausalLM
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Alternative, Destination, Placement
+
+NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="input_linear", down="output_linear")
+
+
+class WholeExperts(Experts):
+    """The tensors are those of the layer, as they lie in memory."""
+
+    takes_adapters = False
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups
+        yield f"{self._name}.{self._names.down}.weight", self._all_downs
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+
+class GraniteMoeForCausalLM(MixtureForCausalLM):
+    """Experts in every layer; what they add is scaled by the weights of the choice."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder, num_experts = GraniteForCausalLM.read(config), read_num_experts(config, "num_local_experts")
+        experts = ExpertsConfig(
+            num_experts,
+            decoder.intermediate_size,
+            Routing(read_top_k(config, num_experts), scale=decoder.residual_scale),
+            sparse_layers=(True,) * decoder.num_layers,
+            by_expert=False,
+            names=NAMES,
+        )
+        return replace(decoder, experts=experts)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        assert config.experts is not None
+        name = f"model.layers.{index}.{NAMES.module}"
+        whole = WholeExperts(name, config.hidden_size, config.experts, place)
+        experts = SparseMLP(name, config.hidden_size, config.experts, place, whole)
+        return MixtureLayer(index, config, backend, place, experts)

@@ -1,0 +1,232 @@
+"""Llama 4's text models (Llama4ForCausalLM): positions fall into chunks, and most layers see those of their own only;
+the others see everything, rotate nothing, and sharpen their scores with the distance. One expert of many and a shared
+one for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernels.routing import Routing
+from services.worker.layers.attention import Attention
+from services.worker.layers.experts import Experts, SparseMLP
+from services.worker.layers.mlp import MLP
+from services.worker.layers.quantized_experts import QuantizedExperts, experts_of
+from services.worker.layers.sharding import shifted
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.experts_config import ExpertNames, ExpertsConfig, read_num_experts, read_top_k
+from services.worker.models.config.rope_config import NO_ROPE, read_rope
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Alternative, Destination, Placement
+    from services.worker.step.forward_batch import ForwardBatch
+
+NAMES = ExpertNames(module="feed_forward", router="router")
+FULL, CHUNKED = "full_attention", "chunked_attention"
+LEAST_CHUNK = 2  # a token and the one before
+DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "intermediate_size_mlp": 16_384}
+DEFAULT_CHUNK = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries at position p are multiplied by 1 + growth * log(1 + (p + 1) // step) (arXiv 2501.19399)."""
+
+    growth: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama4Config(DecoderConfig):
+    """And what only this family's attention has."""
+
+    unit_queries: bool = False  # where a layer rotates, queries and keys have a mean square of 1
+    temperature: Temperature | None = None  # where it does not
+
+
+class Llama4Attention(Attention):
+    """A layer that rotates may normalise, without weights. Rotation keeps lengths: the kernels' norm before it is the
+    one behind it."""
+
+    def __init__(self, index: int, config: Llama4Config, backend: AttentionBackend, place: Placement) -> None:
+        super().__init__(f"model.layers.{index}.self_attn", config, config.sliding_windows[index], backend, place)
+        rotates = config.ropes[index] != NO_ROPE
+        self._ones = place.empty(config.head_dim) if rotates and config.unit_queries else None
+        self._temperature = None if rotates else config.temperature
+
+    def finish(self) -> None:
+        super().finish()
+        if self._ones is not None:
+            self._ones.fill_(1.0)
+
+    @property
+    def _norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._ones, self._ones
+
+    def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        q, temperature = super().store(x, batch, cache, cos_sin), self._temperature
+        if temperature is None:
+            return q
+        steps = ((batch.positions + 1.0) / temperature.step).floor()
+        return (q * (steps.log1p() * temperature.growth + 1.0)[:, None, None]).to(q.dtype)
+
+    def _attended(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        chunk, scale = self._window, self._scale
+        return self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=chunk, chunked=chunk > 0)
+
+
+class StackedExperts(Experts):
+    """One tensor for all experts, input features before output features, gates before ups."""
+
+    inputs_first = True
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        both = (self._features, shifted(self._features, self._total))
+        gates_and_ups, downs = (tensor.transpose(1, 2) for tensor in (self._gate_up, self._down))
+        yield f"{self._name}.gate_up_proj", self._of_stacked(gates_and_ups, 2, both, 2 * self._total)
+        yield f"{self._name}.down_proj", self._of_stacked(downs, 1, (self._features,), self._total)
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        return {}
+
+
+class Llama4MLP(SparseMLP):
+    """The weight of the choice is that of the expert's input, not of what it makes."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        import torch
+
+        assert self._shared is not None
+        ids, weights = self._ops.route(self.router(x), self._routing)
+        packed, alike = self.experts.packed, torch.ones_like(weights)
+        made: Tensor = self._ops.experts(
+            x * weights.to(x.dtype), self._here(ids), alike, packed, self._shared(x), None, self.load, self._added
+        )
+        return self._shard.collectives.add_up(made)
+
+
+class Llama4ForCausalLM(MixtureForCausalLM):
+    """Some layers may be dense, with a feed-forward of another size."""
+
+    taped_functions: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def read(config: ConfigFile) -> Llama4Config:
+        given = {key: value for key, value in config.values.items() if value is not None}
+        file = ConfigFile({**DEFAULTS, **given})
+        unit_queries, rope = file.flag("use_qk_norm", True), replace(read_rope(file), interleaved=True)
+        if unit_queries and rope.attention_factor != 1:
+            raise refusal("rope_type", rope.kind, "it stretches queries and keys, which are normalised behind it")
+        decoder, bias = read_decoder(file, rope=rope), file.flag("attention_bias")
+        rotating = _read_rotating(file, decoder.num_layers)
+        decoder = replace(
+            decoder,
+            intermediate_size=file.integer("intermediate_size_mlp"),
+            sliding_windows=_read_chunks(config, rotating),
+            chunked_windows=True,
+            ropes=tuple(rope if rotates else NO_ROPE for rotates in rotating),
+            qkv_bias=bias,
+            o_bias=bias,
+            experts=_read_experts(file, decoder),
+        )
+        known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}
+        return Llama4Config(**known, unit_queries=unit_queries, temperature=_read_temperature(file))
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        assert isinstance(config, Llama4Config)
+        assert config.experts is not None
+        name, size = f"model.layers.{index}.{NAMES.module}", config.hidden_size
+        feed: SparseMLP | MLP
+        if config.experts.sparse_layers[index]:
+            feed = Llama4MLP(name, size, config.experts, place, _experts(f"{name}.experts", config, place))
+        else:
+            feed = MLP(name, size, config.intermediate_size, False, place, activation=config.activation)
+        attention = Llama4Attention(index, config, backend, place)
+        return MixtureLayer(index, config, backend, place, feed, attention=attention)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "the fused chain has no chunks, and no experts whose inputs are weighted"
+
+
+def _experts(name: str, config: Llama4Config, place: Placement) -> Experts:
+    """Quantized ones have tensors of their own each."""
+    assert config.experts is not None
+    if place.checkpoint is not None:
+        found = experts_of(name, config.hidden_size, config.experts, place)
+        if isinstance(found, QuantizedExperts):
+            return found
+    return StackedExperts(name, config.hidden_size, config.experts, place)
+
+
+def _read_rotating(config: ConfigFile, num_layers: int) -> list[bool]:
+    """By layer; `no_rope_layers` says 1 where a layer does rotate, and nothing where it is empty."""
+    every = config.integer("no_rope_layer_interval", 4)
+    if every < 1:
+        raise refusal("no_rope_layer_interval", every, "must be 1 or more")
+    rotating = config.get("no_rope_layers") or [(layer + 1) % every != 0 for layer in range(num_layers)]
+    if not isinstance(rotating, list) or len(rotating) < num_layers or not set(rotating) <= {0, 1}:
+        raise refusal("no_rope_layers", rotating, f"0 or 1 is needed for each of {num_layers} layers")
+    return [bool(rotates) for rotates in rotating[:num_layers]]
+
+
+def _read_chunks(config: ConfigFile, rotating: list[bool]) -> tuple[int, ...]:
+    """By layer: layer_types, else those that rotate have chunks. No layer has where the file says that there are none,
+    which is not the same as to say nothing."""
+    none = "attention_chunk_size" in config.values and not config.has("attention_chunk_size")
+    chunk = 0 if none else config.integer("attention_chunk_size", DEFAULT_CHUNK)
+    kinds: Any = config.get("layer_types", [CHUNKED if rotates and not none else FULL for rotates in rotating])
+    known = isinstance(kinds, list) and all(kind in (CHUNKED, FULL) for kind in kinds)
+    if not known or len(kinds) != len(rotating):
+        raise refusal("layer_types", kinds, f"{CHUNKED} or {FULL} is needed for each of {len(rotating)} layers")
+    if CHUNKED in kinds and chunk < LEAST_CHUNK:
+        raise refusal("attention_chunk_size", config.get("attention_chunk_size"), f"must be {LEAST_CHUNK} or more")
+    return tuple(chunk if kind == CHUNKED else 0 for kind in kinds)
+
+
+def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
+    num_experts, size = read_num_experts(config, "num_local_experts"), config.integer("intermediate_size")
+    top_k = read_top_k(config, num_experts)
+    if top_k != 1:
+        raise refusal("num_experts_per_tok", top_k, "a token takes 1 here")
+    return ExpertsConfig(
+        num_experts,
+        size,
+        Routing(top_k, scoring="sigmoid", renormalize=False),
+        sparse_layers=_read_sparse_layers(config, decoder.num_layers),
+        shared_intermediate_size=size,
+        by_expert=decoder.quantization is not None,
+        names=NAMES,
+    )
+
+
+def _read_sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
+    """`moe_layers`, else every `interleave_moe_layer_step`th."""
+    step = config.integer("interleave_moe_layer_step", 1)
+    if step < 1:
+        raise refusal("interleave_moe_layer_step", step, "must be 1 or more")
+    sparse: Any = config.get("moe_layers", list(range(step - 1, num_layers, step)))
+    if not isinstance(sparse, list) or not all(layer in range(num_layers) for layer in sparse):
+        raise refusal("moe_layers", sparse, f"a list of layers, 0 to {num_layers - 1}, is needed")
+    return tuple(layer in sparse for layer in range(num_layers))
+
+
+def _read_temperature(config: ConfigFile) -> Temperature | None:
+    """The switch is a number in some files."""
+    tuned = config.get("attn_temperature_tuning", True)
+    if not isinstance(tuned, int):
+        raise refusal("attn_temperature_tuning", tuned, "true or false is needed")
+    step = config.integer("floor_scale", 8192)
+    if step < 1:
+        raise refusal("floor_scale", step, "must be 1 or more")
+    return Temperature(config.number("attn_scale", 0.1), step) if tuned else None

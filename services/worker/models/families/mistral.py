@@ -1,0 +1,18 @@
+"""Mistral (MistralForCausalLM): Llama whose layers may all look back over a sliding window only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.families.llama import LlamaForCausalLM
+
+
+class MistralForCausalLM(LlamaForCausalLM):
+    """One window for all layers, or none."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = read_decoder(config)
+        return replace(decoder, sliding_windows=(config.integer("sliding_window", 0),) * decoder.num_layers)

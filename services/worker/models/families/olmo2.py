@@ -1,0 +1,86 @@
+"""OLMo 2 (Olmo2ForCausalLM): norms stand behind attention and feed-forward, queries and keys are normalised whole.
+
+arXiv 2501.00656, section 3.1: x + norm(attention(x)), then x + norm(feed-forward(x)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.mlp import MLP
+from services.worker.layers.rms_norm import RMSNorm
+from services.worker.layers.whole_norm import whole_norms
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.composed_layer import ComposedLayer
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.worker.attention.port import AttentionBackend, AttentionMetadata
+    from services.worker.kv.kv_cache import LayerCache
+    from services.worker.layers.placement import Destination, Placement
+    from services.worker.step.forward_batch import ForwardBatch
+
+
+class Olmo2Attention(Attention):
+    """The norms of queries and of keys go over all their heads at once."""
+
+    def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        super().__init__(name, config, 0, backend, place)
+        self._whole_norms = whole_norms(name, config, place)
+        self._sizes = tuple(norm.size for norm in self._whole_norms)
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        yield from super().destinations()
+        for norm in self._whole_norms:
+            yield from norm.destinations()
+
+    def _projected(self, x: Tensor) -> Tensor:
+        import torch
+
+        q_size, kv_size = self._sizes
+        q, k, v = self.qkv(x).split((q_size, kv_size, kv_size), dim=1)
+        q, k = (norm(part.contiguous()) for norm, part in zip(self._whole_norms, (q, k), strict=True))
+        return torch.cat((q, k, v), dim=1)
+
+
+class Olmo2Layer(ComposedLayer):
+    """Attention, then feed-forward, each with a norm behind it."""
+
+    def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> None:
+        name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
+        self._attention = Olmo2Attention(f"{name}.self_attn", config, backend, place)
+        self._attention_norm = RMSNorm(f"{name}.post_attention_layernorm", size, eps, place)
+        self._mlp = MLP(f"{name}.mlp", size, config.intermediate_size, False, place)
+        self._mlp_norm = RMSNorm(f"{name}.post_feedforward_layernorm", size, eps, place)
+        self._parts = (self._attention, self._attention_norm, self._mlp, self._mlp_norm)
+
+    def store(
+        self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
+    ) -> Tensor:
+        if x is not None:
+            residual += x
+        return self._attention.store(residual, batch, cache, cos_sin)
+
+    def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        residual += self._attention_norm(self._attention.attend(q, cache, metadata))
+        return self._mlp_norm(self._mlp(residual))
+
+
+class Olmo2ForCausalLM(CausalLM):
+    """No biases, no windows."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        if config.flag("attention_bias"):
+            return replace(read_decoder(config), qkv_bias=True, o_bias=True)
+        return read_decoder(config)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> Olmo2Layer:
+        return Olmo2Layer(index, config, backend, place)

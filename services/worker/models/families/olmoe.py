@@ -1,0 +1,46 @@
+"""OLMoE (OlmoeForCausalLM, arXiv 2409.02060): queries and keys normalised whole, many small experts in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels.routing import Routing
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_top_k
+from services.worker.models.families.olmo2 import Olmo2Attention
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+
+class OlmoeForCausalLM(MixtureForCausalLM):
+    """No windows; biases by a flag."""
+
+    taped_functions: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        if config.has("clip_qkv"):
+            raise refusal("clip_qkv", config.get("clip_qkv"), "queries, keys and values are not cut off here")
+        decoder, num_experts = read_decoder(config), read_num_experts(config, "num_experts", "num_local_experts")
+        experts = ExpertsConfig(
+            num_experts,
+            decoder.intermediate_size,
+            Routing(read_top_k(config, num_experts), renormalize=config.flag("norm_topk_prob")),
+            sparse_layers=(True,) * decoder.num_layers,
+        )
+        bias = config.flag("attention_bias")
+        return replace(decoder, qkv_bias=bias, o_bias=bias, experts=experts)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        attention = Olmo2Attention(f"model.layers.{index}.self_attn", config, backend, place)
+        return MixtureLayer(index, config, backend, place, attention=attention)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "the fused chain normalises queries and keys head by head"

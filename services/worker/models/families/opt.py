@@ -1,0 +1,74 @@
+"""OPT (OPTForCausalLM, arXiv 2205.01068): GPT-2's layers with ReLU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from services.worker.layers.activation import KNOWN
+from services.worker.layers.attention import Attention
+from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.linear import Projection
+from services.worker.layers.mlp import PlainMLP
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import NO_ROPE
+from services.worker.models.positions import LearnedPositions
+from services.worker.models.prenorm import PrenormLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+EPS = 1e-5
+
+
+class OptAttention(Attention):
+    """Its output has a name of its own."""
+
+    @staticmethod
+    def outputs(name: str, config: DecoderConfig) -> Projection:
+        return Projection(f"{name}.out_proj", config.hidden_size)
+
+
+class OPTForCausalLM(LearnedPositions):
+    """All sizes but 350M, which normalises behind its layers."""
+
+    embedding_name: ClassVar[str] = "model.decoder.embed_tokens"
+    positions_name: ClassVar[str] = "model.decoder.embed_positions"
+    first_row: ClassVar[int] = 2
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        hidden = config.integer("hidden_size")
+        if config.integer("word_embed_proj_dim", hidden) != hidden:
+            raise refusal("word_embed_proj_dim", config.get("word_embed_proj_dim"), f"it must be hidden_size, {hidden}")
+        for needed in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
+            if not config.flag(needed, True):
+                raise refusal(needed, False, "norms have weights and come first")
+        named = {
+            "tie_word_embeddings": True,
+            **config.values,
+            "num_key_value_heads": None,  # each query has its own key
+            "head_dim": None,
+            "intermediate_size": config.get("ffn_dim"),
+            "hidden_act": config.get("activation_function", "relu"),
+        }
+        bias = config.flag("enable_bias", True)
+        decoder = read_decoder(ConfigFile(named), rope=NO_ROPE, activations=KNOWN)
+        return replace(decoder, rms_norm_eps=EPS, qkv_bias=bias, o_bias=bias, mlp_bias=bias)
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
+        name, size = f"model.decoder.layers.{index}", config.hidden_size
+        up, down = Projection(f"{name}.fc1", config.intermediate_size), Projection(f"{name}.fc2", size)
+        return PrenormLayer(
+            LayerNorm(f"{name}.self_attn_layer_norm", size, EPS, place),
+            OptAttention(f"{name}.self_attn", config, 0, backend, place),
+            LayerNorm(f"{name}.final_layer_norm", size, EPS, place),
+            PlainMLP(up, down, size, config.mlp_bias, place, activation=config.activation),
+        )
+
+    @staticmethod
+    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+        return LayerNorm("model.decoder.final_layer_norm", config.hidden_size, EPS, place)

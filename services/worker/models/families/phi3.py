@@ -1,0 +1,20 @@
+"""Phi-3 and Phi-4 (Phi3ForCausalLM): Llama with fused projections, stretched positions, partly rotated heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import read_rope
+from services.worker.models.families.llama import LlamaForCausalLM
+
+
+class Phi3ForCausalLM(LlamaForCausalLM):
+    """One window for all layers, or none."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = read_decoder(config, rope=read_rope(config, partial=True))
+        windows = (config.integer("sliding_window", 0),) * decoder.num_layers
+        return replace(decoder, sliding_windows=windows, fused_qkv=True, fused_mlp=True)

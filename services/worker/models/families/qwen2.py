@@ -1,0 +1,33 @@
+"""Qwen2 and Qwen2.5 (Qwen2ForCausalLM): biased query, key and value projections; later layers may have a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.families.llama import LlamaForCausalLM
+
+WINDOWED = {"full_attention": False, "sliding_attention": True}
+
+
+class Qwen2ForCausalLM(LlamaForCausalLM):
+    """Biases of queries, keys and values; windows on some layers."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return replace(read_decoder(config), sliding_windows=read_windows(config), qkv_bias=True)
+
+
+def read_windows(config: ConfigFile) -> tuple[int, ...]:
+    """By layer: layer_types where the file has it (transformers 5), else all from max_window_layers on."""
+    num_layers = config.integer("num_hidden_layers")
+    if not config.flag("use_sliding_window") or not config.has("sliding_window"):
+        return (0,) * num_layers
+    window = config.integer("sliding_window")
+    first = config.integer("max_window_layers", 28)
+    implied = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    types = config.get("layer_types", implied)
+    if len(types) != num_layers or not set(types) <= set(WINDOWED):
+        raise refusal("layer_types", types, f"one of {', '.join(WINDOWED)} is needed for each of {num_layers} layers")
+    return tuple(window if WINDOWED[kind] else 0 for kind in types)

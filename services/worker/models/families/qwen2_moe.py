@@ -1,0 +1,38 @@
+"""Qwen1.5-MoE and Qwen2-MoE (Qwen2MoeForCausalLM): small experts, and a shared one behind a gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernels.routing import Routing
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.experts_config import ExpertsConfig, read_num_experts, read_sparse_layers, read_top_k
+from services.worker.models.families.qwen2 import read_windows
+from services.worker.models.mixture import MixtureForCausalLM
+
+
+def read_qwen_experts(config: ConfigFile) -> ExpertsConfig:
+    """Without a shared expert."""
+    num_experts = read_num_experts(config, "num_experts", "num_local_experts")
+    renormalize = config.flag("norm_topk_prob")
+    return ExpertsConfig(
+        num_experts,
+        config.integer("moe_intermediate_size"),
+        Routing(read_top_k(config, num_experts), renormalize=renormalize),
+        sparse_layers=read_sparse_layers(config),
+    )
+
+
+class Qwen2MoeForCausalLM(MixtureForCausalLM):
+    """Biases and windows as in Qwen2; some layers may be dense."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        experts = replace(
+            read_qwen_experts(config),
+            shared_intermediate_size=config.integer("shared_expert_intermediate_size"),
+            shared_is_gated=True,
+        )
+        bias, windows = config.flag("qkv_bias", True), read_windows(config)
+        return replace(read_decoder(config), sliding_windows=windows, qkv_bias=bias, experts=experts)

@@ -1,0 +1,19 @@
+"""Qwen3, dense (Qwen3ForCausalLM): queries and keys are normalised per head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.families.llama import LlamaForCausalLM
+from services.worker.models.families.qwen2 import read_windows
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    """Norms per head; biases by a flag; windows as in Qwen2."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        bias, windows = config.flag("attention_bias"), read_windows(config)
+        return replace(read_decoder(config), sliding_windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)

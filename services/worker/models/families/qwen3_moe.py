@@ -1,0 +1,19 @@
+"""Qwen3's mixtures of experts (Qwen3MoeForCausalLM, arXiv 2505.09388): Qwen3's blocks without a shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.families.qwen2_moe import read_qwen_experts
+from services.worker.models.families.qwen3 import Qwen3ForCausalLM
+from services.worker.models.mixture import MixtureForCausalLM
+
+
+class Qwen3MoeForCausalLM(MixtureForCausalLM):
+    """Norms per head; some layers may be dense."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        return replace(Qwen3ForCausalLM.read(config), experts=read_qwen_experts(config))

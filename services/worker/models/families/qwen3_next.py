@@ -1,0 +1,95 @@
+"""Qwen3-Next (Qwen3NextForCausalLM): three layers of the gated delta rule, then one of gated attention, and so on; a
+mixture of experts with a shared one in all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from services.worker.layers.attention import Attention
+from services.worker.layers.gated_attention import GatedAttention
+from services.worker.layers.gated_delta_net import DeltaConfig, GatedDeltaNet
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.config.rope_config import read_rope
+from services.worker.models.families.qwen2_moe import read_qwen_experts
+from services.worker.models.mixture import MixtureForCausalLM, MixtureLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+RECURRENT, ATTENTION = "linear_attention", "full_attention"
+ROTATED = 0.25  # of a head, where the file does not say
+
+
+class Qwen3NextForCausalLM(MixtureForCausalLM):
+    """Norms by one more than their weights, but for that of the recurrent layers."""
+
+    taped_functions: ClassVar[tuple[str, ...]] = ()
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        rope = read_rope(config, partial=True)
+        section = config.section("rope_parameters") or ConfigFile({})
+        if not section.has("partial_rotary_factor") and not config.has("partial_rotary_factor"):
+            rope = replace(rope, share=ROTATED)
+        decoder, bias = read_decoder(config, rope=rope), config.flag("attention_bias")
+        experts = replace(
+            read_qwen_experts(config),
+            shared_intermediate_size=config.integer("shared_expert_intermediate_size"),
+            shared_is_gated=True,
+        )
+        return replace(
+            decoder,
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm=True,
+            norm_offset=1.0,
+            experts=experts,
+            recurrent=_read_recurrent(config, decoder.num_layers),
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> MixtureLayer:
+        assert config.recurrent is not None
+        name = f"model.layers.{index}"
+        mixer: Attention | GatedDeltaNet = (
+            GatedDeltaNet(f"{name}.linear_attn", config, place)
+            if config.recurrent.layers[index]
+            else GatedAttention(f"{name}.self_attn", config, 0, backend, place)
+        )
+        return MixtureLayer(index, config, backend, place, attention=mixer)
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "the fused chain has no recurrent layers"
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Also what predicts several tokens, which nothing here does for this family."""
+        return (*super().passed_over, "mtp.")
+
+
+def _read_recurrent(config: ConfigFile, num_layers: int) -> DeltaConfig:
+    kinds: Any = config.get("layer_types")
+    if kinds is None:
+        interval = config.integer("full_attention_interval", 4)
+        kinds = [ATTENTION if (layer + 1) % interval == 0 else RECURRENT for layer in range(num_layers)]
+    known = isinstance(kinds, list) and all(kind in (RECURRENT, ATTENTION) for kind in kinds)
+    if not known or len(kinds) != num_layers or ATTENTION not in kinds or RECURRENT not in kinds:
+        raise refusal("layer_types", kinds, f"{num_layers} of {RECURRENT} and {ATTENTION} are needed, of both some")
+    keys, heads = config.integer("linear_num_key_heads", 16), config.integer("linear_num_value_heads", 32)
+    if keys < 1 or heads < 1 or heads % keys:
+        raise refusal("linear_num_key_heads", keys, f"must divide linear_num_value_heads, {heads}")
+    width = config.integer("linear_conv_kernel_dim", 4)
+    if width < 2:
+        raise refusal("linear_conv_kernel_dim", width, "a convolution sees 2 tokens or more")
+    return DeltaConfig(
+        num_key_heads=keys,
+        num_heads=heads,
+        key_dim=config.integer("linear_key_head_dim", 128),
+        value_dim=config.integer("linear_value_head_dim", 128),
+        conv_width=width,
+        layers=tuple(kind == RECURRENT for kind in kinds),
+    )

@@ -1,0 +1,33 @@
+"""SmolLM3 (SmolLM3ForCausalLM): Llama, but every fourth layer does not rotate positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.models.config.config_file import ConfigFile, refusal
+from services.worker.models.config.decoder_config import DecoderConfig
+from services.worker.models.config.rope_config import NO_ROPE
+from services.worker.models.families.llama import LlamaForCausalLM
+from services.worker.models.families.qwen2 import read_windows
+
+if TYPE_CHECKING:
+    from services.worker.layers.placement import Placement
+
+
+class SmolLM3ForCausalLM(LlamaForCausalLM):
+    """`no_rope_layers` says 1 where a layer does rotate."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        decoder = LlamaForCausalLM.read(config)
+        every = config.integer("no_rope_layer_interval", 4)
+        rotating = config.get("no_rope_layers", [(i + 1) % every != 0 for i in range(decoder.num_layers)])
+        if len(rotating) != decoder.num_layers:
+            raise refusal("no_rope_layers", rotating, f"{decoder.num_layers} layers need as many entries")
+        ropes = tuple(decoder.rope if rotates else NO_ROPE for rotates in rotating)
+        return replace(decoder, ropes=ropes, sliding_windows=read_windows(config))
+
+    @staticmethod
+    def single_row(config: DecoderConfig, place: Placement) -> str | None:
+        return "its layers rotate positions in two ways"

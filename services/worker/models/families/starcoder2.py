@@ -1,0 +1,54 @@
+"""StarCoder2 (Starcoder2ForCausalLM): GPT-2's layers with rotary positions and grouped queries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.worker.layers.activation import KNOWN
+from services.worker.layers.attention import Attention
+from services.worker.layers.layer_norm import LayerNorm
+from services.worker.layers.linear import Projection
+from services.worker.layers.mlp import PlainMLP
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.config.config_file import ConfigFile
+from services.worker.models.config.decoder_config import DecoderConfig, read_decoder
+from services.worker.models.prenorm import PrenormLayer
+
+if TYPE_CHECKING:
+    from services.worker.attention.port import AttentionBackend
+    from services.worker.layers.placement import Placement
+
+
+class Starcoder2ForCausalLM(CausalLM):
+    """Biases everywhere, one window for all layers, or none."""
+
+    @staticmethod
+    def read(config: ConfigFile) -> DecoderConfig:
+        defaults = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, **config.values}
+        decoder, bias = read_decoder(ConfigFile(defaults), activations=KNOWN), config.flag("use_bias", True)
+        return replace(
+            decoder,
+            rms_norm_eps=config.number("norm_epsilon", 1e-5),
+            sliding_windows=(config.integer("sliding_window", 0),) * decoder.num_layers,
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=bias,
+        )
+
+    @staticmethod
+    def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: Placement) -> PrenormLayer:
+        name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
+        up = Projection(f"{name}.mlp.c_fc", config.intermediate_size)
+        return PrenormLayer(
+            LayerNorm(f"{name}.input_layernorm", size, eps, place),
+            Attention(f"{name}.self_attn", config, config.sliding_windows[index], backend, place),
+            LayerNorm(f"{name}.post_attention_layernorm", size, eps, place),
+            PlainMLP(
+                up, Projection(f"{name}.mlp.c_proj", size), size, config.mlp_bias, place, activation=config.activation
+            ),
+        )
+
+    @staticmethod
+    def final_norm(config: DecoderConfig, place: Placement) -> LayerNorm:
+        return LayerNorm("model.norm", config.hidden_size, config.rms_norm_eps, place)

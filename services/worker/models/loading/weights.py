@@ -1,0 +1,208 @@
+"""The weights of a model that stands ready: others take their place, in the same memory.
+
+They are loaded and packed beside the old ones, as at a start (staged), and copied over when all of them are there and
+fit: an update happens as a whole or not at all, and takes the memory of the weights once more while it lasts. What has
+noted where weights lie (a tape, an output head that is the embedding's table, a drafter that shares them) goes on with
+the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.worker.layers.placement import LoadsItself, Placement
+from services.worker.models.causal_lm import CausalLM
+from services.worker.models.loading.loader import load_checkpoint, load_tensors
+from services.worker.models.registry import find_model, read_model_config
+from shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from shared.model_identity import read_config
+
+OURS = ("services.worker.layers.", "services.worker.models.", "kernels.")  # whose objects are made of weights
+AT_START = "0"  # the version of the weights that a worker starts with
+
+# Of another folder's config.json, what may differ: weights are turned into what the worker computes in.
+MAY_DIFFER = frozenset({"dtype"})
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsId:
+    """Which weights a worker computes with."""
+
+    update: int = 0  # grows; 0: those of the start
+    version: str = AT_START
+    path: str = ""  # as the update named it
+    spooled: str = ""  # the folder that they were put in, of those that came as a stream
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """A folder, or tensors as a checkpoint names them; all that the model needs."""
+
+    source: Path | Iterable[tuple[str, Tensor]]
+    version: str = ""  # empty: the number of updates
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Weights that are ready to be swapped in."""
+
+    id: WeightsId
+    pairs: list[tuple[Tensor, Tensor]]  # what is there, and what it becomes
+
+
+class Weights:
+    """Staged by one thread at a time, swapped in between steps, on the device's thread."""
+
+    def __init__(self, model: CausalLM, remake: Callable[[], CausalLM], place: Placement) -> None:
+        """`remake`: another `model`, without weights."""
+        self._model, self._remake, self._place = model, remake, place
+        self._staged: Staged | None = None
+        self.id = WeightsId()
+
+    @property
+    def version(self) -> str:
+        return self.id.version
+
+    @property
+    def stages_beside_steps(self) -> bool:
+        """Elsewhere what is staged needs the device to itself, or every rank at the same time."""
+        return self._place.device.type == "cpu" and self._place.shard.is_whole
+
+    def update(self, new: NewWeights) -> None:
+        """At once. Raises as stage() does: then the old ones stand."""
+        number = self.id.update + 1
+        self.stage(new.source, WeightsId(number, new.version or str(number)))
+        self.swap(number)
+
+    def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
+        """Raises FailedPrecondition where weights cannot be changed, InvalidArgument with what is wrong with the new
+        ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
+        self._staged = None
+        self.check_possible()
+        if isinstance(source, Path) and not staged_id.spooled:
+            self._check_config(source)
+        try:
+            fresh = self._remake()
+            if isinstance(source, Path):
+                load_checkpoint(fresh, source)
+            else:
+                load_tensors(fresh, source)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise ResourceExhausted("there is no memory for the new weights beside the old ones") from None
+        self._staged = Staged(staged_id, [*_pairs(self._model, fresh, set())])
+
+    def swap(self, update: int) -> None:
+        """In place of the old ones, with what was staged as this update. Raises FailedPrecondition if nothing was."""
+        staged, self._staged = self._staged, None
+        if staged is None or staged.id.update != update:
+            raise FailedPrecondition(f"no weights are staged as update {update}")
+        self._copy(staged.pairs)
+        self.id = staged.id
+
+    def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        counts = self._model.expert_counts
+        kept = None if counts is None else counts[0].clone()
+        for old, values in pairs:
+            old.copy_(values)
+        if counts is not None and kept is not None:
+            counts[0].copy_(kept)  # they lie in the layers, and are no weights
+
+    def tensors(self) -> list[Tensor]:
+        """All that an update overwrites; what counts what experts have had is not among them."""
+        counts = self._model.expert_counts
+        counted = set() if counts is None else {counts[0].untyped_storage().data_ptr()}
+        found = _tensors(self._model, set())
+        return [tensor for tensor in found if tensor.untyped_storage().data_ptr() not in counted]
+
+    def read_again(self, load: Callable[[CausalLM], None]) -> None:
+        """What they hold is lost, and `load` fills a model with the same."""
+        fresh = self._remake()
+        load(fresh)
+        self._copy([*_pairs(self._model, fresh, set())])
+
+    def drop(self) -> None:
+        """What was staged and not swapped in."""
+        self._staged = None
+
+    def check_possible(self) -> None:
+        """Raises FailedPrecondition where others hold them as well."""
+        reason = (
+            "each stage of a pipeline has layers of its own"
+            if not self._place.stage.is_whole
+            else "adapters have been added to them"
+            if self._place.adapters is not None
+            else "the code of transformers has them"
+            if isinstance(self._model, LoadsItself)
+            else ""
+        )
+        if reason:
+            raise FailedPrecondition(f"the weights of this worker cannot be changed: {reason}")
+
+    def _check_config(self, folder: Path) -> None:
+        values = read_config(folder)
+        family, config = find_model(values), self._model.config
+        if family is not type(self._model):
+            named = f"{family.__name__}, not {type(self._model).__name__}"
+            raise InvalidArgument(f"model: the weights in {folder} are those of {named}", field="model")
+        found = read_model_config(values)
+        wrong = [name for name in (field.name for field in fields(config)) if name not in MAY_DIFFER]
+        wrong = [name for name in wrong if getattr(found, name) != getattr(config, name)]
+        if wrong:
+            name = wrong[0]
+            text = f"its {name} is {getattr(found, name)}, that of the model served {getattr(config, name)}"
+            raise InvalidArgument(f"model: {folder} is another model: {text}", field="model")
+
+
+def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of two models that were made alike, the tensors of the first with those that have the same place in the second.
+    What both have in common (where they are placed, functions) has none."""
+    if old is fresh or id(old) in seen:
+        return
+    seen.add(id(old))
+    assert type(old) is type(fresh), "two models of one class are made of the same layers"
+    if isinstance(old, Tensor):
+        assert (old.shape, old.dtype) == (fresh.shape, fresh.dtype), "they have the same config"
+        yield old, fresh
+        return
+    for one, other in _within(old, fresh):
+        yield from _pairs(one, other, seen)
+
+
+def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(old, list | tuple):
+        return zip(old, fresh, strict=True)
+    if isinstance(old, dict):
+        return [(value, fresh[name]) for name, value in old.items()]
+    if not type(old).__module__.startswith(OURS):
+        return ()
+    names = [field.name for field in fields(old)] if is_dataclass(old) else [*vars(old)]
+    return [(getattr(old, name), getattr(fresh, name)) for name in names]
+
+
+def _tensors(found: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Of a model that is loaded: those that _pairs() would pair."""
+    if id(found) in seen or isinstance(found, Placement):
+        return
+    seen.add(id(found))
+    if isinstance(found, Tensor):
+        yield found
+        return
+    for part, _ in _within(found, found):
+        yield from _tensors(part, seen)
+
+
+def as_tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
+    """What a trainer hands over. Raises InvalidArgument for what is no tensor, or has a name twice."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in named:
+        if not isinstance(tensor, Tensor) or name in found:
+            wrong = "is no tensor" if name not in found else "comes twice"
+            raise InvalidArgument(f"named_tensors: {name} {wrong}", field="named_tensors")
+        found[name] = tensor.detach()
+    return list(found.items())

@@ -1,0 +1,1 @@
+"""Decoders without code of their own: that of the installed transformers, with our attention."""
