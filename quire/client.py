@@ -17,6 +17,7 @@ from quire.outputs import (
     Delta,
     Message,
     RequestOutput,
+    attached,
     classifications,
     collect,
     delta,
@@ -170,6 +171,22 @@ class Client:
         """The answer as it comes."""
         request = chat_request(messages, params, options or Options(), extras)
         yield from self._deltas(self._inference.Chat(request))
+
+    def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> Iterator[Delta]:
+        """A stream that was begun with Options(resumable=True), at whichever frontend: what it has told from its
+        message `offset` on, then what comes; Delta.offset counts. NotFound once its time is over."""
+        call = self._inference.Attach(pb.AttachRequest(request_id=request_id, offset=offset, tenant=tenant))
+        try:
+            with translated_errors():
+                for message in call:
+                    yield attached(message)
+        finally:
+            call.cancel()  # the stream goes on
+
+    def cancel(self, request_id: str, *, tenant: str = "") -> None:
+        """Ends such a stream."""
+        with translated_errors():
+            self._inference.Cancel(pb.CancelRequest(request_id=request_id, tenant=tenant))
 
     def tokenize(self, text: str) -> list[int]:
         with translated_errors():
@@ -363,6 +380,22 @@ class AsyncClient:
         call = self._inference.Chat(chat_request(messages, params, options or Options(), extras))
         async for item in _deltas(call):
             yield item
+
+    async def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> AsyncIterator[Delta]:
+        call = self._inference.Attach(pb.AttachRequest(request_id=request_id, offset=offset, tenant=tenant))
+        try:
+            async for message in call:
+                yield attached(message)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+
+    async def cancel(self, request_id: str, *, tenant: str = "") -> None:
+        try:
+            await self._inference.Cancel(pb.CancelRequest(request_id=request_id, tenant=tenant))
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
 
     async def close(self) -> None:
         await self._channel.close()

@@ -119,6 +119,7 @@ class Delta:
     finish_reason: str | None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    offset: int | None = None  # of a resumable stream: this message's number, from 0; None where it was not kept
 
 
 def text_of(message: Message) -> str:
@@ -126,10 +127,15 @@ def text_of(message: Message) -> str:
 
 
 def delta(message: Message) -> Delta:
-    news = Delta(message.index, text_of(message), tuple(message.token_ids), finish_reason(message))
+    offset = message.offset if message.HasField("offset") else None
+    news = Delta(message.index, text_of(message), tuple(message.token_ids), finish_reason(message), offset=offset)
     if not isinstance(message, pb.ChatResponse):
         return news
     return replace(news, reasoning=message.reasoning, tool_calls=tuple(map(_tool_call, message.tool_calls)))
+
+
+def attached(message: pb.AttachResponse) -> Delta:
+    return delta(message.chat if message.HasField("chat") else message.generate)
 
 
 def _tool_call(piece: pb.ToolCallDelta) -> ToolCall:

@@ -51,6 +51,8 @@ class Options:
     stream_interval: int = 0
     kv_priority: str = ""  # of the prompt in host memory and on disk: low, normal or high
     model: str = ""  # its name or an adapter's; empty: the model
+    resumable: bool = False  # a stream goes on without its reader: attach(request_id, offset) takes it up again
+    retention_s: float = 0.0  # for so long, and once it has ended; 0: as long as the server offers
 
     def to_proto(self) -> pb.RequestOptions:
         return pb.RequestOptions(
@@ -97,7 +99,12 @@ def for_each(params: Params, count: int) -> Sequence[SamplingParams | None]:
 
 
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: Options) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(model=options.model, options=options.to_proto())
+    request = pb.GenerateRequest(
+        model=options.model,
+        options=options.to_proto(),
+        resumable=options.resumable,
+        retention_s=options.retention_s,
+    )
     if params is not None:
         request.sampling.CopyFrom(params.to_proto())
     content = plain(prompt)
@@ -191,6 +198,8 @@ def chat_request(
         include_reasoning=extras.get("include_reasoning"),
         reasoning_effort=extras.get("reasoning_effort", ""),
         chat_template_kwargs=json.dumps(extras.get("chat_template_kwargs", {})),
+        resumable=options.resumable,
+        retention_s=options.retention_s,
     )
     if params is not None:
         request.sampling.CopyFrom(params.to_proto())

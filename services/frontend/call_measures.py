@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def ended(metrics: CallMetrics, call: Call) -> None:
     tenant = metrics.tenant(_tenant(call))
-    tenant.calls[_outcome(call)] += 1
+    if not call.is_detached:
+        tenant.calls[_outcome(call)] += 1
     if call.generation is not None:
         _spend(tenant, call.generation)
         _time(metrics, call.generation, call.started_s)

@@ -33,6 +33,7 @@ class Call:
         "drawn_id",
         "error",
         "generation",
+        "is_detached",
         "lease",
         "request",
         "route",
@@ -53,6 +54,7 @@ class Call:
         self.error: QuireError | None = None
         self.request: Request | None = None
         self.generation: Generation | None = None
+        self.is_detached = False  # work that goes on without its client, whose own call has been counted
         self.traceparent = ""  # as the client sent it
         self.trace: Span | None = None
 

@@ -91,7 +91,7 @@ class Submitter(Protocol):
     """The way to those who compute."""
 
     def submit(self, sequences: Seq[Sequence], held: Held) -> None:
-        """All samples of one work, in order; `held`: who holds how much of its prompt."""
+        """All samples of one work, in order, or one that has tokens; `held`: who holds how much of its prompt."""
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         """Nothing more comes from these."""
@@ -129,6 +129,7 @@ class Generation:
         self._queue_s: float | None = None
         self._submitted_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._resumes = False
         self._num_tokens_read = [0] * len(self._samples)
         self._reasoning = [ReasoningTokens(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
 
@@ -147,11 +148,28 @@ class Generation:
         prompt, number = divmod(sample.index, self.request.sampling.n)
         return Sequence(self.prepared[prompt].work, number, sample)
 
+    def replay(self, told: Delta) -> list[Delta]:
+        """Before begin(), of a request of one prompt: what another frontend has told its reader, without its text.
+        Returns it as its reader got it."""
+        sample, sequence = self._samples[told.sample], self._sequences[told.sample]
+        self._resumes = True
+        sample.replay(told, self._loop.time())
+        sequence.tokens.extend(told.token_ids)
+        sequence.num_prompt_logprobs += len(told.prompt_logprobs)
+        if told.finish is not None:
+            sequence.wanted = False
+            self._num_unfinished[told.sample // self.request.sampling.n] -= 1
+        return self.take_ready()
+
     async def begin(self, held: Seq[Held]) -> None:
         """Starts the clock and submits everything, in portions; `held`: of each prompt, who holds how much."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
+        if self._resumes:
+            for sequence in self._sequences:
+                self._client.submit([sequence], held[0])
+            return
         n, num_tokens = self.request.sampling.n, 0
         for prompt, holders in enumerate(held):
             self._client.submit(self._sequences[prompt * n : prompt * n + n], holders)
@@ -176,6 +194,11 @@ class Generation:
     def num_unread(self) -> int:
         """Samples whose end has not been read."""
         return self._num_unread
+
+    @property
+    def unended(self) -> list[int]:
+        """Samples that have not come to their own end."""
+        return [sample.index for sample in self._samples if sample.finish is None]
 
     def _read(self, deltas: list[Delta]) -> list[Delta]:
         for delta in deltas:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -18,6 +18,8 @@ from services.frontend.scheduler_client.client import Limits, SchedulerClient
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from shared.errors import InvalidArgument, QuireError
 from shared.metrics.frontend import FrontendMetrics
+
+Resume = Callable[[Generation], None]
 
 
 class Generator:
@@ -47,9 +49,10 @@ class Generator:
         self._pace = ReaderPace(metrics.write.observe)
 
     @asynccontextmanager
-    async def answering(self, request: Request, call: Call) -> AsyncIterator[Generation]:
+    async def answering(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
         """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
-        is taken for the request is given back at the end of this or of the call, whichever way that comes."""
+        is taken for the request is given back at the end of this or of the call, whichever way that comes. `resume`:
+        has it replay what another frontend has told, before anything is submitted."""
         if call.caller is not None:
             request = call.caller.own(request, self._catalogue.name)
         traceparent = call.begin_trace()
@@ -67,6 +70,8 @@ class Generator:
         call.lease.settle(num_prompt_tokens + request.num_promised_output_tokens(limits.max_model_len))
         with self._generation(request, prepared) as generation:
             call.generation = generation
+            if resume is not None:
+                resume(generation)
             await generation.begin(held)
             yield generation
 

@@ -23,6 +23,7 @@ from services.frontend.grpc_edge import connections as grpc_connections
 from services.frontend.grpc_edge.bounded_messages import BoundedMessages
 from services.frontend.grpc_edge.errors import Refusals
 from services.frontend.grpc_edge.operated_adapters import OperatedAdapters
+from services.frontend.grpc_edge.resumable import Resumable
 from services.frontend.grpc_edge.scheduler_admins import SchedulerAdmins
 from services.frontend.http import app
 from services.frontend.http.body import BodyBounds
@@ -42,12 +43,14 @@ from services.frontend.openai_edge.operation_routes import OperationRoutes
 from services.frontend.openai_edge.pooling_routes import PoolingRoutes
 from services.frontend.openai_edge.responses.routes import ResponseRoutes
 from services.frontend.openai_edge.responses.store import ResponseStore
+from services.frontend.openai_edge.resumable import Resumable as StreamRoutes
 from services.frontend.openai_edge.service_routes import ServiceRoutes
 from services.frontend.openai_edge.token_routes import TokenRoutes
 from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.scheduler_client.patience import Patience
 from services.frontend.sglang_edge.routes import SglangRoutes
+from services.frontend.streams.streams import Streams
 from services.frontend.through_redis import ThroughRedis
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.frontend.vllm_edge import service as vllm_engine
@@ -156,6 +159,14 @@ class Frontend:
             reader=Reader.of(folder, config, identity.name, self._tokenizer),
         )
         self._generator = self._new_generator(identity)
+        self._streams = Streams(
+            self._generator,
+            self._calls,
+            self._redis.stream_store(),
+            limits=settings.limits_of_streams,
+            retention_s=settings.stream_retention_s,
+            metrics=self.metrics,
+        )
         self._add_grpc_services()
         self._add_grpc_dialects()
         self._http = self._new_http_server()
@@ -198,6 +209,7 @@ class Frontend:
             self._processor,
             self._tokenizer,
             self._catalogue,
+            resumable=Resumable(self._streams, self._tokenizer.defaults),
             metrics=self.metrics,
             calls=self._calls,
             name=self._settings.name,
@@ -246,11 +258,13 @@ class Frontend:
     def _new_http_server(self) -> HttpServer:
         bounds = BodyBounds(self._settings.request_limits, self._large)
         parts = (self._generator, self._processor, self._tokenizer, self._catalogue, bounds)
+        resumable = StreamRoutes(self._streams)
         self._offline = Offline(self._settings, self._access, bounds, lambda: self._shutdown.requested)
         routes = (
-            GenerationRoutes(*parts),
+            GenerationRoutes(*parts, resumable=resumable),
+            resumable,
             MessageRoutes(*parts),
-            ResponseRoutes(*parts, store=ResponseStore(self._settings.response_store_mb * 2**20)),
+            ResponseRoutes(*parts, store=ResponseStore(self._settings.response_store_mb * 2**20), resumable=resumable),
             PoolingRoutes(self._generator, self._processor, self._catalogue, bounds),
             OllamaRoutes(*parts, card=self._card),
             SglangRoutes(self._generator, self._tokenizer, bounds),
@@ -360,6 +374,8 @@ class Frontend:
             restarted("gRPC connections", self._grpc_watch.run, is_needed=False),
             restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
             *self._redis.tasks(),
+            restarted("streams made elsewhere", self._streams.following.run),
+            restarted("leases of streams", self._streams.keep_alive),
             *self._offline.tasks(),
         ]
         await first(http, *background, self._drain_when_asked(http))
@@ -390,6 +406,7 @@ class Frontend:
     async def close(self) -> None:
         await self._grpc.stop(0)
         await self.admin.stop()
+        await self._streams.close()
         await self._redis.close()
         if self._page is not None:
             self._page.close()

@@ -12,6 +12,8 @@ from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
 from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, Prefixes, PrefixLookup
 from services.frontend.scheduler_client.client import SchedulerClient
+from services.frontend.streams.redis_store import RedisStore
+from services.frontend.streams.store import OnlyHere, Store
 from shared import prefix_index
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
@@ -63,6 +65,12 @@ class ThroughRedis:
         )
         self._lookup = PrefixLookup(self.directory, lambda: client.usable_sessions, self._metrics)
         return self._lookup
+
+    def stream_store(self) -> Store:
+        """For streams that outlive the calls of their clients."""
+        if self._settings.redis == "none":
+            return OnlyHere()
+        return RedisStore(self._connect(), self._settings.redis_namespace)
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run as long as the frontend runs."""

@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, field_validator
 from shared.settings.base import Settings
 from shared.settings.connection_limits import ConnectionLimits
 from shared.settings.request_limits import RequestLimits
+from shared.settings.stream_limits import StreamLimits
 from shared.settings.tls import NO_TLS, Tls
 
 
@@ -76,6 +77,18 @@ class FrontendSettings(Settings):
         ge=0,
         description="what /v1/responses remembers for later calls, MiB; 0: nothing, and nothing can be asked for",
     )
+    stream_retention_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="how long a resumable stream may go on without a reader, and is kept once it has ended, seconds; "
+        "0: none is offered",
+    )
+    stream_limits: dict[str, PositiveInt] = Field(
+        default_factory=dict,
+        description="bounds on resumable streams other than the defaults, NAME=VALUE,...: "
+        + ", ".join(StreamLimits.names()),
+    )
     batch_folder: str = Field(
         "",
         description="folder for /v1/files and /v1/batches, which all frontends of a cluster share; empty: they are "
@@ -137,6 +150,14 @@ class FrontendSettings(Settings):
                 raise ValueError(f"there is no bound {name!r}; there are {', '.join(ConnectionLimits.names())}")
         return limits
 
+    @field_validator("stream_limits")
+    @classmethod
+    def _known_stream_limits(cls, limits: dict[str, int]) -> dict[str, int]:
+        for name in limits:
+            if name not in StreamLimits.names():
+                raise ValueError(f"there is no bound {name!r}; there are {', '.join(StreamLimits.names())}")
+        return limits
+
     @field_validator("root_path")
     @classmethod
     def _beside_the_api(cls, path: str) -> str:
@@ -147,6 +168,10 @@ class FrontendSettings(Settings):
     @property
     def connection_limits(self) -> ConnectionLimits:
         return ConnectionLimits(**self.connections)
+
+    @property
+    def limits_of_streams(self) -> StreamLimits:
+        return StreamLimits(**self.stream_limits)
 
     @property
     def request_limits(self) -> RequestLimits:

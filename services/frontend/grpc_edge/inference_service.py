@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from services.frontend.calls import Call, Calls
 from services.frontend.catalogue import Catalogue
-from services.frontend.delta import Delta
 from services.frontend.generator import Generator
 from services.frontend.grpc_edge import pooled, requests, responses
 from services.frontend.grpc_edge.errors import Context, answering
+from services.frontend.grpc_edge.resumable import CHAT, GENERATE, Messages, Resumable, ToMessage
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.request import Request
 from services.frontend.tokenizer.tokenizer import Tokenizer
@@ -19,8 +17,6 @@ from shared.pb.inference.v1 import inference_pb2_grpc
 
 FRONTEND_METADATA = "quire-frontend"  # of ListModels' answer
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
-
-ToMessage = Callable[[str, Delta], responses.Response]
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -33,6 +29,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         tokenizer: Tokenizer,
         catalogue: Catalogue,
         *,
+        resumable: Resumable,
         metrics: FrontendMetrics,
         calls: Calls,
         name: str,
@@ -43,6 +40,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
+        self._resumable = resumable
         self._metrics = metrics
         self._calls = calls
 
@@ -51,26 +49,38 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async with answering("Generate", context, self._metrics, self._calls) as call:
             await call.enter()
             request = requests.generate_request(message, arrival, self._tokenizer.defaults)
-            await self._stream(request, call, responses.generate_response, context)
+            if message.resumable:
+                await self._resumable.begin(GENERATE, message, request, call, context)
+            else:
+                await self._stream(request, call, responses.generate_response, context)
 
     async def Chat(self, message: pb.ChatRequest, context: Context) -> None:
         arrival = requests.arrived(context)
         async with answering("Chat", context, self._metrics, self._calls) as call:
             await call.enter()
             request = requests.chat_request(message, arrival, self._tokenizer.defaults)
-            await self._stream(request, call, responses.chat_response, context)
+            if message.resumable:
+                await self._resumable.begin(CHAT, message, request, call, context)
+            else:
+                await self._stream(request, call, responses.chat_response, context)
+
+    async def Attach(self, message: pb.AttachRequest, context: Context) -> None:
+        arrival = requests.arrived(context)
+        async with answering("Attach", context, self._metrics, self._calls) as call:
+            await self._resumable.attach(message, arrival, call, context)
+
+    async def Cancel(self, message: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        arrival = requests.arrived(context)
+        async with answering("Cancel", context, self._metrics, self._calls) as call:
+            return await self._resumable.cancel(message, arrival, call)
 
     async def _stream(self, request: Request, call: Call, to_message: ToMessage, context: Context) -> None:
         """One message for each sample with news; while one is being written, the next news gather."""
-        is_first = True
+        messages = Messages(request.request_id, to_message)
         async with self._generator.answering(request, call) as generation:
             async for deltas in generation:
                 for delta in deltas:
-                    response = to_message(request.request_id, delta)
-                    if is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
-                        responses.complete(response, delta, generation, is_first)
-                        is_first = False
-                    await context.write(response)
+                    await context.write(messages.of(delta, generation))
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         arrival = requests.arrived(context)

@@ -47,12 +47,19 @@ def arrived(context: Context) -> Arrival:
     return Arrival(now, None if remaining_s is None else now + remaining_s, str(metadata.get("x-tenant", "")))
 
 
+def now() -> Arrival:
+    """Of a request that no call brings."""
+    return Arrival(asyncio.get_running_loop().time(), None)
+
+
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    _check_retention(message)
     sampling = _sampling(message.sampling, defaults)
     return new_request(message.model, _prompt(message), sampling, message.options, arrival)
 
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    _check_retention(message)
     offer = conversations.tool_offer(message)
     variables = reasoning.variables(message.reasoning_effort or None)
     prompt = ChatPrompt(
@@ -63,6 +70,11 @@ def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: Generation
     request = new_request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
     wants_reasoning = not message.HasField("include_reasoning") or message.include_reasoning
     return replace(request, parse_answer=True, tool_use=offer.use, include_reasoning=wants_reasoning)
+
+
+def _check_retention(message: pb.GenerateRequest | pb.ChatRequest) -> None:
+    if message.retention_s and not message.resumable:
+        raise InvalidArgument(f"retention_s={message.retention_s:g} needs resumable", field="retention_s")
 
 
 def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:

@@ -44,33 +44,42 @@ class Format(Protocol):
         """Instead of an answer."""
 
 
-class Answer(Response):
+class Words(Protocol):
+    """How the clients of one path read errors."""
+
+    def error_events(self, error: QuireError) -> bytes:
+        """The end of a stream that breaks off."""
+
+    def refusal(self, error: QuireError) -> Response:
+        """Instead of an answer."""
+
+
+class WorkingResponse(Response):
     """The work happens while the response is sent, so that one place sees the client go and every error.
 
     Headers wait for the first tokens: until then a failure still gets its own status.
     """
 
-    def __init__(
-        self, generator: Generator, request: Request, format: Format, *, stream: bool, stream_type: str = EVENTS
-    ) -> None:
-        kind = stream_type if stream else "application/json"
+    def __init__(self, kind: str, words: Words, form_field: str = "") -> None:
+        """`kind`: of its media; `form_field`: the request's."""
         super().__init__(media_type=kind, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
-        self._generator = generator
-        self._request = request
-        self._format = format
-        self._streams = stream
+        self._words = words
+        self._form_field = form_field
         self._is_open = False
+
+    async def work(self, call: Call, send: Send) -> None:
+        """Sends everything; raises what its client should hear instead."""
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope[CALL]
         async with while_connected(receive):
             try:
-                async with self._generator.answering(self._request, call) as generation:
-                    await (self._stream(generation, send) if self._streams else self._whole(generation, send))
+                await self.work(call, send)
             except Exception as error:
                 if isinstance(error, QuireError):
-                    call.error, told = error, as_sent(scope["path"], error, self._request.form_field)
+                    call.error, told = error, as_sent(scope["path"], error, self._form_field)
                 else:
                     log.exception("a call failed", request=call.id)
                     call.error, told = Internal(type(error).__name__), Internal("internal error")
@@ -79,9 +88,30 @@ class Answer(Response):
     async def _end(self, error: QuireError, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream that has begun has to end with something that its reader understands."""
         if self._is_open:
-            await send({"type": "http.response.body", "body": self._format.error_events(error)})
+            await send({"type": "http.response.body", "body": self._words.error_events(error)})
             return
-        await self._format.refusal(error)(scope, receive, send)
+        await self._words.refusal(error)(scope, receive, send)
+
+    async def _open(self, send: Send) -> None:
+        self._is_open = True
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+class Answer(WorkingResponse):
+    """Of a generation that belongs to the call."""
+
+    def __init__(
+        self, generator: Generator, request: Request, format: Format, *, stream: bool, stream_type: str = EVENTS
+    ) -> None:
+        super().__init__(stream_type if stream else "application/json", format, request.form_field)
+        self._generator = generator
+        self._request = request
+        self._format = format
+        self._streams = stream
+
+    async def work(self, call: Call, send: Send) -> None:
+        async with self._generator.answering(self._request, call) as generation:
+            await (self._stream(generation, send) if self._streams else self._whole(generation, send))
 
     async def _whole(self, generation: Generation, send: Send) -> None:
         body = await self._body(generation)
@@ -102,7 +132,3 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": events, "more_body": True})
         last = self._format.last_events(generation)
         await send({"type": "http.response.body", "body": last})
-
-    async def _open(self, send: Send) -> None:
-        self._is_open = True
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

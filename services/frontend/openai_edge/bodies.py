@@ -125,6 +125,12 @@ class GenerationBody(Body, PlainFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = Field(None, ge=1, description="tokens of a choice between its chunks")
+    resumable: bool = Field(
+        default=False, description="go on without the client; GET /v1/streams/{request_id} takes the stream up again"
+    )
+    retention_s: float | None = Field(
+        None, description="with resumable: for so long without a reader, and once it has ended; default: as offered"
+    )
     echo: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None

@@ -23,7 +23,7 @@ class ChatFormat:
 
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
         kind = "chat.completion.chunk" if options.stream else "chat.completion"
-        self._frame = Frame(f"chatcmpl-{request.request_id}", kind, model)
+        self._frame = Frame(f"chatcmpl-{request.request_id}", kind, model, options.created_unix_s)
         self._options = options
         self._texts = TokenTexts(tokenizer, as_ids=options.tokens_as_ids)
         self._start = request.sampling.prompt_logprob_start

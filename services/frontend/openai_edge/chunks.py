@@ -20,7 +20,17 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-class Chunks:
+class ErrorEvents:
+    """Words for errors."""
+
+    def error_events(self, error: QuireError) -> bytes:
+        return event(errors.as_object(error)) + DONE
+
+    def refusal(self, error: QuireError) -> Response:
+        return errors.as_response(error)
+
+
+class Chunks(ErrorEvents):
     """A format for Answer."""
 
     def __init__(self, format: BodyFormat) -> None:
@@ -33,9 +43,3 @@ class Chunks:
     def last_events(self, generation: Generation) -> bytes:
         last = self._format.last_chunk(generation)
         return (b"" if last is None else event(last)) + DONE
-
-    def error_events(self, error: QuireError) -> bytes:
-        return event(errors.as_object(error)) + DONE
-
-    def refusal(self, error: QuireError) -> Response:
-        return errors.as_response(error)

@@ -23,7 +23,7 @@ class CompletionFormat:
     """A chunk of a stream and the whole answer have the same choices."""
 
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
-        self._frame = Frame(f"cmpl-{request.request_id}", "text_completion", model)
+        self._frame = Frame(f"cmpl-{request.request_id}", "text_completion", model, options.created_unix_s)
         self._options = options
         self._texts = TokenTexts(
             tokenizer, as_ids=options.tokens_as_ids, without_special=request.sampling.skip_special_tokens

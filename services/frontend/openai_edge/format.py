@@ -37,11 +37,11 @@ class BodyFormat(Protocol):
 class Frame:
     """The fields around the choices."""
 
-    def __init__(self, answer_id: str, kind: str, model: str) -> None:
+    def __init__(self, answer_id: str, kind: str, model: str, created_unix_s: int | None = None) -> None:
         self._fields = {
             "id": answer_id,
             "object": kind,
-            "created": int(time.time()),
+            "created": int(time.time()) if created_unix_s is None else created_unix_s,
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }

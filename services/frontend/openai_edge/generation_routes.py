@@ -16,14 +16,23 @@ from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.bodies import BatchBody, ChatBody, CompletionBody, GenerationBody
 from services.frontend.openai_edge.chat_format import BatchFormat, ChatFormat
 from services.frontend.openai_edge.chunks import Chunks
 from services.frontend.openai_edge.completion_format import CompletionFormat
 from services.frontend.openai_edge.prompt_only import prompt_only
-from services.frontend.openai_edge.requests import answer_options, batch_request, chat_request, completion_request
+from services.frontend.openai_edge.requests import (
+    AnswerOptions,
+    answer_options,
+    batch_request,
+    chat_request,
+    completion_request,
+)
+from services.frontend.openai_edge.resumable import Resumable, Worded
 from services.frontend.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
+from services.frontend.request import Request as GeneratorRequest
 from services.frontend.tokenizer.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -43,11 +52,16 @@ class GenerationRoutes:
         tokenizer: Tokenizer,
         catalogue: Catalogue,
         bounds: BodyBounds,
+        *,
+        resumable: Resumable,
     ) -> None:
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
+        self._resumable = resumable
+        resumable.offer(COMPLETIONS, self._completion_again)
+        resumable.offer(CHAT, self._chat_again)
         self.router = APIRouter(tags=["generation"], route_class=bounds.route())
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
@@ -59,17 +73,30 @@ class GenerationRoutes:
     async def complete(self, body: CompletionBody, http: Request) -> Response:
         """Continues one prompt or several."""
         body.refuse_unknown()
-        request = completion_request(body, headers.read(http), self._tokenizer.defaults)
+        sent = headers.read(http)
+        request, options = self._completion(body, sent)
+        if options.no_output and not request.asks_prompt_logprobs:
+            self._processor.check(request)
+            return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
+        if body.resumable:
+            return self._resumable.answer(COMPLETIONS, body, sent, self._completion_again, body.retention_s)
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
+
+    def _completion_again(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+        request, options = self._completion(CompletionBody.model_validate_json(body), sent)
+        options = replace(options, created_unix_s=created_unix_s)
+        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
+        return Worded(request, Chunks(answer_format))
+
+    def _completion(self, body: CompletionBody, sent: CallHeaders) -> tuple[GeneratorRequest, AnswerOptions]:
+        request = completion_request(body, sent, self._tokenizer.defaults)
         skip = request.sampling.skip_special_tokens
         options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
         if body.echo and body.max_tokens == 0:
             request = replace(request, sampling=replace(request.sampling, max_tokens=1))
             options = replace(options, no_output=True)
-            if not request.asks_prompt_logprobs:
-                self._processor.check(request)
-                return await prompt_only(request, options, self._processor, self._catalogue.entry(body.model))
-        answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
-        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
+        return request, options
 
     def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
         match prompt:
@@ -83,10 +110,23 @@ class GenerationRoutes:
     async def chat(self, body: ChatBody, http: Request) -> Response:
         """Answers a conversation."""
         body.refuse_unknown()
-        request = chat_request(body, headers.read(http), self._tokenizer.defaults)
+        sent = headers.read(http)
+        if body.resumable:
+            return self._resumable.answer(CHAT, body, sent, self._chat_again, body.retention_s)
+        request, answer_format = self._chat(body, sent)
+        return Answer(self._generator, request, Chunks(answer_format), stream=bool(body.stream))
+
+    def _chat_again(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+        request, answer_format = self._chat(ChatBody.model_validate_json(body), sent, created_unix_s)
+        return Worded(request, Chunks(answer_format))
+
+    def _chat(
+        self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
+    ) -> tuple[GeneratorRequest, ChatFormat]:
+        request = chat_request(body, sent, self._tokenizer.defaults)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
-        answer_format = ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
-        return Answer(self._generator, request, Chunks(answer_format), stream=options.stream)
+        options = replace(options, created_unix_s=created_unix_s)
+        return request, ChatFormat(request, options, self._tokenizer, self._catalogue.called(request.model))
 
     async def batch(self, body: BatchBody, http: Request) -> Response:
         """Answers several conversations, each once, in one piece."""

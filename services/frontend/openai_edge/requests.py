@@ -71,6 +71,7 @@ class AnswerOptions:
     echoed_logprobs: bool  # ... in front of those of the output
     metrics: bool = False  # also give the times of this request
     no_output: bool = False  # give the prompt alone
+    created_unix_s: int | None = None  # when a stream began that is gone on with; None: now
     prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
 
 
@@ -87,7 +88,7 @@ def chat_request(body: ChatBody, headers: CallHeaders, defaults: GenerationDefau
     return _chat_request(body, [body.messages], headers, defaults)
 
 
-NOT_IN_BATCHES = ("stream", "tools", "use_beam_search", "prompt_logprobs", "prompt_logprob_token_ids")
+NOT_IN_BATCHES = ("stream", "resumable", "tools", "use_beam_search", "prompt_logprobs", "prompt_logprob_token_ids")
 
 
 def batch_request(body: BatchBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
@@ -125,6 +126,8 @@ def _chat_request(
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:
     if body.stream_options is not None and not body.stream:
         raise InvalidArgument("Stream options can only be defined when `stream=True`.", field="stream_options")
+    if body.retention_s is not None and not body.resumable:
+        raise InvalidArgument(f"retention_s={body.retention_s:g} needs `resumable=True`.", field="retention_s")
     options = body.stream_options or StreamOptions()
     return AnswerOptions(
         stream=bool(body.stream),

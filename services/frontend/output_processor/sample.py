@@ -122,6 +122,26 @@ class Sample:
             self._post()
         return stop is not None
 
+    def replay(self, told: Delta, now: float) -> None:
+        """News that another frontend has told: taken in as it came then, and neither counted nor timed again."""
+        end = told.finish
+        silent_last = end is not None and end.reason == FINISH_REASON_STOP and told.token_ids[-1:] != []
+        silent_last = silent_last and told.token_ids[-1] in self._silent
+        text, _, stop = self._words.push(told.token_ids, silent_last)
+        if end is not None and stop is None:
+            text += self._words.flush().text
+        self._text += text
+        self._token_ids += told.token_ids
+        self._logprobs += told.logprobs
+        self._prompt_logprobs += told.prompt_logprobs
+        if not self.num_tokens:
+            self.started_s = self.first_token_s = now
+        self.last_token_s = now
+        self.num_tokens += len(told.token_ids)
+        if end is not None:
+            self.done, self._finish, self.weight_version = True, end, end.weight_version
+        self._post()
+
     def _clock(self, num_tokens: int, now: float) -> None:
         if self.num_tokens:
             self._traffic.observe_gap(now - self.last_token_s)

@@ -26,7 +26,7 @@ from shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 PREFIX = f"/{SERVICE.full_name}/"
-NO_WORK = ("Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
+NO_WORK = ("Attach", "Cancel", "Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
 ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
 
 

@@ -17,7 +17,7 @@ IGNORED = frozenset({
     "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
 NOT_OFFERED = frozenset({
-    "background", "context_management", "conversation", "image", "moderation", "prompt",
+    "context_management", "conversation", "image", "moderation", "prompt",
 })  # fmt: skip
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # the latter is not needed: reasoning comes in the clear
@@ -53,6 +53,9 @@ class ResponsesBody(PlainFields):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
+    background: bool = Field(
+        False, description="with stream: go on without the client; GET /v1/responses/{id}?stream=true takes it up again"
+    )
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -96,6 +99,8 @@ class ResponsesBody(PlainFields):
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
+        if self.background and not self.stream:
+            raise Unimplemented("background is offered for streams: send stream=true", field="background")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidArgument(
                 f"max_tool_calls must be at least 1, got {self.max_tool_calls}", field="max_tool_calls"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,29 @@ from services.frontend.output_processor.answer_parser import Part
 from services.frontend.output_processor.parsing.events import Content
 from services.frontend.request import Sampling
 from shared.errors import QuireError, transport
-from shared.pb.common.v1.finish_pb2 import FINISH_REASON_LENGTH
+from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
 
-DONE, CUT, OPEN = "completed", "incomplete", "in_progress"
+PREFIX = "resp_"
+DONE, CUT, OPEN, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"
+STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: CUT, FINISH_REASON_CANCELLED: CANCELLED}
+CUT_REASONS = frozenset(STATUSES)
+
+
+class Identity:
+    """A response's id and those of its items. Whoever goes on with a response in the background makes them again."""
+
+    def __init__(self, request_id: str = "", created_unix_s: int | None = None) -> None:
+        """`request_id`: of one in the background; empty: ids are drawn."""
+        self._request_id = request_id
+        self._num_items = 0
+        self.response_id = f"{PREFIX}{request_id or uuid.uuid4().hex}"
+        self.created_unix_s = int(time.time()) if created_unix_s is None else created_unix_s
+        self.is_background = bool(request_id)
+
+    def new_item_id(self, prefix: str) -> str:
+        self._num_items += 1
+        named = hashlib.sha256(f"{self._num_items} {self._request_id}".encode()).hexdigest()[:32]
+        return f"{prefix}_{named if self._request_id else uuid.uuid4().hex}"
 
 
 def usage_object(usage: Usage) -> Json:
@@ -51,10 +72,12 @@ class ResponseFormat:
         texts: TokenTexts,
         store: ResponseStore,
         tenant: str,
+        identity: Identity,
     ) -> None:
         """`inputs`: items of this request; `conversation`: these, and what came before them; `tenant`: whose it is."""
         self._tenant = tenant
-        self._fields = _echo(body, sampling, model)
+        self._identity = identity
+        self._fields = _echo(body, sampling, model, identity)
         self._inputs = inputs
         self._conversation = conversation
         self._texts = texts
@@ -81,7 +104,8 @@ class ResponseFormat:
     def last_events(self, generation: Generation) -> bytes:
         events = list(self._end_item())
         response = self._end(generation)
-        events.append((f"response.{response['status']}", {"response": response}))
+        kind = CUT if response["status"] == CANCELLED else response["status"]
+        events.append((f"response.{kind}", {"response": response}))
         return b"".join(map(self._event, events))
 
     def error_events(self, error: QuireError) -> bytes:
@@ -116,7 +140,7 @@ class ResponseFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
-        self._item = new_item(part)
+        self._item = new_item(part, self._identity.new_item_id)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(OPEN)}
         for kind, fields in self._item.opening():
             yield self._of_item(kind, fields)
@@ -130,7 +154,7 @@ class ResponseFormat:
             return
         for kind, fields in self._item.closing():
             yield self._of_item(kind, fields)
-        is_cut = self._finish is not None and self._finish.reason == FINISH_REASON_LENGTH
+        is_cut = self._finish is not None and self._finish.reason in CUT_REASONS
         item = self._item.as_json(CUT if is_cut else DONE)
         yield "response.output_item.done", {"output_index": len(self._items), "item": item}
         self._items.append(item)
@@ -141,7 +165,7 @@ class ResponseFormat:
         is_cut = self._finish.reason == FINISH_REASON_LENGTH
         response = {
             **self._fields,
-            "status": CUT if is_cut else DONE,
+            "status": STATUSES.get(self._finish.reason, DONE),
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items,
@@ -158,7 +182,7 @@ def _parts(delta: Delta) -> list[Part]:
     return [Content(delta.text)] if delta.text else []
 
 
-def _echo(body: ResponsesBody, sampling: Sampling, model: str) -> Json:
+def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Identity) -> Json:
     """What the client asked, as it comes back in every response."""
     effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
     asked: dict[str, Any] = {
@@ -178,11 +202,11 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str) -> Json:
         "truncation": "disabled",
     }
     return {
-        "id": f"resp_{uuid.uuid4().hex}",
+        "id": identity.response_id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": identity.created_unix_s,
         "model": model,
-        "background": False,
+        "background": identity.is_background,
         "error": None,
         "incomplete_details": None,
         "usage": None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from services.frontend.output_processor.answer_parser import CallPiece, Part
@@ -17,8 +17,8 @@ Event = tuple[str, Json]
 class OutputItem(ABC):
     """One on its way; a class for each kind of part."""
 
-    def __init__(self, prefix: str) -> None:
-        self.id = f"{prefix}_{uuid.uuid4().hex}"
+    def __init__(self, item_id: str) -> None:
+        self.id = item_id
         self.text = ""
 
     @abstractmethod
@@ -74,9 +74,6 @@ class ReasoningItem(_TextItem):
 
     delta, done = "response.reasoning_text.delta", "response.reasoning_text.done"
 
-    def __init__(self) -> None:
-        super().__init__("rs")
-
     def takes(self, part: Part) -> bool:
         return isinstance(part, Reasoning)
 
@@ -93,8 +90,8 @@ class MessageItem(_TextItem):
 
     delta, done = "response.output_text.delta", "response.output_text.done"
 
-    def __init__(self) -> None:
-        super().__init__("msg")
+    def __init__(self, item_id: str) -> None:
+        super().__init__(item_id)
         self._logprobs: list[Json] = []
 
     def takes(self, part: Part) -> bool:
@@ -115,8 +112,8 @@ class MessageItem(_TextItem):
 class CallItem(OutputItem):
     """A function call."""
 
-    def __init__(self, piece: CallPiece) -> None:
-        super().__init__("fc")
+    def __init__(self, item_id: str, piece: CallPiece) -> None:
+        super().__init__(item_id)
         self._piece = piece
 
     def takes(self, part: Part) -> bool:
@@ -138,7 +135,8 @@ class CallItem(OutputItem):
         return {"id": self.id, "type": "function_call", **fields, "status": status}
 
 
-def new_item(part: Part) -> OutputItem:
+def new_item(part: Part, new_id: Callable[[str], str]) -> OutputItem:
+    """`new_id`: by what stands in front."""
     if isinstance(part, CallPiece):
-        return CallItem(part)
-    return ReasoningItem() if isinstance(part, Reasoning) else MessageItem()
+        return CallItem(new_id("fc"), part)
+    return ReasoningItem(new_id("rs")) if isinstance(part, Reasoning) else MessageItem(new_id("msg"))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request
+import orjson
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from services.frontend.catalogue import Catalogue
@@ -13,17 +16,28 @@ from services.frontend.generator import Generator
 from services.frontend.http import headers
 from services.frontend.http.answer import Answer
 from services.frontend.http.body import BodyBounds
+from services.frontend.http.headers import CallHeaders
 from services.frontend.input_processor.processor import InputProcessor
 from services.frontend.openai_edge.logprobs import TokenTexts
 from services.frontend.openai_edge.responses.body import ResponsesBody
-from services.frontend.openai_edge.responses.format import ResponseFormat
+from services.frontend.openai_edge.responses.format import CANCELLED, OPEN, Identity, ResponseFormat
+from services.frontend.openai_edge.responses.format import PREFIX as ID
 from services.frontend.openai_edge.responses.requests import responses_request
 from services.frontend.openai_edge.responses.store import ResponseStore
 from services.frontend.openai_edge.responses.turns import Item, as_items
+from services.frontend.openai_edge.resumable import Resumable, Worded
+from services.frontend.request import Request as GeneratorRequest
 from services.frontend.tokenizer.tokenizer import Tokenizer
-from shared.errors import InvalidArgument, Unimplemented
+from shared.errors import InvalidArgument, NotFound, Unimplemented
 
 PREFIX = "/v1/responses"
+
+
+class KeptBody(BaseModel):
+    """A body, and the conversation that it goes on with, which no other frontend knows."""
+
+    body: ResponsesBody
+    before: list[dict[str, Any]]
 
 
 class ResponseRoutes:
@@ -38,12 +52,15 @@ class ResponseRoutes:
         bounds: BodyBounds,
         *,
         store: ResponseStore,
+        resumable: Resumable,
     ) -> None:
         self._generator = generator
         self._processor = processor
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._store = store
+        self._resumable = resumable
+        resumable.offer(PREFIX, self._again)
         self.router = APIRouter(tags=["responses"])
         new = APIRouter(route_class=bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
@@ -62,19 +79,35 @@ class ResponseRoutes:
         body.refuse_unknown()
         inputs = as_items(body.input)
         before = self._before(body, http)
-        conversation = [*before, *inputs]
-        request = responses_request(body, conversation, headers.read(http), self._tokenizer)
-        answer = ResponseFormat(
+        sent = replace(headers.read(http), tenant=_tenant(body, http))
+        if body.background:
+            return self._resumable.answer(PREFIX, KeptBody(body=body, before=[*map(dict, before)]), sent, self._again)
+        request = responses_request(body, [*before, *inputs], sent, self._tokenizer)
+        answer = self._format(body, before, request, sent.tenant, Identity())
+        return Answer(self._generator, request, answer, stream=bool(body.stream))
+
+    def _again(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> Worded:
+        """In the background."""
+        kept = KeptBody.model_validate_json(written)
+        request = responses_request(kept.body, [*kept.before, *as_items(kept.body.input)], sent, self._tokenizer)
+        identity = Identity(request.request_id, created_unix_s)
+        return Worded(request, self._format(kept.body, kept.before, request, sent.tenant, identity))
+
+    def _format(
+        self, body: ResponsesBody, before: Sequence[Item], request: GeneratorRequest, tenant: str, identity: Identity
+    ) -> ResponseFormat:
+        inputs = as_items(body.input)
+        return ResponseFormat(
             body,
             request.sampling,
             self._catalogue.called(request.model),
             inputs=inputs,
-            conversation=conversation,
+            conversation=[*before, *inputs],
             texts=TokenTexts(self._tokenizer, as_ids=False),
             store=self._store,
-            tenant=_tenant(body, http),
+            tenant=tenant,
+            identity=identity,
         )
-        return Answer(self._generator, request, answer, stream=bool(body.stream))
 
     async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
         """How many tokens the same call without /input_tokens would read."""
@@ -91,10 +124,29 @@ class ResponseRoutes:
             return ()
         return self._store.get(body.previous_response_id, _tenant(body, http), "previous_response_id").conversation
 
-    async def get(self, response_id: str, http: Request, stream: bool = False) -> dict[str, Any]:
+    async def get(
+        self, response_id: str, http: Request, stream: bool = False, starting_after: int = Query(-1, ge=-1)
+    ) -> Response:
+        """Whole, or, of one in the background, what its stream has told behind an event, and what comes."""
+        found = self._store.find(response_id, headers.tenant(http))
+        if stream and found is not None and not found.body["background"]:
+            raise Unimplemented("stream: a response that was not in the background comes in one piece", field="stream")
+        request_id = response_id.removeprefix(ID)
         if stream:
-            raise Unimplemented("stream: a stored response comes in one piece", field="stream")
-        return self._store.get(response_id, headers.tenant(http)).body
+            return self._resumable.resumed(request_id, http, starting_after + 1)
+        if found is not None:
+            return Response(orjson.dumps(found.body), media_type="application/json")
+        return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")
+
+    async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
+        """As its stream has told it last. Raises NotFound."""
+        try:
+            told = await self._resumable.told(response_id.removeprefix(ID), http)
+        except NotFound:
+            return self._store.get(response_id, headers.tenant(http)).body
+        events = (orjson.loads(event.rpartition(b"data: ")[2]) for event in reversed(told))
+        newest: dict[str, Any] = next(event["response"] for event in events if "response" in event)
+        return newest
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
         self._store.delete(response_id, headers.tenant(http))
@@ -105,10 +157,18 @@ class ResponseRoutes:
         return {"object": "list", "data": items, "first_id": None, "last_id": None, "has_more": False}
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
-        """What is stored has ended; what runs ends when its client closes the connection."""
-        self._store.get(response_id, headers.tenant(http))
-        text = "Only responses in the background can be cancelled, and this server makes none; close the connection."
-        raise InvalidArgument(text, field="response_id")
+        """What is stored has ended; what is not in the background ends when its client closes the connection."""
+        found = self._store.find(response_id, headers.tenant(http))
+        if found is not None and found.body["background"]:
+            return found.body
+        if found is not None:
+            text = "Only responses in the background can be cancelled; of others, close the connection."
+            raise InvalidArgument(text, field="response_id")
+        response = await self._in_background(response_id, http)
+        if response["status"] == OPEN:
+            await self._resumable.cancel(response_id.removeprefix(ID), http)
+            response["status"] = CANCELLED
+        return response
 
 
 def _tenant(body: ResponsesBody, http: Request) -> str:

@@ -58,6 +58,11 @@ class ResponseStore:
         self._found.move_to_end(response_id)
         return found[0]
 
+    def find(self, response_id: str, tenant: str) -> Stored | None:
+        """What get() would return."""
+        found = self._found.get(response_id)
+        return None if found is None or found[0].tenant != tenant else found[0]
+
     def delete(self, response_id: str, tenant: str) -> None:
         self.get(response_id, tenant)
         self._num_bytes -= self._found.pop(response_id)[1]

@@ -1,0 +1,129 @@
+"""Streams of Generate and Chat that outlive their calls: how they are begun, taken up, ended and gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from services.frontend.calls import Call
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation
+from services.frontend.grpc_edge import requests, responses
+from services.frontend.grpc_edge.errors import Context
+from services.frontend.grpc_edge.requests import Arrival
+from services.frontend.request import Request
+from services.frontend.streams.stream import Stream
+from services.frontend.streams.streams import Remade, Remake, Streams
+from services.frontend.tokenizer.generation_config import GenerationDefaults
+from shared.errors import FailedPrecondition, QuireError
+from shared.pb.frontend.v1 import stream_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+
+Asked = pb.GenerateRequest | pb.ChatRequest
+ToMessage = Callable[[str, Delta], responses.Response]
+
+
+class Kind(NamedTuple):
+    """A method whose streams are kept."""
+
+    asked: type[Asked]
+    response: type[responses.Response]
+    to_request: Callable[..., Request]
+    to_message: ToMessage
+
+
+GENERATE, CHAT = "generate", "chat"
+KINDS: dict[str, Kind] = {
+    GENERATE: Kind(pb.GenerateRequest, pb.GenerateResponse, requests.generate_request, responses.generate_response),
+    CHAT: Kind(pb.ChatRequest, pb.ChatResponse, requests.chat_request, responses.chat_response),
+}
+
+
+class Messages:
+    """One for each sample with news."""
+
+    def __init__(self, request_id: str, to_message: ToMessage) -> None:
+        self._request_id = request_id
+        self._to_message = to_message
+        self._is_first = True
+
+    def of(self, delta: Delta, generation: Generation) -> responses.Response:
+        response = self._to_message(self._request_id, delta)
+        if self._is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
+            responses.complete(response, delta, generation, self._is_first)
+            self._is_first = False
+        return response
+
+    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+        return [self.of(delta, generation).SerializeToString() for delta in deltas]
+
+    def last(self, generation: Generation) -> list[bytes]:
+        return []
+
+    def failure(self, error: QuireError) -> list[bytes]:
+        """A call ends with it."""
+        return []
+
+
+class Resumable:
+    """Of one frontend."""
+
+    def __init__(self, streams: Streams, defaults: GenerationDefaults) -> None:
+        self._streams = streams
+        self._defaults = defaults
+        streams.offer({kind: self._remake(KINDS[kind]) for kind in KINDS})
+
+    def _remake(self, kind: Kind) -> Remake:
+        def remake(kept: stream_pb2.KeptRequest) -> Remade:
+            asked = kind.asked.FromString(kept.body)
+            request = kind.to_request(asked, requests.now(), self._defaults)
+            return Remade(request, Messages(kept.request_id, kind.to_message))
+
+        return remake
+
+    async def begin(self, kind: str, asked: Asked, request: Request, call: Call, context: Context) -> None:
+        """Streams it to whoever asked. Raises QuireError."""
+        retention_s = self._streams.retention_s(asked.retention_s)
+        kept = stream_pb2.KeptRequest(kind=kind, body=asked.SerializeToString(), retention_ms=round(1000 * retention_s))
+        writer = Messages(request.request_id, KINDS[kind].to_message)
+        stream = await self._streams.begin(kept, request, writer, call)
+        await self._write(stream, 0, context, lambda response: response)
+
+    async def attach(self, asked: pb.AttachRequest, arrival: Arrival, call: Call, context: Context) -> None:
+        stream = await self._streams.attach(_tenant(asked.tenant, arrival, call), asked.request_id)
+        if stream.kind not in KINDS:
+            raise FailedPrecondition(
+                f"request_id: {asked.request_id!r} was begun over HTTP: GET /v1/streams/{asked.request_id} has it",
+                field="request_id",
+            )
+        await self._write(stream, asked.offset, context, _attached)
+
+    async def _write(
+        self,
+        stream: Stream,
+        offset: int,
+        context: Context,
+        wrap: Callable[[responses.Response], responses.Response | pb.AttachResponse],
+    ) -> None:
+        kind = KINDS[stream.kind].response
+        with self._streams.reading(stream):
+            async for piece in stream.read(offset):
+                response = kind.FromString(piece.message)
+                if piece.offset is not None:
+                    response.offset = piece.offset
+                await context.write(wrap(response))
+
+    async def cancel(self, asked: pb.CancelRequest, arrival: Arrival, call: Call) -> pb.CancelResponse:
+        await self._streams.cancel(_tenant(asked.tenant, arrival, call), asked.request_id)
+        return pb.CancelResponse()
+
+
+def _attached(response: responses.Response) -> pb.AttachResponse:
+    if isinstance(response, pb.ChatResponse):
+        return pb.AttachResponse(chat=response)
+    return pb.AttachResponse(generate=response)
+
+
+def _tenant(said: str, arrival: Arrival, call: Call) -> str:
+    """By the key, or, where there are none, as the call says itself."""
+    return said or arrival.tenant if call.caller is None else call.caller.tenant

@@ -1,0 +1,69 @@
+"""A resumable stream as server-sent events with ids: as it begins, and as it is taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Send
+
+from services.frontend.calls import Call
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation
+from services.frontend.http.answer import EVENTS, Format, Words, WorkingResponse
+from services.frontend.streams.stream import Piece, Stream
+from services.frontend.streams.streams import Streams
+from shared.errors import QuireError
+
+END = b"\n\n"  # of an event
+NO_CONTENT = 204  # tells a browser's EventSource that there is nothing to come back for
+
+
+class Events:
+    """A Writer of streams: each event is a message."""
+
+    def __init__(self, format: Format) -> None:
+        self._format = format
+
+    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+        return _split(self._format.events(deltas, generation))
+
+    def last(self, generation: Generation) -> list[bytes]:
+        return _split(self._format.last_events(generation))
+
+    def failure(self, error: QuireError) -> list[bytes]:
+        return _split(self._format.error_events(error))
+
+
+def _split(events: bytes) -> list[bytes]:
+    """None has an empty line inside: they are JSON."""
+    return [event + END for event in events.split(END) if event]
+
+
+class KeptAnswer(WorkingResponse):
+    """Reads it from an offset on; the client may leave and come back."""
+
+    def __init__(
+        self, streams: Streams, find: Callable[[Call], Awaitable[Stream]], offset: int, words: Words, form_field: str
+    ) -> None:
+        """`find`: begins it, or finds it; raises QuireError."""
+        super().__init__(EVENTS, words, form_field)
+        self._streams = streams
+        self._find = find
+        self._offset = offset
+
+    async def work(self, call: Call, send: Send) -> None:
+        stream = await self._find(call)
+        with self._streams.reading(stream):
+            async for piece in stream.read(self._offset):
+                if not self._is_open:
+                    await self._open(send)
+                await send({"type": "http.response.body", "body": _numbered(piece), "more_body": True})
+        if self._is_open:
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await send({"type": "http.response.start", "status": NO_CONTENT, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+
+def _numbered(piece: Piece) -> bytes:
+    return piece.message if piece.offset is None else b"id: %d\n%b" % (piece.offset, piece.message)

@@ -1,0 +1,118 @@
+"""Streams of the HTTP port that outlive their calls: how they are begun and gone on with, /v1/streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from services.frontend.calls import Call
+from services.frontend.http import headers
+from services.frontend.http.answer import Format
+from services.frontend.http.headers import TIMEOUT, CallHeaders
+from services.frontend.http.kept_answer import Events, KeptAnswer
+from services.frontend.openai_edge.chunks import ErrorEvents
+from services.frontend.request import Request as GeneratorRequest
+from services.frontend.streams.stream import Stream
+from services.frontend.streams.streams import Remade, Streams
+from shared.errors import FailedPrecondition, InvalidArgument
+from shared.pb.frontend.v1 import stream_pb2
+
+STREAMS = "/v1/streams/{request_id}"
+LAST_EVENT = "last-event-id"
+
+
+class Worded(NamedTuple):
+    """A request, and how its answer is written."""
+
+    request: GeneratorRequest
+    format: Format
+
+
+Again = Callable[[bytes, CallHeaders, int], Worded]
+"""From the body, its headers, and when it came (seconds since 1970)."""
+
+
+class Resumable:
+    """Of one frontend. A stream's kind is the path of the call that began it."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._kinds: set[str] = set()
+        self.router = APIRouter(tags=["streams"])
+        self.router.add_api_route(STREAMS, self.attach, methods=["GET"], response_class=Response)
+        self.router.add_api_route(STREAMS, self.cancel, methods=["DELETE"])
+
+    def offer(self, kind: str, again: Again) -> None:
+        """How a stream of this kind is gone on with."""
+
+        def remake(kept: stream_pb2.KeptRequest) -> Remade:
+            sent = CallHeaders(kept.request_id, kept.tenant, None, asyncio.get_running_loop().time())
+            found = again(kept.body, sent, kept.created_unix_s)
+            return Remade(found.request, Events(found.format))
+
+        self._kinds.add(kind)
+        self._streams.offer({kind: remake})
+
+    def answer(
+        self, kind: str, body: BaseModel, sent: CallHeaders, again: Again, asked_s: float | None = None
+    ) -> Response:
+        """`asked_s`: its retention, if the body says one. Raises QuireError."""
+        retention_s = self._streams.retention_s(asked_s or 0)
+        if sent.timeout_s is not None:
+            raise InvalidArgument(
+                f"{TIMEOUT} cannot go with a resumable stream, which outlives its call, got {sent.timeout_s:g}",
+                field=TIMEOUT,
+            )
+        written = body.model_dump_json(exclude_unset=True, fallback=list).encode()
+        created_unix_s = int(time.time())
+        request, answer_format = again(written, sent, created_unix_s)
+        kept = stream_pb2.KeptRequest(
+            kind=kind, body=written, retention_ms=round(1000 * retention_s), created_unix_s=created_unix_s
+        )
+
+        async def begin(call: Call) -> Stream:
+            return await self._streams.begin(kept, request, Events(answer_format), call)
+
+        return KeptAnswer(self._streams, begin, 0, answer_format, request.form_field)
+
+    async def attach(self, request_id: str, http: Request, starting_after: int = Query(-1, ge=-1)) -> Response:
+        """What a stream has told behind an event, or from its beginning, and what comes."""
+        return self.resumed(request_id, http, _offset(http, starting_after))
+
+    def resumed(self, request_id: str, http: Request, offset: int) -> Response:
+        return KeptAnswer(self._streams, self._finder(request_id, http), offset, ErrorEvents(), "")
+
+    def _finder(self, request_id: str, http: Request) -> Callable[[Call], Awaitable[Stream]]:
+        async def find(_: Call) -> Stream:
+            stream = await self._streams.attach(headers.tenant(http), request_id)
+            if stream.kind not in self._kinds:
+                text = f"request_id: {request_id!r} was begun over gRPC: InferenceService.Attach has it"
+                raise FailedPrecondition(text, field="request_id")
+            return stream
+
+        return find
+
+    async def told(self, request_id: str, http: Request) -> list[bytes]:
+        """What a stream has said so far. Raises NotFound."""
+        return await self._streams.told(await self._streams.attach(headers.tenant(http), request_id))
+
+    async def cancel(self, request_id: str, http: Request) -> dict[str, Any]:
+        """Ends a stream."""
+        await self._streams.cancel(headers.tenant(http), request_id)
+        return {"id": request_id, "object": "stream", "cancelled": True}
+
+
+def _offset(http: Request, starting_after: int) -> int:
+    """A browser that comes back says what it had last."""
+    last = http.headers.get(LAST_EVENT)
+    if last is None:
+        return starting_after + 1
+    if not (last.isascii() and last.isdigit() and len(last) < 16):
+        raise InvalidArgument(f"{LAST_EVENT} must be the id of an event, got {last!r}", field=LAST_EVENT)
+    return int(last) + 1

@@ -1,0 +1,1 @@
+"""Streams that outlive the calls of their clients."""

@@ -1,0 +1,123 @@
+"""Streams that other frontends make: brought to those who read them here, and gone on with where nobody makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+
+from services.frontend.streams.store import Found, Store, StoreAway, parsed
+from services.frontend.streams.stream import Stream
+from shared.errors import NotFound, QuireError, Unavailable
+from shared.logs import logger
+from shared.supervision import Tasks
+
+log = logger("streams")
+
+LOOK_S = 0.02  # between two looks: one round trip for all streams that are read here
+
+
+class Following:
+    """Looks at them as long as there are any."""
+
+    def __init__(
+        self,
+        store: Store,
+        wanted: Callable[[], list[Stream]],
+        *,
+        lose: Callable[[Stream, QuireError], None],
+        go_on: Callable[[Stream, str], None],
+    ) -> None:
+        """`wanted`: those that have readers here; `lose`: nothing more of this one comes; `go_on`: its lease is that of
+        this owner now, and all is here that it has told."""
+        self._store = store
+        self._list_wanted = wanted
+        self._lose = lose
+        self._go_on = go_on
+        self._taking: set[Stream] = set()
+        self._is_wanted = asyncio.Event()
+        self._tasks = Tasks()
+
+    def look_soon(self) -> None:
+        """There may be something to follow."""
+        self._is_wanted.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            wanted = [stream for stream in self._list_wanted() if stream not in self._taking]
+            if wanted:
+                await self.look(wanted)
+                await asyncio.sleep(LOOK_S)
+            elif self._taking:
+                await asyncio.sleep(LOOK_S)
+            else:
+                self._is_wanted.clear()
+                await self._is_wanted.wait()
+
+    async def look(self, wanted: Sequence[Stream]) -> bool:
+        """Once; whether there was anything. Who reads while Redis is away hears of it, and comes back."""
+        places = [len(stream.entries) for stream in wanted]
+        try:
+            found = await self._store.read([(one.key, at) for one, at in zip(wanted, places, strict=True)])
+        except StoreAway:
+            for stream in wanted:
+                self._lose(stream, away())
+            return False
+        for stream, place, news in zip(wanted, places, found, strict=True):
+            if place == len(stream.entries):  # nobody else has looked meanwhile
+                self._on_news(stream, news)
+        return any(news.entries for news in found)
+
+    def _on_news(self, stream: Stream, news: Found) -> None:
+        _add(stream, news)
+        if stream.has_ended or news.entries or stream in self._taking:
+            return
+        if not news.is_there:
+            self._lose(stream, not_found(stream.key.request_id, is_shared=self._store.is_shared))
+        elif not news.is_made:
+            self._taking.add(stream)
+            self._tasks.start("take over", self._take_over(stream))
+
+    async def _take_over(self, stream: Stream) -> None:
+        """Whoever made it is gone."""
+        owner = uuid.uuid4().hex
+        try:
+            if await self._is_taken(stream, owner):
+                log.warning("a stream is taken over", request=stream.key.request_id, messages=stream.num_messages)
+                self._go_on(stream, owner)
+        except StoreAway:
+            self._lose(stream, away())
+        finally:
+            self._taking.remove(stream)
+
+    async def _is_taken(self, stream: Stream, owner: str) -> bool:
+        """False if somebody was faster, or it has ended after all."""
+        if not await self._store.take(stream.key, owner):
+            return False
+        has_more = True
+        while has_more and not stream.has_ended:
+            (news,) = await self._store.read([(stream.key, len(stream.entries))])
+            _add(stream, news)
+            has_more = bool(news.entries)
+        if stream.has_ended:
+            await self._store.leave(stream.key, owner)
+        return not stream.has_ended
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+
+def _add(stream: Stream, news: Found) -> None:
+    stream.add(map(parsed, news.entries))
+    stream.keep(len(stream.entries))
+
+
+def away() -> Unavailable:
+    return Unavailable("Redis is away, where streams are kept: attach again later", retry_after_ms=1000)
+
+
+def not_found(request_id: str, *, is_shared: bool) -> NotFound:
+    where = "" if is_shared else ", or another frontend has it: without Redis each keeps its own"
+    text = f"request_id: there is no stream {request_id!r}: none was begun, its time is over{where}"
+    return NotFound(text, field="request_id")

@@ -1,0 +1,265 @@
+"""Makes one stream: a generation that no client holds, whose messages are kept before anybody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from services.frontend.calls import Call
+from services.frontend.delta import Delta, Finish
+from services.frontend.generation import Aborted, Generation
+from services.frontend.generator import Generator, Resume
+from services.frontend.request import Request
+from services.frontend.streams.store import Exists, Full, Standing, Store, StoreAway
+from services.frontend.streams.stream import Stream
+from services.frontend.streams.told import as_told, delta_of, told
+from shared.errors import FailedPrecondition, Internal, QuireError, ResourceExhausted, Unavailable, to_proto
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED
+from shared.pb.frontend.v1 import stream_pb2 as pb
+from shared.settings.stream_limits import StreamLimits
+
+log = logger("streams")
+
+ORPHANED_MS = 5000  # beyond its retention: for whoever takes over from a maker that died
+
+
+class Writer(Protocol):
+    """How the messages of one stream are written."""
+
+    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+        """What is said about these."""
+
+    def last(self, generation: Generation) -> list[bytes]:
+        """What is said once all samples have ended."""
+
+    def failure(self, error: QuireError) -> list[bytes]:
+        """What is said in place of the end; nothing where the edge has words of its own for errors."""
+
+
+class Deposed(Exception):
+    """Another frontend makes this stream."""
+
+
+class Maker:
+    """Of one stream, for as long as it is made here."""
+
+    def __init__(
+        self, stream: Stream, store: Store, limits: StreamLimits, metrics: FrontendMetrics, owner: str
+    ) -> None:
+        """`owner`: unique for each time that somebody begins."""
+        self._stream = stream
+        self._store = store
+        self._limits = limits
+        self._metrics = metrics
+        self._owner = owner
+        self._untold: list[pb.Told] = []  # deltas without a message of their own
+        self._keeping = asyncio.Lock()
+        self._generation: Generation | None = None
+        self._is_away = False
+        self._is_cancelled = False
+        self.begun = asyncio.Event()
+        self.has_lease = False
+        self.is_read_elsewhere = False
+
+    @property
+    def has_to_renew(self) -> bool:
+        """It has something that others have to find, or goes on."""
+        stream = self._stream
+        return self.has_lease and not (stream.has_ended and stream.num_kept == len(stream.entries))
+
+    async def leave(self) -> None:
+        """Somebody else may go on."""
+        with suppress(StoreAway):
+            await self._store.leave(self._stream.key, self._owner)
+
+    async def run(self, generator: Generator, call: Call, request: Request, writer: Writer, *, is_new: bool) -> None:
+        """To the end. Raises what keeps it from beginning, Deposed included; what happens later is the stream's end.
+        `is_new`: no other frontend has begun it."""
+        self.has_lease = not is_new
+        try:
+            async with generator.answering(request, call, None if is_new else self._replay(writer)) as generation:
+                self._generation = generation
+                if is_new:
+                    await self._create(generation)
+                self.begun.set()
+                await self._follow(generation, writer)
+        except QuireError as error:
+            if not self.begun.is_set():
+                raise
+            call.error = error
+            await self.fail(error, writer)
+        except Exception as fault:
+            if not self.begun.is_set() or isinstance(fault, Deposed):
+                raise
+            call.error = Internal(type(fault).__name__)
+            log.exception("a stream failed", request=request.request_id)
+            await self.fail(Internal("internal error"), writer)
+
+    async def fail(self, error: QuireError, writer: Writer) -> None:
+        """Ends it. Raises Deposed."""
+        said = writer.failure(error) if self._stream.entries else []
+        end = pb.KeptEnd() if said else pb.KeptEnd(error=to_proto(error))
+        await self._keep([*map(_message, said), pb.KeptMessage(end=end)])
+
+    async def _create(self, generation: Generation) -> None:
+        """Raises what the client should hear."""
+        kept, key = self._stream.request, self._stream.key
+        kept.prompt_digest = _digest(generation)
+        try:
+            await self._store.create(
+                key, kept.SerializeToString(), self._owner, self._keep_ms(False), self._limits.per_tenant
+            )
+        except Exists:
+            raise exists(key.request_id) from None
+        except Full:
+            raise full(self._limits) from None
+        except StoreAway:
+            raise Unavailable(
+                "resumable: Redis is away, where streams are kept; without resumable the request is served",
+                field="resumable",
+                retry_after_ms=1000,
+            ) from None
+        self.has_lease = True
+
+    def _replay(self, writer: Writer) -> Resume:
+        def replay(generation: Generation) -> None:
+            if _digest(generation) != self._stream.request.prompt_digest:
+                raise FailedPrecondition("a stream cannot go on: its prompt has other tokens at this frontend")
+            for entry in self._stream.entries:
+                if entry.told:
+                    again = [as_told(delta, kept) for kept in entry.told for delta in generation.replay(delta_of(kept))]
+                    writer.messages(again, generation)
+
+        return replay
+
+    async def _follow(self, generation: Generation, writer: Writer) -> None:
+        try:
+            async for deltas in generation:
+                await self._tell(deltas, writer.messages(deltas, generation))
+        except Aborted:
+            if not self._is_cancelled:
+                raise
+            deltas = [Delta(sample, [], "", [], Finish(FINISH_REASON_CANCELLED)) for sample in generation.unended]
+            await self._tell(deltas, writer.messages(deltas, generation))
+        last = map(_message, writer.last(generation))
+        await self._keep([*last, pb.KeptMessage(end=pb.KeptEnd())])
+
+    async def _tell(self, deltas: Sequence[Delta], messages: Sequence[bytes]) -> None:
+        """What belongs together is kept together: none of it, or all."""
+        self._untold += map(told, deltas)
+        if not messages:
+            return
+        entries = [*map(_message, messages)]
+        entries[-1].told.extend(self._untold)
+        self._untold.clear()
+        self._check(entries)
+        await self._keep(entries)
+        if self._is_cancelled and self._generation is not None:
+            self._generation.abort()
+
+    def _check(self, entries: Sequence[pb.KeptMessage]) -> None:
+        limits, stream = self._limits, self._stream
+        for name, found in (
+            ("messages", stream.num_messages + len(entries)),
+            ("bytes", stream.num_bytes + sum(entry.ByteSize() for entry in entries)),
+        ):
+            if found > (most := getattr(limits, name)):
+                raise ResourceExhausted(f"stream_limits: a stream may have {name}={most}, this one would have {found}")
+
+    async def _keep(self, entries: Iterable[pb.KeptMessage]) -> None:
+        """Shows them once they are kept, or cannot be. Raises Deposed."""
+        self._stream.add(entries)
+        if self._is_away:
+            self._stream.show()
+        else:
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Keeps what is not kept yet, and the lease. Raises Deposed."""
+        async with self._keeping:
+            stream = self._stream
+            fresh = stream.entries[stream.num_kept :]
+            is_last = bool(stream.entries) and stream.entries[-1].HasField("end")
+            try:
+                standing = await self._append(fresh, is_last)
+                if not standing.is_there:
+                    standing = await self._keep_anew(is_last)
+            except StoreAway as away:
+                self._tell_away(str(away))
+                stream.show()
+                return
+            if not standing.is_mine:
+                raise Deposed
+            self._tell_back()
+            stream.keep(stream.num_kept + len(fresh))
+            self.is_read_elsewhere = standing.is_read
+            self._is_cancelled = self._is_cancelled or standing.is_cancelled
+
+    async def _append(self, entries: Iterable[pb.KeptMessage], is_last: bool) -> Standing:
+        written = [entry.SerializeToString() for entry in entries]
+        place = self._stream.num_kept
+        keep_ms = self._keep_ms(is_last)
+        return await self._store.append(self._stream.key, self._owner, place, written, keep_ms, is_last=is_last)
+
+    async def _keep_anew(self, is_last: bool) -> Standing:
+        """Redis has lost it."""
+        stream = self._stream
+        try:
+            await self._store.create(
+                stream.key, stream.request.SerializeToString(), self._owner, self._keep_ms(is_last), 2**31
+            )
+        except Exists:
+            return Standing(is_mine=False)
+        kept, stream.num_kept = stream.num_kept, 0
+        standing = await self._append(stream.entries[:kept], is_last=False)
+        stream.num_kept = kept
+        return await self._append(stream.entries[kept:], is_last) if standing.is_mine else standing
+
+    def _keep_ms(self, is_last: bool) -> int:
+        return self._stream.request.retention_ms + (0 if is_last else ORPHANED_MS)
+
+    def _tell_away(self, reason: str) -> None:
+        if not self._is_away:
+            self._metrics.streams_unkept.inc()
+            log.warning("a stream goes on without being kept", request=self._stream.key.request_id, reason=reason)
+        self._is_away = True
+
+    def _tell_back(self) -> None:
+        if self._is_away:
+            log.info("a stream is kept again", request=self._stream.key.request_id)
+        self._is_away = False
+
+    def cancel(self) -> None:
+        """It ends with what it has told."""
+        self._is_cancelled = True
+        self.end_if_cancelled()
+
+    def end_if_cancelled(self) -> None:
+        """Though nothing comes that could bring the news."""
+        if self._is_cancelled and self._generation is not None:
+            self._generation.abort()
+
+
+def _digest(generation: Generation) -> bytes:
+    return hashlib.sha256(generation.prepared[0].work.prompt).digest()
+
+
+def _message(message: bytes) -> pb.KeptMessage:
+    return pb.KeptMessage(message=message)
+
+
+def exists(request_id: str) -> FailedPrecondition:
+    return FailedPrecondition(f"request_id: {request_id!r} is that of a stream which is kept", field="request_id")
+
+
+def full(limits: StreamLimits) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"resumable: stream_limits allow a tenant per_tenant={limits.per_tenant} streams that run or are kept",
+        field="resumable",
+        retry_after_ms=1000,
+    )

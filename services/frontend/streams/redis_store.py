@@ -1,0 +1,137 @@
+"""Streams in Redis: of each a request, a list of entries, a lease that its maker renews, and two words to the maker.
+
+All keys of a tenant have one hash tag, so that Redis Cluster keeps them together, and expire by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from redis.exceptions import RedisError
+
+from services.frontend.streams.store import Exists, Found, Full, Key, Standing, StoreAway
+
+LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
+READ_MS = 3000  # for so long a look at a stream counts as a reader
+ENTRIES_AT_ONCE = 512  # that one look brings
+
+CREATE = """
+local now = redis.call('TIME')
+now = now[1] * 1000 + math.floor(now[2] / 1000)
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
+if redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[4]) then return -1 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[5])
+redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
+redis.call('DEL', KEYS[2])
+redis.call('ZADD', KEYS[4], now + ARGV[5], ARGV[6])
+if redis.call('PTTL', KEYS[4]) < tonumber(ARGV[5]) then redis.call('PEXPIRE', KEYS[4], ARGV[5]) end
+return 1
+"""
+
+# A maker that stood still finds that another has its lease, or has written behind the entry where it is: it stops.
+APPEND = """
+local function standing(is_there, is_mine)
+    return {is_there, is_mine, redis.call('EXISTS', KEYS[5]), redis.call('EXISTS', KEYS[6])}
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then return standing(0, 1) end
+local owner = redis.call('GET', KEYS[3])
+if owner and owner ~= ARGV[1] then return standing(1, 0) end
+if redis.call('LLEN', KEYS[2]) ~= tonumber(ARGV[4]) then return standing(1, 0) end
+for i = 7, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
+if ARGV[5] == '1' then
+    redis.call('DEL', KEYS[3])
+else
+    redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+local now = redis.call('TIME')
+redis.call('ZADD', KEYS[4], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[3], ARGV[6])
+if redis.call('PTTL', KEYS[4]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[4], ARGV[3]) end
+return standing(1, 1)
+"""
+
+LEAVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+Result = TypeVar("Result")
+
+
+class RedisStore:
+    """A Store that all frontends of a namespace share."""
+
+    is_shared = True
+
+    def __init__(self, redis: Any, namespace: str) -> None:
+        self._redis = redis
+        self._namespace = namespace
+        self._create = redis.register_script(CREATE)
+        self._append = redis.register_script(APPEND)
+        self._leave = redis.register_script(LEAVE)
+
+    async def create(self, key: Key, request: bytes, owner: str, keep_ms: int, most: int) -> None:
+        keys = [self._key(key, name) for name in ("request", "log", "lease")]
+        args = [request, owner, LEASE_MS, most, keep_ms, key.request_id]
+        done = await _answered(self._create(keys=[*keys, self._index(key)], args=args))
+        if done == 0:
+            raise Exists
+        if done < 0:
+            raise Full
+
+    async def append(
+        self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
+    ) -> Standing:
+        before, behind = ("request", "log", "lease"), ("cancel", "read")
+        keys = [*(self._key(key, name) for name in before), self._index(key)]
+        keys += [self._key(key, name) for name in behind]
+        args = [owner, LEASE_MS, keep_ms, place, int(is_last), key.request_id, *entries]
+        return Standing(*map(bool, await _answered(self._append(keys=keys, args=args))))
+
+    async def request(self, key: Key) -> bytes | None:
+        found: bytes | None = await _answered(self._redis.get(self._key(key, "request")))
+        return found
+
+    async def read(self, wanted: Sequence[tuple[Key, int]]) -> list[Found]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for key, place in wanted:
+            pipeline.exists(self._key(key, "lease"))  # first: a lease that ends after this was renewed by an entry
+            pipeline.lrange(self._key(key, "log"), place, place + ENTRIES_AT_ONCE - 1)
+            pipeline.exists(self._key(key, "request"))
+            pipeline.set(self._key(key, "read"), 1, px=READ_MS)
+        answers = await _answered(pipeline.execute())
+        rows = [answers[at : at + 4] for at in range(0, len(answers), 4)]
+        return [Found(bool(is_there), bool(is_made), entries) for is_made, entries, is_there, _ in rows]
+
+    async def take(self, key: Key, owner: str) -> bool:
+        return bool(await _answered(self._redis.set(self._key(key, "lease"), owner, nx=True, px=LEASE_MS)))
+
+    async def leave(self, key: Key, owner: str) -> None:
+        await _answered(self._leave(keys=[self._key(key, "lease")], args=[owner]))
+
+    async def cancel(self, key: Key) -> bool:
+        left_ms: int = await _answered(self._redis.pttl(self._key(key, "request")))
+        if left_ms <= 0:
+            return False
+        await _answered(self._redis.set(self._key(key, "cancel"), 1, px=left_ms))
+        return True
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _tag(self, key: Key) -> str:
+        return f"{{{self._namespace}:stream:{hashlib.sha256(key.tenant.encode()).hexdigest()[:32]}}}"
+
+    def _key(self, key: Key, name: str) -> str:
+        return f"{self._tag(key)}:{name}:{key.request_id}"
+
+    def _index(self, key: Key) -> str:
+        return f"{self._tag(key)}:ids"
+
+
+async def _answered(question: Awaitable[Result]) -> Result:
+    try:
+        return await question
+    except (RedisError, OSError) as error:
+        raise StoreAway(f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,97 @@
+"""One stream as this frontend has it: entries that readers may have, each at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import NamedTuple
+
+from services.frontend.streams.store import Key
+from shared.errors import QuireError, from_proto
+from shared.pb.frontend.v1 import stream_pb2 as pb
+
+
+class Piece(NamedTuple):
+    """A message of a stream, and its place in it; None: it is kept nowhere, and cannot be had again."""
+
+    offset: int | None
+    message: bytes
+
+
+class Stream:
+    """num_kept <= num_shown <= len(entries); what is shown and not kept could not be."""
+
+    def __init__(self, key: Key, request: pb.KeptRequest) -> None:
+        self.key = key
+        self.request = request
+        self.entries: list[pb.KeptMessage] = []
+        self.num_shown = 0  # entries that readers may have
+        self.num_kept = 0  # ... that any frontend can find
+        self.num_bytes = 0
+        self.num_readers = 0
+        self.quiet_since_s: float | None = None  # without a reader
+        self.loss: QuireError | None = None  # why nothing more comes here, though it has not ended
+        self._changed = asyncio.Event()
+
+    @property
+    def kind(self) -> str:
+        return self.request.kind
+
+    @property
+    def has_ended(self) -> bool:
+        """And every reader may know."""
+        return self.num_shown > 0 and self.entries[self.num_shown - 1].HasField("end")
+
+    @property
+    def num_messages(self) -> int:
+        return len(self.entries) - (bool(self.entries) and self.entries[-1].HasField("end"))
+
+    def add(self, entries: Iterable[pb.KeptMessage]) -> None:
+        """Not to be seen yet."""
+        for entry in entries:
+            self.entries.append(entry)
+            self.num_bytes += len(entry.message) + entry.ByteSize()
+
+    def keep(self, count: int) -> None:
+        """So many of them are, and may be seen."""
+        self.num_kept = count
+        self.num_shown = max(self.num_shown, count)
+        self._notify()
+
+    def show(self) -> None:
+        """All that there is, kept or not."""
+        self.num_shown = len(self.entries)
+        self._notify()
+
+    def cut(self) -> None:
+        """What is not kept is another's to make."""
+        del self.entries[self.num_kept :]
+        self.num_shown = self.num_kept
+        self.num_bytes = sum(len(entry.message) + entry.ByteSize() for entry in self.entries)
+
+    def lose(self, error: QuireError) -> None:
+        """Readers hear it behind what there is."""
+        self.loss = error
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def read(self, offset: int) -> AsyncIterator[Piece]:
+        """Messages from `offset` on until the end; raises the error that it ends with."""
+        place = offset
+        while True:
+            while place < self.num_shown:
+                entry = self.entries[place]
+                if entry.HasField("end"):
+                    if entry.end.HasField("error"):
+                        raise from_proto(entry.end.error)
+                    return
+                yield Piece(place if place < self.num_kept else None, entry.message)
+                place += 1
+            if self.loss is not None:
+                raise self.loss
+            if self.has_ended:  # before `offset`
+                return
+            await self._changed.wait()

@@ -1,0 +1,364 @@
+"""The resumable streams of a frontend: those that are made here, and those made elsewhere that are read here."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from services.frontend.access.access import Caller
+from services.frontend.calls import Call, Calls
+from services.frontend.delta import Delta
+from services.frontend.generation import Generation
+from services.frontend.generator import Generator
+from services.frontend.request import Request
+from services.frontend.streams.following import Following, away, not_found
+from services.frontend.streams.maker import Deposed, Maker, Writer, exists, full
+from services.frontend.streams.store import Key, Store, StoreAway
+from services.frontend.streams.stream import Stream
+from shared.errors import (
+    InvalidArgument,
+    PermissionDenied,
+    QuireError,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+    transport,
+)
+from shared.logs import logger
+from shared.metrics.frontend import FrontendMetrics
+from shared.pb.frontend.v1 import stream_pb2 as pb
+from shared.settings.stream_limits import StreamLimits
+from shared.supervision import Tasks
+
+log = logger("streams")
+
+HEARTBEAT_S = 1.0  # a third of a lease
+AT_ONCE = 64  # heartbeats in flight
+UNREAD_S = 10.0  # after which what others make is forgotten here
+PASSING = (Unavailable, ResourceExhausted)
+
+
+class Remade(NamedTuple):
+    """A kept request, as its edge reads it again."""
+
+    request: Request
+    writer: Writer
+
+
+class Made(NamedTuple):
+    """A stream that is made here, and who makes it."""
+
+    stream: Stream
+    maker: Maker
+    writer: Writer
+
+
+Result = TypeVar("Result")
+Remake = Callable[[pb.KeptRequest], Remade]
+
+
+class Streams:
+    """Begins, finds, takes over, forgets. What a stream says is its maker's business, how it is read its own."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        calls: Calls,
+        store: Store,
+        *,
+        limits: StreamLimits,
+        retention_s: float,
+        metrics: FrontendMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`retention_s`: the longest that a request may ask for; 0: none is offered."""
+        self._generator = generator
+        self._calls = calls
+        self._store = store
+        self._limits = limits
+        self._retention_s = retention_s
+        self._metrics = metrics
+        self._clock = clock
+        self._remakes: dict[str, Remake] = {}
+        self._found: dict[Key, Stream] = {}
+        self._made: dict[Key, Made] = {}
+        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
+        self.following = Following(store, self._wanted, lose=self._lose, go_on=self._take_over)
+        metrics.streams.set_function(lambda: len(self._found))
+
+    def offer(self, remakes: Mapping[str, Remake]) -> None:
+        """Kinds of requests that can be gone on with here."""
+        self._remakes |= remakes
+
+    def retention_s(self, asked_s: float) -> float:
+        """Raises what a request for so long is told; 0: as long as there is."""
+        self._check_offered("resumable")
+        if not 0 <= asked_s <= self._retention_s:
+            raise InvalidArgument(
+                f"retention_s must be at most stream_retention_s={self._retention_s:g} of this server, got {asked_s:g}",
+                field="retention_s",
+            )
+        return asked_s or self._retention_s
+
+    def _check_offered(self, field: str) -> None:
+        if not self._retention_s:
+            raise Unimplemented(f"{field}: this server keeps no streams (stream_retention_s=0)", field=field)
+
+    async def begin(self, kept: pb.KeptRequest, request: Request, writer: Writer, call: Call) -> Stream:
+        """Returns once it is on its way, with a life of its own; `call` gives its place to it. Raises what its client
+        should hear instead. `kept`: kind, body and retention; the rest is the request's."""
+        _check(request)
+        seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
+        request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
+        key = Key(_tenant(call.caller, request.tenant), request.request_id)
+        self._check_room(key)
+        kept.request_id, kept.tenant, kept.seed = key.request_id, key.tenant, seed
+        kept.key_name = "" if call.caller is None else call.caller.key.name
+        call.request = request
+        stream = self._found[key] = Stream(key, kept)
+        made = self._new_maker(stream, writer)
+        task = self._start(made, self._make(made, request, call.caller, call))
+        await made.maker.begun.wait()
+        if task.done():
+            task.result()
+        return stream
+
+    def _check_room(self, key: Key) -> None:
+        if key in self._made or (key in self._found and not self._store.is_shared):
+            raise exists(key.request_id)
+        own = sum(1 for found in self._found if found.tenant == key.tenant)
+        if not self._store.is_shared and own >= self._limits.per_tenant:
+            raise full(self._limits)
+        most, num_bytes = self._limits.frontend_bytes, sum(stream.num_bytes for stream in self._found.values())
+        if num_bytes >= most:
+            raise ResourceExhausted(
+                f"resumable: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",
+                field="resumable",
+                retry_after_ms=1000,
+            )
+
+    def _new_maker(self, stream: Stream, writer: Writer, owner: str = "") -> Made:
+        maker = Maker(stream, self._store, self._limits, self._metrics, owner or uuid.uuid4().hex)
+        self._made[stream.key] = made = Made(stream, maker, writer)
+        stream.quiet_since_s = self._clock()
+        return made
+
+    def _start(self, made: Made, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self._running[made.stream.key] = task = self._tasks.start("stream", work)
+        task.add_done_callback(lambda _: self._ended(made))
+        return task
+
+    def _ended(self, made: Made) -> None:
+        made.maker.begun.set()  # whoever waits for it hears how it ended
+        self._running.pop(made.stream.key, None)
+        made.stream.quiet_since_s = self._clock()
+
+    async def _make(self, made: Made, request: Request, caller: Caller | None, outer: Call | None) -> None:
+        """`outer`: the call that began it; None for a stream that another frontend began."""
+        with self._calls.begin() as call:
+            call.route, call.caller, call.is_detached = f"stream {made.stream.kind}", caller, True
+            call.status = "CANCELLED"
+            if outer is not None:
+                call.traceparent = outer.traceparent
+                outer.lease.release()
+            try:
+                call.lease.take(1, 0)
+                await made.maker.run(self._generator, call, request, made.writer, is_new=outer is not None)
+                call.status = "OK" if call.error is None else transport(call.error).grpc_code.name
+            except Deposed:
+                self._deposed(made)
+            except QuireError as error:
+                call.error, call.status = error, transport(error).grpc_code.name
+                if outer is not None:
+                    self._forget(made.stream)
+                    raise
+                await self._refused(made, error)
+
+    async def _refused(self, made: Made, error: QuireError) -> None:
+        """What another frontend began cannot go on here: at all, or now."""
+        if isinstance(error, PASSING):
+            await made.maker.leave()
+            self._lose(made.stream, error)
+            return
+        try:
+            await made.maker.fail(error, made.writer)
+        except Deposed:
+            self._deposed(made)
+
+    def _deposed(self, made: Made) -> None:
+        """It goes on elsewhere: its readers go on with what is kept there, unless they have read on."""
+        stream = made.stream
+        log.warning("another frontend goes on with a stream", request=stream.key.request_id)
+        self._made.pop(stream.key, None)
+        if stream.num_shown > stream.num_kept:
+            again = f"the stream goes on elsewhere: attach again from offset {stream.num_kept} on"
+            self._lose(stream, Unavailable(again, retry_after_ms=1))
+        else:
+            stream.cut()
+            self.following.look_soon()
+
+    def _forget(self, stream: Stream) -> None:
+        if self._found.get(stream.key) is stream:
+            del self._found[stream.key]
+            self._made.pop(stream.key, None)
+
+    async def attach(self, tenant: str, request_id: str) -> Stream:
+        """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
+        self._check_offered("request_id")
+        key = Key(tenant, request_id)
+        if key not in self._found:
+            kept = await self._asked(self._store.request(key))
+            if kept is None:
+                raise not_found(request_id, is_shared=self._store.is_shared)
+            if key not in self._found:
+                self._found[key] = Stream(key, pb.KeptRequest.FromString(kept))
+        self._metrics.stream_attaches.inc()
+        return self._found[key]
+
+    async def cancel(self, tenant: str, request_id: str) -> None:
+        """Raises NotFound, Unavailable. What has ended stays as it is."""
+        self._check_offered("request_id")
+        key = Key(tenant, request_id)
+        if key in self._made:
+            self._made[key].maker.cancel()
+        elif not await self._asked(self._store.cancel(key)):
+            raise not_found(request_id, is_shared=self._store.is_shared)
+
+    @staticmethod
+    async def _asked(question: Awaitable[Result]) -> Result:
+        try:
+            return await question
+        except StoreAway:
+            raise away() from None
+
+    @contextmanager
+    def reading(self, stream: Stream) -> Iterator[None]:
+        """Around every reader."""
+        stream.num_readers += 1
+        self.following.look_soon()
+        try:
+            yield
+        finally:
+            stream.num_readers -= 1
+            stream.quiet_since_s = self._clock()
+
+    def _wanted(self) -> list[Stream]:
+        return [stream for stream in self._found.values() if stream.num_readers and self._is_followed(stream)]
+
+    def _is_followed(self, stream: Stream) -> bool:
+        return stream.key not in self._made and not stream.has_ended
+
+    def _lose(self, stream: Stream, error: QuireError) -> None:
+        self._forget(stream)
+        stream.lose(error)
+
+    def _take_over(self, stream: Stream, owner: str) -> None:
+        """Nobody else makes it any more."""
+        self._metrics.stream_takeovers.inc()
+        made = self._new_maker(stream, NoWords(), owner)
+        key_name = stream.request.key_name
+        self._start(made, self._go_on(made, self._calls.access.named(key_name) if key_name else None))
+
+    async def told(self, stream: Stream) -> list[bytes]:
+        """Its messages so far."""
+        while self._is_followed(stream) and await self.following.look([stream]):
+            pass
+        if stream.loss is not None:
+            raise stream.loss
+        return [entry.message for entry in stream.entries[: stream.num_shown] if not entry.HasField("end")]
+
+    async def _go_on(self, made: Made, caller: Caller | None) -> None:
+        kept = made.stream.request
+        try:
+            if kept.key_name and caller is None:
+                raise PermissionDenied(f"the API key {kept.key_name} that began the stream is not good any more")
+            if kept.kind not in self._remakes:
+                raise Unavailable(f"this frontend cannot go on with streams of the kind {kept.kind!r}")
+            request, writer = self._remakes[kept.kind](kept)
+        except QuireError as error:
+            await self._refused(made, error)
+            return
+        sampling = replace(request.sampling, seed=kept.seed)
+        request = replace(request, request_id=kept.request_id, tenant=kept.tenant, deadline_s=None, sampling=sampling)
+        made = self._made[made.stream.key] = made._replace(writer=writer)
+        await self._make(made, request, caller, None)
+
+    async def keep_alive(self) -> None:
+        """Renews leases and forgets what nobody wants, until cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self.beat()
+
+    async def beat(self) -> None:
+        """Once."""
+        leased = [made for made in self._made.values() if made.maker.has_to_renew]
+        for start in range(0, len(leased), AT_ONCE):
+            await asyncio.gather(*map(self._renew, leased[start : start + AT_ONCE]))
+        for stream in list(self._found.values()):
+            self._age(stream)
+
+    async def _renew(self, made: Made) -> None:
+        try:
+            await made.maker.renew()
+        except Deposed:
+            if (task := self._running.get(made.stream.key)) is not None:
+                task.cancel()
+            self._deposed(made)
+        made.maker.end_if_cancelled()
+
+    def _age(self, stream: Stream) -> None:
+        """Ends what nobody reads, and forgets what has ended, after its retention."""
+        now, made = self._clock(), self._made.get(stream.key)
+        if stream.num_readers or stream.quiet_since_s is None or (made is not None and made.maker.is_read_elsewhere):
+            stream.quiet_since_s = now
+        quiet_s = now - stream.quiet_since_s
+        is_over = quiet_s >= stream.request.retention_ms / 1000
+        if stream.key in self._running:
+            if is_over and made is not None:
+                made.maker.cancel()
+        elif made is None:
+            if quiet_s >= UNREAD_S:
+                self._forget(stream)
+        elif is_over or (self._store.is_shared and stream.num_kept == len(stream.entries) and not stream.num_readers):
+            self._forget(stream)
+
+    async def close(self) -> None:
+        """What is made here may go on elsewhere."""
+        await self.following.close()
+        await self._tasks.close()
+        await asyncio.gather(*(made.maker.leave() for made in self._made.values() if made.maker.has_to_renew))
+        await self._store.close()
+
+
+class NoWords:
+    """A Writer of a stream that was taken over, until its edge has read its request."""
+
+    def messages(self, deltas: list[Delta], generation: Generation) -> list[bytes]:
+        return []
+
+    def last(self, generation: Generation) -> list[bytes]:
+        return []
+
+    def failure(self, error: QuireError) -> list[bytes]:
+        return []
+
+
+def _tenant(caller: Caller | None, said: str) -> str:
+    return said if caller is None else caller.tenant
+
+
+def _check(request: Request) -> None:
+    """Raises InvalidArgument for what cannot be kept piece by piece."""
+    if len(request.prompts) != 1:
+        raise InvalidArgument(f"resumable is for one prompt, got {len(request.prompts)}", field="resumable")
+    if request.final_only:
+        raise InvalidArgument("resumable is for streams; the answer was asked for in one piece", field="resumable")
+    if request.sampling.beam_search is not None:
+        raise InvalidArgument("resumable cannot go with beam_search, whose results come at its end", field="resumable")

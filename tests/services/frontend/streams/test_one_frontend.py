@@ -1,0 +1,216 @@
+"""Streams that go on without their client, at one frontend without Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.streams.reading import (
+    asked,
+    attach,
+    bare,
+    everything,
+    first,
+    offsets,
+    refusal,
+    text,
+    tokens,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def script() -> AsyncIterator[ScriptedScheduler]:
+    async with scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S)) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def frontend(folder: Path, script: ScriptedScheduler) -> AsyncIterator[Running]:
+    async with running(folder, script.address) as started:
+        yield started
+
+
+async def test_what_is_attached_at_any_offset_is_the_rest_of_the_stream(frontend: Running) -> None:
+    messages = await everything(frontend.inference.Generate(asked("offsets")))
+    assert offsets(messages) == list(range(len(messages)))
+    for offset in range(len(messages) + 2):
+        assert await bare(attach(frontend, "offsets", offset)) == messages[offset:]
+
+
+async def test_a_stream_goes_on_without_its_client(frontend: Running, script: ScriptedScheduler) -> None:
+    whole = await everything(frontend.inference.Generate(asked("undisturbed")))
+    script.pause()
+    call = frontend.inference.Generate(asked("left"))
+    await script.until(lambda: script.num_running)
+    call.cancel()
+    script.resume()
+    found = await bare(attach(frontend, "left"))
+    assert (tokens(found), text(found)) == (tokens(whole), text(whole))
+    assert found[-1].finish_reason == finish_pb2.FINISH_REASON_LENGTH
+
+
+async def test_several_readers_get_the_same_messages_each_at_its_own_pace(frontend: Running) -> None:
+    begun = await first(frontend.inference.Generate(asked("several")), 2)
+    slow = attach(frontend, "several", 1)
+    fast = await asyncio.gather(*(bare(attach(frontend, "several")) for _ in range(3)))
+    assert fast[0] == fast[1] == fast[2]
+    assert fast[0][:2] == begun
+    assert await bare(slow) == fast[0][1:]
+
+
+async def test_an_answer_of_chat_is_taken_up_as_well(frontend: Running) -> None:
+    said = [pb.ChatMessage(role="user", content="hi")]
+    options = pb.RequestOptions(request_id="chat")
+    chat = pb.ChatRequest(messages=said, options=options, resumable=True)
+    chat.sampling.CopyFrom(asked("").sampling)
+    messages = await everything(frontend.inference.Chat(chat))
+    assert await bare(attach(frontend, "chat", 3)) == messages[3:]
+
+
+async def test_the_stream_of_another_tenant_is_not_there(frontend: Running) -> None:
+    await first(frontend.inference.Generate(asked("mine", tenant="a")), 1)
+    for tenant in ("", "b"):
+        refused = await refusal(attach(frontend, "mine", tenant=tenant))
+        assert refused.code() == grpc.StatusCode.NOT_FOUND
+        assert "'mine'" in (refused.details() or "")
+        cancel = frontend.inference.Cancel(pb.CancelRequest(request_id="mine", tenant=tenant))
+        assert (await refusal(cancel)).code() == grpc.StatusCode.NOT_FOUND
+    assert await bare(attach(frontend, "mine", tenant="a"))
+    by_metadata = frontend.inference.Attach(pb.AttachRequest(request_id="mine"), metadata=(("x-tenant", "a"),))
+    assert await bare(by_metadata)
+
+
+async def test_a_cancelled_stream_ends_for_all_its_readers(frontend: Running, script: ScriptedScheduler) -> None:
+    begun = await first(frontend.inference.Generate(asked("cancelled", n=2, max_tokens=400)), 1)
+    readers = [asyncio.create_task(bare(attach(frontend, "cancelled"))) for _ in range(2)]
+    await frontend.inference.Cancel(pb.CancelRequest(request_id="cancelled"))
+    messages, others = await asyncio.gather(*readers)
+    ends = {message.index: message.finish_reason for message in messages if message.finish_reason}
+    assert ends == dict.fromkeys(range(2), finish_pb2.FINISH_REASON_CANCELLED)
+    assert len(tokens(messages)) < 800
+    assert messages == others
+    assert messages[:1] == begun
+    await script.until(lambda: not script.num_running)
+    assert await bare(attach(frontend, "cancelled")) == messages
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ({"retention_s": 301}, grpc.StatusCode.INVALID_ARGUMENT, "retention_s must be at most stream_retention_s=300"),
+        ({"retention_s": -1}, grpc.StatusCode.INVALID_ARGUMENT, "got -1"),
+        ({"options": {"final_only": True}}, grpc.StatusCode.INVALID_ARGUMENT, "in one piece"),
+        ({"sampling": {"beam_search": {"width": 2}}}, grpc.StatusCode.INVALID_ARGUMENT, "beam_search"),
+        ({"options": {"request_id": "taken"}}, grpc.StatusCode.FAILED_PRECONDITION, "'taken'"),
+        ({"sampling": {"temperature": -1}}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(
+    frontend: Running, change: dict[str, Any], code: grpc.StatusCode, told: str
+) -> None:
+    if change.get("options", {}).get("request_id"):
+        await first(frontend.inference.Generate(asked("taken")), 1)
+    request = asked("refused")
+    request.MergeFrom(pb.GenerateRequest(**change))
+    refused = await refusal(frontend.inference.Generate(request))
+    assert (refused.code(), told in (refused.details() or "")) == (code, True), refused.details()
+    assert (await refusal(attach(frontend, "refused"))).code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_server_that_keeps_none_says_so(folder: Path, script: ScriptedScheduler) -> None:
+    async with running(folder, script.address, stream_retention_s=0) as frontend:
+        for call, field in (
+            (frontend.inference.Generate(asked("none")), "resumable"),
+            (attach(frontend, "none"), "request_id"),
+            (frontend.inference.Cancel(pb.CancelRequest(request_id="none")), "request_id"),
+        ):
+            refused = await refusal(call)
+            assert refused.code() == grpc.StatusCode.UNIMPLEMENTED
+            assert (refused.details() or "").startswith(f"{field}: this server keeps no streams")
+
+
+@pytest.mark.parametrize("bound", ["messages=3", "bytes=100"])
+async def test_a_stream_that_outgrows_its_bounds_ends(folder: Path, script: ScriptedScheduler, bound: str) -> None:
+    name, _, most = bound.partition("=")
+    async with running(folder, script.address, stream_limits={name: int(most)}) as frontend:
+        refused = await refusal(frontend.inference.Generate(asked("long", max_tokens=400)))
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert bound in (refused.details() or "")
+        await script.until(lambda: not script.num_running)
+        assert bound in ((await refusal(attach(frontend, "long"))).details() or "")
+
+
+async def test_a_tenant_has_only_so_many_streams(folder: Path, script: ScriptedScheduler) -> None:
+    async with running(folder, script.address, stream_limits={"per_tenant": 2}) as frontend:
+        for number in range(2):
+            await first(frontend.inference.Generate(asked(str(number))), 1)
+        refused = await refusal(frontend.inference.Generate(asked("2")))
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "per_tenant=2" in (refused.details() or "")
+        assert await everything(frontend.inference.Generate(asked("2", tenant="other")))
+
+
+class Clock:
+    """Stands still."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
+    folder: Path, script: ScriptedScheduler
+) -> None:
+    async with running(folder, script.address) as frontend:
+        streams = frontend.frontend._streams
+        streams._clock = clock = Clock()
+        script.pause()
+        call = frontend.inference.Generate(asked("unread", max_tokens=400, retention_s=50))
+        await script.until(lambda: script.num_running)
+        clock.now += 1000
+        await streams.beat()
+        assert script.num_running, "somebody reads it"
+        call.cancel()
+        while any(stream.num_readers for stream in streams._found.values()):
+            await asyncio.sleep(0)
+        clock.now += 49
+        await streams.beat()
+        assert script.num_running
+        clock.now += 1
+        await streams.beat()
+        script.resume()
+        await script.until(lambda: not script.num_running)
+        found = await bare(attach(frontend, "unread"))
+        assert found[-1].finish_reason == finish_pb2.FINISH_REASON_CANCELLED
+        clock.now += 49
+        await streams.beat()
+        assert await bare(attach(frontend, "unread")) == found
+        clock.now += 50
+        await streams.beat()
+        assert (await refusal(attach(frontend, "unread"))).code() == grpc.StatusCode.NOT_FOUND
+        assert (await frontend.metrics())["quire_frontend_streams"] == 0
+
+
+async def test_the_page_counts_a_call_once_and_its_tokens(folder: Path, script: ScriptedScheduler) -> None:
+    async with running(folder, script.address) as frontend:
+        await everything(frontend.inference.Generate(asked("counted", tenant="t")))
+        await bare(attach(frontend, "counted", tenant="t"))
+        await frontend.until_idle()
+        found = await frontend.metrics()
+        assert found["quire_frontend_streams"] == 1
+        assert found["quire_frontend_stream_attaches_total"] == 1
+        assert found["vllm:generation_tokens_total"] == 24
+        print({name: value for name, value in found.items() if "tenant" in name and value})

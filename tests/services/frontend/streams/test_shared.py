@@ -1,0 +1,230 @@
+"""Streams of one frontend that are read, ended and gone on with at another, through a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+import pytest_asyncio
+import redis
+
+from shared.pb.common.v1 import finish_pb2
+from shared.pb.inference.v1 import inference_pb2 as pb
+from tests.redis_server import RedisServer
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.streams.reading import (
+    asked,
+    attach,
+    bare,
+    everything,
+    first,
+    offsets,
+    refusal,
+    text,
+    tokens,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+NUMBERS = itertools.count()
+
+
+class Pair(NamedTuple):
+    """Two frontends of one cluster."""
+
+    a: Running
+    b: Running
+    script: ScriptedScheduler
+    redis: RedisServer
+
+    def ask_redis(self) -> Any:
+        return redis.Redis.from_url(self.redis.url)
+
+    @property
+    def last_seed(self) -> int:
+        """Of the request that was submitted last; its samples count from there."""
+        last = self.script.submissions[-1]
+        return int(last.sampling.seed - last.first_sample)
+
+    async def kill_maker(self, request_id: str) -> None:
+        """What is made at `a` stops in the middle, and nobody renews its lease, as when its process is killed."""
+        self.script.pause()
+        streams = self.a.frontend._streams
+        (key,) = (key for key in streams._made if key.request_id == request_id)
+        streams._running[key].cancel()
+        made = streams._made[key]
+        while key in streams._running:
+            await asyncio.sleep(0)
+        streams._forget(made.stream)
+        with self.ask_redis() as client:
+            (lease,) = client.keys(f"*:lease:{request_id}")
+            assert client.delete(lease) == 1
+        self.script.resume()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    started = RedisServer(tmp_path_factory.mktemp("redis"), tcp=True)
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(folder: Path, server: RedisServer) -> AsyncIterator[Pair]:
+    """Told of the scheduler by their settings: Redis is for streams alone."""
+    async with (
+        scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S)) as script,
+        running(folder, script.address, redis=server.url, id="a") as a,
+        running(folder, script.address, redis=server.url, id="b") as b,
+    ):
+        yield Pair(a, b, script, server)
+
+
+async def test_a_stream_is_read_at_any_frontend_while_it_is_made_and_afterwards(pair: Pair) -> None:
+    call = pair.a.inference.Generate(asked("live"))
+    elsewhere = asyncio.create_task(bare(attach(pair.b, "live", 2))) if await first(call, 1) else None
+    assert elsewhere is not None
+    whole = await bare(attach(pair.a, "live"))
+    assert offsets(whole) == list(range(len(whole)))
+    assert await elsewhere == whole[2:]
+    for offset in range(len(whole) + 1):
+        assert await bare(attach(pair.b, "live", offset)) == whole[offset:]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"n": 2, "logprobs": 2, "temperature": 0.5, "prompt_logprobs": 1},
+        {"stop": ["nobody says that", "neither this"], "temperature": 0},
+        {"n": 2, "seed": None},
+    ],
+    ids=["seeded", "samples with log-probabilities", "stop strings", "unseeded"],
+)
+async def test_whoever_reads_goes_on_with_what_a_dead_frontend_has_left(pair: Pair, sampling: dict[str, Any]) -> None:
+    """After any number of messages: none is lost, none comes twice, and the text is the undisturbed one."""
+    for num_before in (1, 7):
+        request = asked(f"dead-{next(NUMBERS)}", **{k: v for k, v in sampling.items() if v is not None})
+        if "seed" in sampling:
+            request.sampling.ClearField("seed")
+        before = await first(pair.a.inference.Generate(request), num_before)
+        await pair.kill_maker(request.options.request_id)
+        seed = pair.last_seed
+        after = await bare(attach(pair.b, request.options.request_id, num_before))
+        assert pair.last_seed == seed
+        found = [*before, *after]
+        assert offsets(found) == list(range(len(found)))
+        assert await bare(attach(pair.b, request.options.request_id)) == found
+        request.options.request_id += "-undisturbed"
+        request.sampling.seed = seed
+        whole = await everything(pair.a.inference.Generate(request))
+        for sample in range(request.sampling.n or 1):
+            again = [message for message in found if message.index == sample]
+            once = [message for message in whole if message.index == sample]
+            assert (tokens(again), text(again)) == (tokens(once), text(once))
+            assert [entry for m in again for entry in m.logprobs] == [entry for m in once for entry in m.logprobs]
+            assert [e for m in again for e in m.prompt_logprobs] == [e for m in once for e in m.prompt_logprobs]
+            assert again[-1].finish_reason == once[-1].finish_reason == finish_pb2.FINISH_REASON_LENGTH
+            assert again[-1].usage.completion_tokens == once[-1].usage.completion_tokens
+    assert (await pair.b.metrics())["quire_frontend_stream_takeovers_total"] >= 2
+
+
+async def test_readers_of_a_stream_whose_maker_dies_go_on_without_a_word(pair: Pair) -> None:
+    before = await first(pair.a.inference.Generate(asked("watched", max_tokens=60)), 2)
+    readers = [asyncio.create_task(bare(attach(pair.b, "watched"))) for _ in range(2)]
+    await first(attach(pair.b, "watched"), 3)
+    await pair.kill_maker("watched")
+    one, other = await asyncio.gather(*readers)
+    assert one == other
+    assert one[:2] == before
+    assert len(tokens(one)) == 60
+
+
+async def test_a_frontend_that_leaves_hands_its_streams_over(pair: Pair, folder: Path) -> None:
+    settings: dict[str, Any] = {"redis": pair.redis.url, "drain_timeout_s": 0.01}
+    async with running(folder, pair.script.address, **settings) as leaving:
+        before = await first(leaving.inference.Generate(asked("handed", max_tokens=100)), 3)
+    with pair.ask_redis() as client:
+        assert not client.keys("*:lease:handed")
+    after = await bare(attach(pair.b, "handed", 3))
+    assert len(tokens([*before, *after])) == 100
+
+
+async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair: Pair) -> None:
+    """It has not died after all: its readers go on with what the other makes."""
+    pair.script.pause()
+    call = pair.a.inference.Generate(asked("still", max_tokens=50))
+    await pair.script.until(lambda: pair.script.num_running)
+    with pair.ask_redis() as client:
+        client.delete(*client.keys("*:lease:still"))
+    reader = asyncio.create_task(bare(attach(pair.b, "still")))
+    await pair.script.until(lambda: pair.script.num_running == 2)
+    pair.script.resume()
+    own = await everything(call)
+    assert own == await reader
+    assert len(tokens(own)) == 50
+    await pair.script.until(lambda: not pair.script.num_running)
+
+
+async def test_any_frontend_ends_a_stream(pair: Pair) -> None:
+    await first(pair.a.inference.Generate(asked("ended", max_tokens=400)), 1)
+    await pair.b.inference.Cancel(pb.CancelRequest(request_id="ended"))
+    found = await bare(attach(pair.b, "ended"))
+    assert found[-1].finish_reason == finish_pb2.FINISH_REASON_CANCELLED
+    assert (await refusal(pair.b.inference.Cancel(pb.CancelRequest(request_id="none")))).code() == (
+        grpc.StatusCode.NOT_FOUND
+    )
+
+
+async def test_ids_tenants_and_bounds_are_those_of_the_cluster(pair: Pair, folder: Path) -> None:
+    await first(pair.a.inference.Generate(asked("one", tenant="t")), 1)
+    refused = await refusal(pair.b.inference.Generate(asked("one", tenant="t")))
+    assert refused.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert (await refusal(attach(pair.b, "one", tenant="u"))).code() == grpc.StatusCode.NOT_FOUND
+    settings: dict[str, Any] = {"redis": pair.redis.url, "stream_limits": {"per_tenant": 1}}
+    async with running(folder, pair.script.address, **settings) as strict:
+        refused = await refusal(strict.inference.Generate(asked("two", tenant="t")))
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_what_redis_keeps_expires(pair: Pair) -> None:
+    await everything(pair.a.inference.Generate(asked("expires", retention_s=100)))
+    with pair.ask_redis() as client:
+        left_ms = {key.decode().split(":")[-2]: client.pttl(key) for key in client.keys("*:expires")}
+        assert left_ms.keys() >= {"request", "log"}
+        assert all(0 < left <= 100_000 for left in left_ms.values())
+        client.delete(*client.keys("*:expires"))
+    await pair.a.frontend._streams.beat()
+    assert (await refusal(attach(pair.b, "expires"))).code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_redis_away_costs_what_can_be_attached_and_no_token(pair: Pair) -> None:
+    """Last: it goes. Messages that are not kept say so by having no offset, until it is back, even empty."""
+    found: list[Any] = []
+    async for message in pair.a.inference.Generate(asked("away", max_tokens=60)):
+        found.append(message)
+        if len(found) == 1:
+            pair.redis.stop()
+        if offsets(found)[-1] is None and offsets(found).count(None) == 3:
+            pair.script.pause()
+            refused = await refusal(attach(pair.b, "away"))
+            assert refused.code() == grpc.StatusCode.UNAVAILABLE
+            assert "Redis is away" in (refused.details() or "")
+            refused = await refusal(pair.b.inference.Generate(asked("new")))
+            assert refused.code() == grpc.StatusCode.UNAVAILABLE
+            pair.redis.start()
+            await pair.a.frontend._streams.beat()
+            pair.script.resume()
+    assert offsets(found)[0] == 0
+    assert offsets(found)[-1] == len(found) - 1
+    assert len(tokens(found)) == 60
+    assert tokens(await bare(attach(pair.b, "away"))) == tokens(found)
+    assert (await pair.a.metrics())["quire_frontend_streams_unkept_total"] == 1
