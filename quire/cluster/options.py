@@ -227,6 +227,13 @@ def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> Servi
     return ServiceSpec("worker", name, flags)
 
 
+def _kept_streams(options: ClusterOptions, redis: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Frontends that share a port and no Redis keep no streams: whoever comes back would meet another one."""
+    if redis["redis"] != "none":
+        return redis
+    return {"stream_retention_s": 0.0} if options.frontends > 1 else {}
+
+
 def _frontend(
     options: ClusterOptions, index: int, schedulers: list[str], redis: Mapping[str, Any], ports: Mapping[str, int]
 ) -> ServiceSpec:
@@ -239,7 +246,7 @@ def _frontend(
         **ports,
         "admin_port": options.admin_port if index == 0 else 0,
         "schedulers": tuple(schedulers),
-        **(redis if redis["redis"] != "none" else {}),
+        **_kept_streams(options, redis),
         **options.settings.get("frontend", {}),
     }
     return ServiceSpec("frontend", name, flags)

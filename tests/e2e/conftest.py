@@ -20,6 +20,7 @@ def running_cluster(
     frontends: int = 1,
     schedulers: int = 1,
     apart: tuple[int, int] = (0, 0),
+    redis: str = "auto",
     **settings: dict[str, Any],
 ) -> Iterator[Cluster]:
     """A cluster with `worker={...}`, `scheduler={...}`, `frontend={...}` settings; its logs go to stderr.
@@ -30,6 +31,7 @@ def running_cluster(
         decode_workers=apart[1],
         frontends=frontends,
         schedulers=schedulers,
+        redis=redis,
         http_port=0,
         grpc_port=0,
         settings=settings,

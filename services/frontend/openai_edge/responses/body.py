@@ -100,7 +100,7 @@ class ResponsesBody(PlainFields):
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
         if self.background and not self.stream:
-            raise Unimplemented("background is offered for streams: send stream=true", field="background")
+            raise Unimplemented("background is not offered without stream=true", field="background")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidArgument(
                 f"max_tool_calls must be at least 1, got {self.max_tool_calls}", field="max_tool_calls"

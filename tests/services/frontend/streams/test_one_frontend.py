@@ -129,88 +129,98 @@ async def test_what_cannot_be_kept_is_refused(
     assert (await refusal(attach(frontend, "refused"))).code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_server_that_keeps_none_says_so(folder: Path, script: ScriptedScheduler) -> None:
-    async with running(folder, script.address, stream_retention_s=0) as frontend:
-        for call, field in (
-            (frontend.inference.Generate(asked("none")), "resumable"),
-            (attach(frontend, "none"), "request_id"),
-            (frontend.inference.Cancel(pb.CancelRequest(request_id="none")), "request_id"),
-        ):
-            refused = await refusal(call)
-            assert refused.code() == grpc.StatusCode.UNIMPLEMENTED
-            assert (refused.details() or "").startswith(f"{field}: this server keeps no streams")
+async def test_a_server_that_keeps_none_says_so(frontend: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend.frontend._streams, "_retention_s", 0.0)
+    for call, field in (
+        (frontend.inference.Generate(asked("none")), "resumable"),
+        (attach(frontend, "none"), "request_id"),
+        (frontend.inference.Cancel(pb.CancelRequest(request_id="none")), "request_id"),
+    ):
+        refused = await refusal(call)
+        assert refused.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert (refused.details() or "").startswith(f"{field}: this server keeps no streams")
 
 
-@pytest.mark.parametrize("bound", ["messages=3", "bytes=100"])
-async def test_a_stream_that_outgrows_its_bounds_ends(folder: Path, script: ScriptedScheduler, bound: str) -> None:
-    name, _, most = bound.partition("=")
-    async with running(folder, script.address, stream_limits={name: int(most)}) as frontend:
-        refused = await refusal(frontend.inference.Generate(asked("long", max_tokens=400)))
-        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert bound in (refused.details() or "")
-        await script.until(lambda: not script.num_running)
-        assert bound in ((await refusal(attach(frontend, "long"))).details() or "")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def strict(folder: Path, script: ScriptedScheduler) -> AsyncIterator[Running]:
+    limits = {"messages": 100, "bytes": 20_000, "per_tenant": 2}
+    async with running(folder, script.address, stream_limits=limits, stream_retention_s=50) as started:
+        yield started
 
 
-async def test_a_tenant_has_only_so_many_streams(folder: Path, script: ScriptedScheduler) -> None:
-    async with running(folder, script.address, stream_limits={"per_tenant": 2}) as frontend:
-        for number in range(2):
-            await first(frontend.inference.Generate(asked(str(number))), 1)
-        refused = await refusal(frontend.inference.Generate(asked("2")))
-        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "per_tenant=2" in (refused.details() or "")
-        assert await everything(frontend.inference.Generate(asked("2", tenant="other")))
+@pytest.mark.parametrize(("bound", "sampling"), [("messages=100", {}), ("bytes=20000", {"logprobs": 20})])
+async def test_a_stream_that_outgrows_its_bounds_ends(
+    strict: Running, script: ScriptedScheduler, bound: str, sampling: dict[str, Any]
+) -> None:
+    refused = await refusal(strict.inference.Generate(asked("long", tenant=bound, max_tokens=400, **sampling)))
+    assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert bound in (refused.details() or "")
+    await script.until(lambda: not script.num_running)
+    assert bound in ((await refusal(attach(strict, "long", tenant=bound))).details() or "")
+
+
+async def test_a_tenant_has_only_so_many_streams(strict: Running) -> None:
+    for number in range(2):
+        await first(strict.inference.Generate(asked(str(number), tenant="t")), 1)
+    refused = await refusal(strict.inference.Generate(asked("2", tenant="t")))
+    assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "per_tenant=2" in (refused.details() or "")
+    assert await everything(strict.inference.Generate(asked("2", tenant="other")))
 
 
 class Clock:
     """Stands still."""
 
-    now = 1000.0
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
 
 async def test_what_nobody_reads_ends_and_is_forgotten_after_its_retention(
-    folder: Path, script: ScriptedScheduler
+    strict: Running, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(folder, script.address) as frontend:
-        streams = frontend.frontend._streams
-        streams._clock = clock = Clock()
-        script.pause()
-        call = frontend.inference.Generate(asked("unread", max_tokens=400, retention_s=50))
-        await script.until(lambda: script.num_running)
-        clock.now += 1000
-        await streams.beat()
-        assert script.num_running, "somebody reads it"
-        call.cancel()
-        while any(stream.num_readers for stream in streams._found.values()):
-            await asyncio.sleep(0)
-        clock.now += 49
-        await streams.beat()
-        assert script.num_running
-        clock.now += 1
-        await streams.beat()
-        script.resume()
-        await script.until(lambda: not script.num_running)
-        found = await bare(attach(frontend, "unread"))
-        assert found[-1].finish_reason == finish_pb2.FINISH_REASON_CANCELLED
-        clock.now += 49
-        await streams.beat()
-        assert await bare(attach(frontend, "unread")) == found
-        clock.now += 50
-        await streams.beat()
-        assert (await refusal(attach(frontend, "unread"))).code() == grpc.StatusCode.NOT_FOUND
-        assert (await frontend.metrics())["quire_frontend_streams"] == 0
+    streams, clock = strict.frontend._streams, Clock()
+    monkeypatch.setattr(streams, "_clock", clock)
+    script.pause()
+    call = strict.inference.Generate(asked("unread", tenant="reader", max_tokens=90))
+    await script.until(lambda: script.num_running)
+    clock.now += 1000
+    await streams.beat()
+    script.resume()
+    await call.read()
+    script.pause()
+    call.cancel()
+    while any(stream.num_readers for stream in streams._found.values()):
+        await asyncio.sleep(0)
+    clock.now += 49
+    await streams.beat()
+    assert script.num_running, "somebody may still come"
+    clock.now += 1
+    await streams.beat()
+    script.resume()
+    await script.until(lambda: not script.num_running)
+    found = await bare(attach(strict, "unread", tenant="reader"))
+    assert found[-1].finish_reason == finish_pb2.FINISH_REASON_CANCELLED
+    clock.now += 49
+    await streams.beat()
+    assert await bare(attach(strict, "unread", tenant="reader")) == found
+    clock.now += 50
+    await streams.beat()
+    assert (await refusal(attach(strict, "unread", tenant="reader"))).code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_the_page_counts_a_call_once_and_its_tokens(folder: Path, script: ScriptedScheduler) -> None:
-    async with running(folder, script.address) as frontend:
-        await everything(frontend.inference.Generate(asked("counted", tenant="t")))
-        await bare(attach(frontend, "counted", tenant="t"))
-        await frontend.until_idle()
-        found = await frontend.metrics()
-        assert found["quire_frontend_streams"] == 1
-        assert found["quire_frontend_stream_attaches_total"] == 1
-        assert found["vllm:generation_tokens_total"] == 24
-        print({name: value for name, value in found.items() if "tenant" in name and value})
+async def test_the_page_counts_a_call_once_and_its_tokens_once(frontend: Running) -> None:
+    await frontend.until_idle()
+    before = await frontend.metrics()
+    await everything(frontend.inference.Generate(asked("counted", tenant="counted")))
+    await bare(attach(frontend, "counted", tenant="counted"))
+    await frontend.until_idle()
+    found = await frontend.metrics()
+    changed = {name: value - before.get(name, 0) for name, value in found.items()}
+    assert changed["quire_frontend_streams"] == 1
+    assert changed["quire_frontend_stream_attaches_total"] == 1
+    assert changed["vllm:generation_tokens_total"] == 24
+    assert changed["quire_frontend_grpc_requests_total{code=OK,method=Generate}"] == 1
+    assert found["quire_frontend_tenant_calls_total{outcome=answered,tenant=counted}"] == 1
+    assert found["quire_frontend_tenant_tokens_total{kind=output,tenant=counted}"] == 24

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
-import redis
 
+from shared import secret_file
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from tests.redis_server import RedisServer
-from tests.services.frontend.running import Running, running
-from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.running import running
+from tests.services.frontend.streams.pair import Pair, paired
 from tests.services.frontend.streams.reading import (
     asked,
     attach,
@@ -36,39 +37,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUMBERS = itertools.count()
 
 
-class Pair(NamedTuple):
-    """Two frontends of one cluster."""
-
-    a: Running
-    b: Running
-    script: ScriptedScheduler
-    redis: RedisServer
-
-    def ask_redis(self) -> Any:
-        return redis.Redis.from_url(self.redis.url)
-
-    @property
-    def last_seed(self) -> int:
-        """Of the request that was submitted last; its samples count from there."""
-        last = self.script.submissions[-1]
-        return int(last.sampling.seed - last.first_sample)
-
-    async def kill_maker(self, request_id: str) -> None:
-        """What is made at `a` stops in the middle, and nobody renews its lease, as when its process is killed."""
-        self.script.pause()
-        streams = self.a.frontend._streams
-        (key,) = (key for key in streams._made if key.request_id == request_id)
-        streams._running[key].cancel()
-        made = streams._made[key]
-        while key in streams._running:
-            await asyncio.sleep(0)
-        streams._forget(made.stream)
-        with self.ask_redis() as client:
-            (lease,) = client.keys(f"*:lease:{request_id}")
-            assert client.delete(lease) == 1
-        self.script.resume()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     started = RedisServer(tmp_path_factory.mktemp("redis"), tcp=True)
@@ -79,13 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(folder: Path, server: RedisServer) -> AsyncIterator[Pair]:
-    """Told of the scheduler by their settings: Redis is for streams alone."""
-    async with (
-        scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S)) as script,
-        running(folder, script.address, redis=server.url, id="a") as a,
-        running(folder, script.address, redis=server.url, id="b") as b,
-    ):
-        yield Pair(a, b, script, server)
+    async with paired(folder, server) as found:
+        yield found
 
 
 async def test_a_stream_is_read_at_any_frontend_while_it_is_made_and_afterwards(pair: Pair) -> None:
@@ -193,6 +156,22 @@ async def test_ids_tenants_and_bounds_are_those_of_the_cluster(pair: Pair, folde
     async with running(folder, pair.script.address, **settings) as strict:
         refused = await refusal(strict.inference.Generate(asked("two", tenant="t")))
         assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_stream_goes_on_as_its_key_s_own(folder: Path, server: RedisServer, tmp_path: Path) -> None:
+    """With the tenant and the salt of the key that began it; with another key it is not there."""
+    keys = tmp_path / "keys.yaml"
+    entries = [{"name": name, "key": f"sk-{name}", "tenant": f"of-{name}"} for name in ("one", "other")]
+    secret_file.write(keys, json.dumps({"keys": entries}))
+    async with paired(folder, server, api_keys=str(keys)) as pair:
+        own, other = ((("authorization", f"Bearer sk-{name}"),) for name in ("one", "other"))
+        before = await first(pair.a.inference.Generate(asked("keyed", max_tokens=60), metadata=own), 3)
+        await pair.kill_maker("keyed")
+        assert (await refusal(attach(pair.b, "keyed", metadata=other))).code() == grpc.StatusCode.NOT_FOUND
+        after = await bare(attach(pair.b, "keyed", 3, metadata=own))
+        assert len(tokens([*before, *after])) == 60
+        one, again = pair.script.submissions
+        assert (again.tenant, again.root_hash) == (one.tenant, one.root_hash) == ("of-one", one.root_hash)
 
 
 async def test_what_redis_keeps_expires(pair: Pair) -> None:

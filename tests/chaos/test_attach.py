@@ -1,0 +1,127 @@
+"""Frontends that are killed while they stream, and readers who take their streams up at another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from quire.client import AsyncClient
+from quire.cluster import Cluster
+from quire.outputs import Delta
+from quire.params import SamplingParams
+from quire.requests import Options
+from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
+from tests.chaos.streams import greedy, prompts
+from tests.e2e.conftest import running_cluster
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+NUM_STREAMS = 6
+
+
+def seeded(index: int) -> SamplingParams:
+    """Two samples each, with log-probabilities."""
+    return SamplingParams(n=2, temperature=0.8, top_p=0.9, seed=1000 + index, logprobs=2, max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def with_redis() -> Iterator[Cluster]:
+    with running_cluster(redis="embedded", worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+        yield cluster
+
+
+@dataclass
+class Reader:
+    """One stream as it was read, at whichever frontend."""
+
+    prompt: str
+    params: SamplingParams
+    options: Options
+    deltas: list[Delta] = field(default_factory=list)
+    broke: bool = False
+
+    async def begin(self, client: AsyncClient) -> None:
+        """Until its frontend dies."""
+        try:
+            async for delta in client.stream(self.prompt, self.params, self.options):
+                self.deltas.append(delta)
+        except Exception:
+            self.broke = True
+
+    async def go_on(self, client: AsyncClient) -> None:
+        async for delta in client.attach(self.options.request_id, len(self.deltas)):
+            self.deltas.append(delta)
+
+    @property
+    def said(self) -> dict[int, tuple[str, list[int], list[str]]]:
+        """By sample: text, tokens, ends."""
+        return {
+            sample: (
+                "".join(delta.text for delta in own),
+                [token for delta in own for token in delta.token_ids],
+                [delta.finish_reason for delta in own if delta.finish_reason],
+            )
+            for sample in {delta.index for delta in self.deltas}
+            if (own := [delta for delta in self.deltas if delta.index == sample])
+        }
+
+
+@asynccontextmanager
+async def another_frontend(cluster: Cluster) -> AsyncIterator[tuple[str, int]]:
+    """Of the same cluster, with a port of its own: its address and its process."""
+    spec = cluster.process("frontend-0").spec
+    flags = {name: spec.flags[name] for name in ("redis", "redis_password_file", "cluster_secret_file")}
+    named = {"id": "other", "http-port": "0", "grpc-port": "0", **flags}
+    command = [sys.executable, "-m", "quire", "frontend"]
+    for name, value in named.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    command += ["--model", str(cluster.options.model_folder), "--served-model-name", cluster.options.model_name]
+    command += ["--schedulers", cluster.process("scheduler-0").addresses["grpc"]]
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    try:
+        assert process.stdout is not None
+        words = (await process.stdout.readline()).decode().split()
+        yield dict(word.split("=", 1) for word in words[2:])["grpc"], process.pid
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("kind", [greedy, seeded])
+async def test_a_frontend_is_killed_and_its_streams_go_on_at_another(
+    with_redis: Cluster, kind: Callable[[int], SamplingParams]
+) -> None:
+    """To the last token as if nothing had happened, none lost and none twice; and for readers who come later."""
+    options = [Options(request_id=f"{kind.__name__}-{i}", resumable=True) for i in range(NUM_STREAMS)]
+    readers = [Reader(prompt, kind(i), options[i]) for i, prompt in enumerate(prompts()[:NUM_STREAMS])]
+    async with another_frontend(with_redis) as (address, process):
+        doomed = AsyncClient(address)
+        begun = [asyncio.create_task(reader.begin(doomed)) for reader in readers]
+        async with asyncio.timeout(120):
+            while not all(len(reader.deltas) > 10 + 3 * i for i, reader in enumerate(readers)):
+                await asyncio.sleep(0.002)
+        os.kill(process, signal.SIGKILL)
+        await asyncio.gather(*begun)
+        await doomed.close()
+    assert sum(reader.broke for reader in readers) >= NUM_STREAMS // 2, "they were in the middle"
+    client = AsyncClient(with_redis.grpc_address)
+    await asyncio.gather(*(reader.go_on(client) for reader in readers))
+    later = [replace(reader, deltas=[]) for reader in readers]
+    await asyncio.gather(*(reader.go_on(client) for reader in later))
+    undisturbed = [Reader(reader.prompt, reader.params, Options()) for reader in readers]
+    await asyncio.gather(*(reader.begin(client) for reader in undisturbed))
+    await client.close()
+    for reader, again, whole in zip(readers, later, undisturbed, strict=True):
+        assert [delta.offset for delta in reader.deltas] == list(range(len(reader.deltas)))
+        assert again.deltas == reader.deltas
+        assert reader.said == whole.said
+    await asyncio.to_thread(leaves_nothing_behind, with_redis)

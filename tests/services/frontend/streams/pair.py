@@ -1,0 +1,58 @@
+"""Two frontends of one cluster with a real Redis, and the death of one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis
+
+from tests.redis_server import RedisServer
+from tests.services.frontend.running import Running, running
+from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
+
+
+class Pair(NamedTuple):
+    """`a` makes streams, `b` goes on with them."""
+
+    a: Running
+    b: Running
+    script: ScriptedScheduler
+    redis: RedisServer
+
+    def ask_redis(self) -> Any:
+        return redis.Redis.from_url(self.redis.url)
+
+    @property
+    def last_seed(self) -> int:
+        """Of the request that was submitted last; its samples count from there."""
+        last = self.script.submissions[-1]
+        return int(last.sampling.seed - last.first_sample)
+
+    async def kill_maker(self, request_id: str) -> None:
+        """What `a` makes stops in the middle, and nobody renews its lease, as when its process is killed."""
+        self.script.pause()
+        streams = self.a.frontend._streams
+        (key,) = (key for key in streams._made if key.request_id == request_id)
+        made = streams._made[key]
+        streams._running[key].cancel()
+        while key in streams._running:
+            await asyncio.sleep(0)
+        streams._forget(made.stream)
+        with self.ask_redis() as client:
+            assert client.delete(*client.keys(f"*:lease:{request_id}")) == 1
+        self.script.resume()
+
+
+@asynccontextmanager
+async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIterator[Pair]:
+    """Told of the scheduler by their settings: Redis is for streams alone."""
+    async with (
+        scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S, max_model_len=4096)) as script,
+        running(folder, script.address, redis=server.url, id="a", **settings) as a,
+        running(folder, script.address, redis=server.url, id="b", **settings) as b,
+    ):
+        yield Pair(a, b, script, server)
