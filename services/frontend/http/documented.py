@@ -23,6 +23,7 @@ STATUSES: Mapping[str, str] = {
     "404": "No such model, response or path",
     "405": "No such method here",
     "408": "The call came too slowly",
+    "409": "Something that is there is in the way: an id in use, a stream of the other port",
     "413": "The body is too large",
     "429": "Full, or over the key's rate; Retry-After says when to come back",
     "431": "The headers are too large",

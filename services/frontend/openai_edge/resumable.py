@@ -24,6 +24,9 @@ from shared.errors import FailedPrecondition, InvalidArgument
 from shared.pb.frontend.v1 import stream_pb2
 
 STREAMS = "/v1/streams/{request_id}"
+NOTHING_MORE: dict[int | str, dict[str, Any]] = {
+    204: {"description": "It has ended, and nothing comes behind that event"}
+}
 LAST_EVENT = "last-event-id"
 
 
@@ -45,7 +48,9 @@ class Resumable:
         self._streams = streams
         self._kinds: set[str] = set()
         self.router = APIRouter(tags=["streams"])
-        self.router.add_api_route(STREAMS, self.attach, methods=["GET"], response_class=Response)
+        self.router.add_api_route(
+            STREAMS, self.attach, methods=["GET"], response_class=Response, responses=NOTHING_MORE
+        )
         self.router.add_api_route(STREAMS, self.cancel, methods=["DELETE"])
 
     def offer(self, kind: str, again: Again) -> None:

@@ -99,6 +99,8 @@ class Maker:
             call.error = Internal(type(fault).__name__)
             log.exception("a stream failed", request=request.request_id)
             await self.fail(Internal("internal error"), writer)
+        finally:
+            self._generation = None
 
     async def fail(self, error: QuireError, writer: Writer) -> None:
         """Ends it. Raises Deposed."""
@@ -207,11 +209,11 @@ class Maker:
         return await self._store.append(self._stream.key, self._owner, place, written, keep_ms, is_last=is_last)
 
     async def _keep_anew(self, is_last: bool) -> Standing:
-        """Redis has lost it."""
+        """Redis has lost it, or a part of it."""
         stream = self._stream
         try:
             await self._store.create(
-                stream.key, stream.request.SerializeToString(), self._owner, self._keep_ms(is_last), 2**31
+                stream.key, stream.request.SerializeToString(), self._owner, self._keep_ms(is_last), 2**31, anew=True
             )
         except Exists:
             return Standing(is_mine=False)

@@ -20,7 +20,9 @@ ENTRIES_AT_ONCE = 512  # that one look brings
 CREATE = """
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local owner = redis.call('GET', KEYS[3])
+local is_mine = ARGV[7] == '1' and (not owner or owner == ARGV[2])
+if redis.call('EXISTS', KEYS[1]) == 1 and not is_mine then return 0 end
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
 if redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[4]) then return -1 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[5])
@@ -32,6 +34,7 @@ return 1
 """
 
 # A maker that stood still finds that another has its lease, or has written behind the entry where it is: it stops.
+# A log that lacks entries is that of a Redis which came back with an old state: its maker keeps all of it anew.
 APPEND = """
 local function standing(is_there, is_mine)
     return {is_there, is_mine, redis.call('EXISTS', KEYS[5]), redis.call('EXISTS', KEYS[6])}
@@ -39,7 +42,9 @@ end
 if redis.call('EXISTS', KEYS[1]) == 0 then return standing(0, 1) end
 local owner = redis.call('GET', KEYS[3])
 if owner and owner ~= ARGV[1] then return standing(1, 0) end
-if redis.call('LLEN', KEYS[2]) ~= tonumber(ARGV[4]) then return standing(1, 0) end
+local lacks = tonumber(ARGV[4]) - redis.call('LLEN', KEYS[2])
+if lacks > 0 then return standing(0, 1) end
+if lacks < 0 then return standing(1, 0) end
 for i = 7, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 if ARGV[5] == '1' then
     redis.call('DEL', KEYS[3])
@@ -71,9 +76,11 @@ class RedisStore:
         self._append = redis.register_script(APPEND)
         self._leave = redis.register_script(LEAVE)
 
-    async def create(self, key: Key, request: bytes, owner: str, keep_ms: int, most: int) -> None:
+    async def create(
+        self, key: Key, request: bytes, owner: str, keep_ms: int, most: int, *, anew: bool = False
+    ) -> None:
         keys = [self._key(key, name) for name in ("request", "log", "lease")]
-        args = [request, owner, LEASE_MS, most, keep_ms, key.request_id]
+        args = [request, owner, LEASE_MS, most, keep_ms, key.request_id, int(anew)]
         done = await _answered(self._create(keys=[*keys, self._index(key)], args=args))
         if done == 0:
             raise Exists

@@ -49,8 +49,10 @@ class Store(Protocol):
 
     is_shared: bool
 
-    async def create(self, key: Key, request: bytes, owner: str, keep_ms: int, most: int) -> None:
-        """Raises Exists, or Full where the tenant has `most`."""
+    async def create(
+        self, key: Key, request: bytes, owner: str, keep_ms: int, most: int, *, anew: bool = False
+    ) -> None:
+        """Raises Exists, or Full where the tenant has `most`. `anew`: one that nobody else makes is emptied."""
 
     async def append(
         self, key: Key, owner: str, place: int, entries: Sequence[bytes], keep_ms: int, *, is_last: bool = False
@@ -81,7 +83,9 @@ class OnlyHere:
 
     is_shared = False
 
-    async def create(self, key: Key, request: bytes, owner: str, keep_ms: int, most: int) -> None:
+    async def create(
+        self, key: Key, request: bytes, owner: str, keep_ms: int, most: int, *, anew: bool = False
+    ) -> None:
         """Whoever has the streams knows what there is."""
 
     async def append(

@@ -50,7 +50,7 @@ class Stream:
         """Not to be seen yet."""
         for entry in entries:
             self.entries.append(entry)
-            self.num_bytes += len(entry.message) + entry.ByteSize()
+            self.num_bytes += entry.ByteSize()
 
     def keep(self, count: int) -> None:
         """So many of them are, and may be seen."""
@@ -67,7 +67,7 @@ class Stream:
         """What is not kept is another's to make."""
         del self.entries[self.num_kept :]
         self.num_shown = self.num_kept
-        self.num_bytes = sum(len(entry.message) + entry.ByteSize() for entry in self.entries)
+        self.num_bytes = sum(entry.ByteSize() for entry in self.entries)
 
     def lose(self, error: QuireError) -> None:
         """Readers hear it behind what there is."""

@@ -22,6 +22,7 @@ from services.frontend.streams.maker import Deposed, Maker, Writer, exists, full
 from services.frontend.streams.store import Key, Store, StoreAway
 from services.frontend.streams.stream import Stream
 from shared.errors import (
+    Internal,
     InvalidArgument,
     PermissionDenied,
     QuireError,
@@ -136,11 +137,14 @@ class Streams:
         own = sum(1 for found in self._found if found.tenant == key.tenant)
         if not self._store.is_shared and own >= self._limits.per_tenant:
             raise full(self._limits)
+        self._check_memory("resumable")
+
+    def _check_memory(self, field: str) -> None:
         most, num_bytes = self._limits.frontend_bytes, sum(stream.num_bytes for stream in self._found.values())
         if num_bytes >= most:
             raise ResourceExhausted(
-                f"resumable: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",
-                field="resumable",
+                f"{field}: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",
+                field=field,
                 retry_after_ms=1000,
             )
 
@@ -176,14 +180,19 @@ class Streams:
                 self._deposed(made)
             except QuireError as error:
                 call.error, call.status = error, transport(error).grpc_code.name
+                await self._refused(made, error, is_new=outer is not None)
                 if outer is not None:
-                    self._forget(made.stream)
                     raise
-                await self._refused(made, error)
+            except Exception as fault:
+                call.error, call.status = Internal(type(fault).__name__), "INTERNAL"
+                log.exception("a stream failed", request=request.request_id)
+                told = Internal("internal error")
+                await self._refused(made, told, is_new=outer is not None)
+                raise told from None
 
-    async def _refused(self, made: Made, error: QuireError) -> None:
-        """What another frontend began cannot go on here: at all, or now."""
-        if isinstance(error, PASSING):
+    async def _refused(self, made: Made, error: QuireError, *, is_new: bool) -> None:
+        """It does not begin, or what another frontend began cannot go on here: at all, or now."""
+        if is_new or isinstance(error, PASSING):
             await made.maker.leave()
             self._lose(made.stream, error)
             return
@@ -214,6 +223,7 @@ class Streams:
         self._check_offered("request_id")
         key = Key(tenant, request_id)
         if key not in self._found:
+            self._check_memory("request_id")
             kept = await self._asked(self._store.request(key))
             if kept is None:
                 raise not_found(request_id, is_shared=self._store.is_shared)
@@ -283,7 +293,7 @@ class Streams:
                 raise Unavailable(f"this frontend cannot go on with streams of the kind {kept.kind!r}")
             request, writer = self._remakes[kept.kind](kept)
         except QuireError as error:
-            await self._refused(made, error)
+            await self._refused(made, error, is_new=False)
             return
         sampling = replace(request.sampling, seed=kept.seed)
         request = replace(request, request_id=kept.request_id, tenant=kept.tenant, deadline_s=None, sampling=sampling)

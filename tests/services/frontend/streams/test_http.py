@@ -13,6 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from shared.settings.stream_limits import StreamLimits
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up
@@ -170,6 +171,15 @@ async def test_what_cannot_be_kept_is_refused(
     path = "/v1/completions"
     refused = await pair.a.http.post(path, json={**ASK, "prompt": "x", **body}, headers=headers)
     assert (refused.status_code, told in refused.text) == (400, True), refused.text
+
+
+async def test_a_stream_that_breaks_off_says_so_to_all_its_readers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.a.frontend._streams, "_limits", StreamLimits(messages=8))
+    body = {**ASK, "messages": SAID, "request_id": "broken", "max_tokens": 400}
+    events = await read(pair.a, "POST", "/v1/chat/completions", json=body)
+    assert "messages=8" in json.loads(events[-2].data)["error"]["message"]
+    assert events[-1].data == "[DONE]"
+    assert await resumed(pair.b, "broken") == events
 
 
 async def test_each_port_names_the_other_for_its_streams(pair: Pair) -> None:

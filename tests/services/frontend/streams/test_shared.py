@@ -137,6 +137,19 @@ async def test_a_maker_that_stood_still_gives_way_to_the_one_that_took_over(pair
     await pair.script.until(lambda: not pair.script.num_running)
 
 
+async def test_a_redis_that_comes_back_with_an_old_state_costs_nothing(pair: Pair) -> None:
+    """The log lacks entries that readers have seen: who makes the stream keeps them anew."""
+    before = await first(pair.a.inference.Generate(asked("old", max_tokens=100)), 5)
+    pair.script.pause()
+    with pair.ask_redis() as client:
+        client.ltrim(client.keys("*:log:old")[0], 0, 1)
+    pair.script.resume()
+    found = await bare(attach(pair.b, "old"))
+    assert found[:5] == before
+    assert offsets(found) == list(range(len(found)))
+    assert len(tokens(found)) == 100
+
+
 async def test_any_frontend_ends_a_stream(pair: Pair) -> None:
     await first(pair.a.inference.Generate(asked("ended", max_tokens=400)), 1)
     await pair.b.inference.Cancel(pb.CancelRequest(request_id="ended"))
@@ -171,6 +184,12 @@ async def test_a_stream_goes_on_as_its_key_s_own(folder: Path, server: RedisServ
         after = await bare(attach(pair.b, "keyed", 3, metadata=own))
         assert len(tokens([*before, *after])) == 60
         one, again = pair.script.submissions
+        await first(pair.a.inference.Generate(asked("withdrawn", max_tokens=60), metadata=own), 3)
+        await pair.kill_maker("withdrawn")
+        secret_file.write(keys, json.dumps({"keys": [{**entries[1], "tenant": "of-one"}]}))
+        refused = await refusal(attach(pair.b, "withdrawn", metadata=other))
+        assert refused.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert "the API key one" in (refused.details() or "")
         assert (again.tenant, again.root_hash) == (one.tenant, one.root_hash) == ("of-one", one.root_hash)
 
 
