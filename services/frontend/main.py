@@ -50,7 +50,6 @@ from services.frontend.output_processor.answer_formats import AnswerFormats
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.scheduler_client.patience import Patience
 from services.frontend.sglang_edge.routes import SglangRoutes
-from services.frontend.streams.streams import Streams
 from services.frontend.through_redis import ThroughRedis
 from services.frontend.tokenizer.tokenizer import Tokenizer
 from services.frontend.vllm_edge import service as vllm_engine
@@ -159,14 +158,7 @@ class Frontend:
             reader=Reader.of(folder, config, identity.name, self._tokenizer),
         )
         self._generator = self._new_generator(identity)
-        self._streams = Streams(
-            self._generator,
-            self._calls,
-            self._redis.stream_store(),
-            limits=settings.limits_of_streams,
-            retention_s=settings.stream_retention_s,
-            metrics=self.metrics,
-        )
+        self._streams = self._redis.streams(self._generator, self._calls)
         self._add_grpc_services()
         self._add_grpc_dialects()
         self._http = self._new_http_server()
@@ -374,8 +366,7 @@ class Frontend:
             restarted("gRPC connections", self._grpc_watch.run, is_needed=False),
             restarted("loop delay", lambda: watch_loop_delay(self.metrics), is_needed=False),
             *self._redis.tasks(),
-            restarted("streams made elsewhere", self._streams.following.run),
-            restarted("leases of streams", self._streams.keep_alive),
+            *self._streams.tasks(),
             *self._offline.tasks(),
         ]
         await first(http, *background, self._drain_when_asked(http))

@@ -1,4 +1,4 @@
-"""What a frontend shares with others through Redis: keys and their use, schedulers, and who holds which prefixes."""
+"""What a frontend shares with others through Redis: keys and their use, schedulers, holders of prefixes, streams."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 from services.frontend.access.access import Access
 from services.frontend.access.shared_use import SharedUse
 from services.frontend.access.sources import KeyFile, OneKey, RedisKeys, Source
+from services.frontend.calls import Calls
 from services.frontend.directory.directory import Directory
 from services.frontend.directory.prefix_lookup import NoPrefixes, Prefixes, PrefixLookup
+from services.frontend.generator import Generator
 from services.frontend.scheduler_client.client import SchedulerClient
 from services.frontend.streams.redis_store import RedisStore
-from services.frontend.streams.store import OnlyHere, Store
+from services.frontend.streams.store import OnlyHere
+from services.frontend.streams.streams import Streams
+from services.frontend.streams.terms import Terms
 from shared import prefix_index
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1 import model_pb2
@@ -66,11 +70,13 @@ class ThroughRedis:
         self._lookup = PrefixLookup(self.directory, lambda: client.usable_sessions, self._metrics)
         return self._lookup
 
-    def stream_store(self) -> Store:
-        """For streams that outlive the calls of their clients."""
-        if self._settings.redis == "none":
-            return OnlyHere()
-        return RedisStore(self._connect(), self._settings.redis_namespace)
+    def streams(self, generator: Generator, calls: Calls) -> Streams:
+        """Those that outlive the calls of their clients; without Redis in this process alone."""
+        settings = self._settings
+        is_shared = settings.redis != "none"
+        store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else OnlyHere()
+        terms = Terms(settings.stream_retention_s, settings.limits_of_streams)
+        return Streams(generator, calls, store, terms=terms, metrics=self._metrics)
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run as long as the frontend runs."""

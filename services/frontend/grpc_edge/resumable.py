@@ -83,7 +83,7 @@ class Resumable:
 
     async def begin(self, kind: str, asked: Asked, request: Request, call: Call, context: Context) -> None:
         """Streams it to whoever asked. Raises QuireError."""
-        retention_s = self._streams.retention_s(asked.retention_s)
+        retention_s = self._streams.terms.agreed_s(asked.retention_s)
         kept = stream_pb2.KeptRequest(kind=kind, body=asked.SerializeToString(), retention_ms=round(1000 * retention_s))
         writer = Messages(request.request_id, KINDS[kind].to_message)
         stream = await self._streams.begin(kept, request, writer, call)

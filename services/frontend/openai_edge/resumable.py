@@ -68,7 +68,7 @@ class Resumable:
         self, kind: str, body: BaseModel, sent: CallHeaders, again: Again, asked_s: float | None = None
     ) -> Response:
         """`asked_s`: its retention, if the body says one. Raises QuireError."""
-        retention_s = self._streams.retention_s(asked_s or 0)
+        retention_s = self._streams.terms.agreed_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
                 f"{TIMEOUT} cannot go with a resumable stream, which outlives its call, got {sent.timeout_s:g}",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from services.frontend.streams.store import Found, Store, StoreAway, parsed
 from services.frontend.streams.stream import Stream
-from shared.errors import NotFound, QuireError, Unavailable
+from services.frontend.streams.terms import away, not_found
+from shared.errors import QuireError
 from shared.logs import logger
 from shared.supervision import Tasks
 
@@ -74,7 +75,7 @@ class Following:
         if stream.has_ended or news.entries or stream in self._taking:
             return
         if not news.is_there:
-            self._lose(stream, not_found(stream.key.request_id, is_shared=self._store.is_shared))
+            self._lose(stream, not_found(stream.key, is_shared=self._store.is_shared))
         elif not news.is_made:
             self._taking.add(stream)
             self._tasks.start("take over", self._take_over(stream))
@@ -111,13 +112,3 @@ class Following:
 def _add(stream: Stream, news: Found) -> None:
     stream.add(map(parsed, news.entries))
     stream.keep(len(stream.entries))
-
-
-def away() -> Unavailable:
-    return Unavailable("Redis is away, where streams are kept: attach again later", retry_after_ms=1000)
-
-
-def not_found(request_id: str, *, is_shared: bool) -> NotFound:
-    where = "" if is_shared else ", or another frontend has it: without Redis each keeps its own"
-    text = f"request_id: there is no stream {request_id!r}: none was begun, its time is over{where}"
-    return NotFound(text, field="request_id")

@@ -15,13 +15,13 @@ from services.frontend.generator import Generator, Resume
 from services.frontend.request import Request
 from services.frontend.streams.store import Exists, Full, Standing, Store, StoreAway
 from services.frontend.streams.stream import Stream
+from services.frontend.streams.terms import Terms, exists
 from services.frontend.streams.told import as_told, delta_of, told
-from shared.errors import FailedPrecondition, Internal, QuireError, ResourceExhausted, Unavailable, to_proto
+from shared.errors import FailedPrecondition, Internal, QuireError, Unavailable, to_proto
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED
 from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.settings.stream_limits import StreamLimits
 
 log = logger("streams")
 
@@ -48,13 +48,11 @@ class Deposed(Exception):
 class Maker:
     """Of one stream, for as long as it is made here."""
 
-    def __init__(
-        self, stream: Stream, store: Store, limits: StreamLimits, metrics: FrontendMetrics, owner: str
-    ) -> None:
+    def __init__(self, stream: Stream, store: Store, terms: Terms, metrics: FrontendMetrics, owner: str) -> None:
         """`owner`: unique for each time that somebody begins."""
         self._stream = stream
         self._store = store
-        self._limits = limits
+        self._terms = terms
         self._metrics = metrics
         self._owner = owner
         self._untold: list[pb.Told] = []  # deltas without a message of their own
@@ -114,12 +112,12 @@ class Maker:
         kept.prompt_digest = _digest(generation)
         try:
             await self._store.create(
-                key, kept.SerializeToString(), self._owner, self._keep_ms(False), self._limits.per_tenant
+                key, kept.SerializeToString(), self._owner, self._keep_ms(False), self._terms.limits.per_tenant
             )
         except Exists:
-            raise exists(key.request_id) from None
+            raise exists(key) from None
         except Full:
-            raise full(self._limits) from None
+            raise self._terms.full() from None
         except StoreAway:
             raise Unavailable(
                 "resumable: Redis is away, where streams are kept; without resumable the request is served",
@@ -159,19 +157,10 @@ class Maker:
         entries = [*map(_message, messages)]
         entries[-1].told.extend(self._untold)
         self._untold.clear()
-        self._check(entries)
+        self._terms.check_growth(self._stream, len(entries), sum(entry.ByteSize() for entry in entries))
         await self._keep(entries)
         if self._is_cancelled and self._generation is not None:
             self._generation.abort()
-
-    def _check(self, entries: Sequence[pb.KeptMessage]) -> None:
-        limits, stream = self._limits, self._stream
-        for name, found in (
-            ("messages", stream.num_messages + len(entries)),
-            ("bytes", stream.num_bytes + sum(entry.ByteSize() for entry in entries)),
-        ):
-            if found > (most := getattr(limits, name)):
-                raise ResourceExhausted(f"stream_limits: a stream may have {name}={most}, this one would have {found}")
 
     async def _keep(self, entries: Iterable[pb.KeptMessage]) -> None:
         """Shows them once they are kept, or cannot be. Raises Deposed."""
@@ -253,15 +242,3 @@ def _digest(generation: Generation) -> bytes:
 
 def _message(message: bytes) -> pb.KeptMessage:
     return pb.KeptMessage(message=message)
-
-
-def exists(request_id: str) -> FailedPrecondition:
-    return FailedPrecondition(f"request_id: {request_id!r} is that of a stream which is kept", field="request_id")
-
-
-def full(limits: StreamLimits) -> ResourceExhausted:
-    return ResourceExhausted(
-        f"resumable: stream_limits allow a tenant per_tenant={limits.per_tenant} streams that run or are kept",
-        field="resumable",
-        retry_after_ms=1000,
-    )

@@ -17,25 +17,23 @@ from services.frontend.delta import Delta
 from services.frontend.generation import Generation
 from services.frontend.generator import Generator
 from services.frontend.request import Request
-from services.frontend.streams.following import Following, away, not_found
-from services.frontend.streams.maker import Deposed, Maker, Writer, exists, full
+from services.frontend.streams.following import Following
+from services.frontend.streams.maker import Deposed, Maker, Writer
 from services.frontend.streams.store import Key, Store, StoreAway
 from services.frontend.streams.stream import Stream
+from services.frontend.streams.terms import Terms, away, check, exists, not_found
 from shared.errors import (
     Internal,
-    InvalidArgument,
     PermissionDenied,
     QuireError,
     ResourceExhausted,
     Unavailable,
-    Unimplemented,
     transport,
 )
 from shared.logs import logger
 from shared.metrics.frontend import FrontendMetrics
 from shared.pb.frontend.v1 import stream_pb2 as pb
-from shared.settings.stream_limits import StreamLimits
-from shared.supervision import Tasks
+from shared.supervision import Tasks, restarted
 
 log = logger("streams")
 
@@ -73,17 +71,14 @@ class Streams:
         calls: Calls,
         store: Store,
         *,
-        limits: StreamLimits,
-        retention_s: float,
+        terms: Terms,
         metrics: FrontendMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`retention_s`: the longest that a request may ask for; 0: none is offered."""
         self._generator = generator
         self._calls = calls
         self._store = store
-        self._limits = limits
-        self._retention_s = retention_s
+        self.terms = terms
         self._metrics = metrics
         self._clock = clock
         self._remakes: dict[str, Remake] = {}
@@ -98,24 +93,10 @@ class Streams:
         """Kinds of requests that can be gone on with here."""
         self._remakes |= remakes
 
-    def retention_s(self, asked_s: float) -> float:
-        """Raises what a request for so long is told; 0: as long as there is."""
-        self._check_offered("resumable")
-        if not 0 <= asked_s <= self._retention_s:
-            raise InvalidArgument(
-                f"retention_s must be at most stream_retention_s={self._retention_s:g} of this server, got {asked_s:g}",
-                field="retention_s",
-            )
-        return asked_s or self._retention_s
-
-    def _check_offered(self, field: str) -> None:
-        if not self._retention_s:
-            raise Unimplemented(f"{field}: this server keeps no streams (stream_retention_s=0)", field=field)
-
     async def begin(self, kept: pb.KeptRequest, request: Request, writer: Writer, call: Call) -> Stream:
         """Returns once it is on its way, with a life of its own; `call` gives its place to it. Raises what its client
         should hear instead. `kept`: kind, body and retention; the rest is the request's."""
-        _check(request)
+        check(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
         key = Key(_tenant(call.caller, request.tenant), request.request_id)
@@ -133,23 +114,14 @@ class Streams:
 
     def _check_room(self, key: Key) -> None:
         if key in self._made or (key in self._found and not self._store.is_shared):
-            raise exists(key.request_id)
+            raise exists(key)
         own = sum(1 for found in self._found if found.tenant == key.tenant)
-        if not self._store.is_shared and own >= self._limits.per_tenant:
-            raise full(self._limits)
-        self._check_memory("resumable")
-
-    def _check_memory(self, field: str) -> None:
-        most, num_bytes = self._limits.frontend_bytes, sum(stream.num_bytes for stream in self._found.values())
-        if num_bytes >= most:
-            raise ResourceExhausted(
-                f"{field}: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",
-                field=field,
-                retry_after_ms=1000,
-            )
+        if not self._store.is_shared and own >= self.terms.limits.per_tenant:
+            raise self.terms.full()
+        self.terms.check_memory("resumable", self._found.values())
 
     def _new_maker(self, stream: Stream, writer: Writer, owner: str = "") -> Made:
-        maker = Maker(stream, self._store, self._limits, self._metrics, owner or uuid.uuid4().hex)
+        maker = Maker(stream, self._store, self.terms, self._metrics, owner or uuid.uuid4().hex)
         self._made[stream.key] = made = Made(stream, maker, writer)
         stream.quiet_since_s = self._clock()
         return made
@@ -220,13 +192,13 @@ class Streams:
 
     async def attach(self, tenant: str, request_id: str) -> Stream:
         """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
-        self._check_offered("request_id")
+        self.terms.check_offered("request_id")
         key = Key(tenant, request_id)
         if key not in self._found:
-            self._check_memory("request_id")
+            self.terms.check_memory("request_id", self._found.values())
             kept = await self._asked(self._store.request(key))
             if kept is None:
-                raise not_found(request_id, is_shared=self._store.is_shared)
+                raise not_found(key, is_shared=self._store.is_shared)
             if key not in self._found:
                 self._found[key] = Stream(key, pb.KeptRequest.FromString(kept))
         self._metrics.stream_attaches.inc()
@@ -234,12 +206,12 @@ class Streams:
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         """Raises NotFound, Unavailable. What has ended stays as it is."""
-        self._check_offered("request_id")
+        self.terms.check_offered("request_id")
         key = Key(tenant, request_id)
         if key in self._made:
             self._made[key].maker.cancel()
         elif not await self._asked(self._store.cancel(key)):
-            raise not_found(request_id, is_shared=self._store.is_shared)
+            raise not_found(key, is_shared=self._store.is_shared)
 
     @staticmethod
     async def _asked(question: Awaitable[Result]) -> Result:
@@ -339,6 +311,11 @@ class Streams:
         elif is_over or (self._store.is_shared and stream.num_kept == len(stream.entries) and not stream.num_readers):
             self._forget(stream)
 
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run as long as the frontend runs."""
+        followed = restarted("streams made elsewhere", self.following.run)
+        return [followed, restarted("leases of streams", self.keep_alive)]
+
     async def close(self) -> None:
         """What is made here may go on elsewhere."""
         await self.following.close()
@@ -362,13 +339,3 @@ class NoWords:
 
 def _tenant(caller: Caller | None, said: str) -> str:
     return said if caller is None else caller.tenant
-
-
-def _check(request: Request) -> None:
-    """Raises InvalidArgument for what cannot be kept piece by piece."""
-    if len(request.prompts) != 1:
-        raise InvalidArgument(f"resumable is for one prompt, got {len(request.prompts)}", field="resumable")
-    if request.final_only:
-        raise InvalidArgument("resumable is for streams; the answer was asked for in one piece", field="resumable")
-    if request.sampling.beam_search is not None:
-        raise InvalidArgument("resumable cannot go with beam_search, whose results come at its end", field="resumable")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+from typing import Any
 
 import pytest
 import redis
@@ -62,3 +63,24 @@ def test_a_redis_of_others_gets_what_it_was_given() -> None:
         assert all(f["redis"] == "redis://10.0.0.1:6379" and "redis_password_file" not in f for f in flags)
     finally:
         endpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "retention_s"),
+    [
+        ({"frontends": 2, "redis": "none"}, 0.0),
+        ({"frontends": 2, "redis": "none", "settings": {"frontend": {"stream_retention_s": 9.0}}}, 9.0),
+        ({"frontends": 2, "redis": "redis://elsewhere"}, None),
+        ({"frontends": 1, "redis": "none"}, None),
+    ],
+)
+def test_frontends_that_share_a_port_and_no_redis_keep_no_streams(
+    options: dict[str, Any], retention_s: float | None
+) -> None:
+    endpoints = Endpoints()
+    try:
+        specs = plan(ClusterOptions(http_port=0, grpc_port=0, **options), endpoints, MetricsPorts(endpoints, 0))
+    finally:
+        endpoints.close()
+    found = [spec.flags.get("stream_retention_s") for spec in specs if getattr(spec, "role", "") == "frontend"]
+    assert found == [retention_s] * options["frontends"]

@@ -11,8 +11,14 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from quire.client import Client
+from quire.outputs import Delta
+from quire.params import SamplingParams
+from quire.requests import Options
+from services.frontend.streams.terms import Terms
 from shared.pb.common.v1 import finish_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
+from shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.streams.reading import (
@@ -79,6 +85,23 @@ async def test_an_answer_of_chat_is_taken_up_as_well(frontend: Running) -> None:
     assert await bare(attach(frontend, "chat", 3)) == messages[3:]
 
 
+async def test_the_python_client_takes_a_stream_up(frontend: Running) -> None:
+    """From any thread; and ends it."""
+
+    def attached() -> list[Delta]:
+        with Client(frontend.frontend.grpc_address) as client:
+            options = Options(request_id="python", resumable=True, retention_s=60)
+            for delta in client.stream("hello", SamplingParams(max_tokens=400, ignore_eos=True), options):
+                assert delta.offset == 0
+                break
+            client.cancel("python")
+            return [*client.attach("python", 1)]
+
+    deltas = await asyncio.to_thread(attached)
+    assert [delta.offset for delta in deltas] == list(range(1, len(deltas) + 1))
+    assert deltas[-1].finish_reason == "cancelled"
+
+
 async def test_the_stream_of_another_tenant_is_not_there(frontend: Running) -> None:
     await first(frontend.inference.Generate(asked("mine", tenant="a")), 1)
     for tenant in ("", "b"):
@@ -130,7 +153,7 @@ async def test_what_cannot_be_kept_is_refused(
 
 
 async def test_a_server_that_keeps_none_says_so(frontend: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend.frontend._streams, "_retention_s", 0.0)
+    monkeypatch.setattr(frontend.frontend._streams, "terms", Terms(0.0, StreamLimits()))
     for call, field in (
         (frontend.inference.Generate(asked("none")), "resumable"),
         (attach(frontend, "none"), "request_id"),

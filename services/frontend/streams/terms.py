@@ -1,0 +1,85 @@
+"""What resumable streams are offered, and the words for what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.frontend.request import Request
+from services.frontend.streams.store import Key
+from services.frontend.streams.stream import Stream
+from shared.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unimplemented
+from shared.settings.stream_limits import StreamLimits
+
+RETRY_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Of one frontend."""
+
+    retention_s: float  # the longest that a request may ask for; 0: none is offered
+    limits: StreamLimits
+
+    def check_offered(self, field: str) -> None:
+        """Raises Unimplemented."""
+        if not self.retention_s:
+            raise Unimplemented(f"{field}: this server keeps no streams (stream_retention_s=0)", field=field)
+
+    def agreed_s(self, asked_s: float) -> float:
+        """Of a request that asks for so long, 0: as long as there is. Raises Unimplemented, InvalidArgument."""
+        self.check_offered("resumable")
+        if not 0 <= asked_s <= self.retention_s:
+            raise InvalidArgument(
+                f"retention_s must be at most stream_retention_s={self.retention_s:g} of this server, got {asked_s:g}",
+                field="retention_s",
+            )
+        return asked_s or self.retention_s
+
+    def check_memory(self, field: str, streams: Iterable[Stream]) -> None:
+        """Raises ResourceExhausted."""
+        most, num_bytes = self.limits.frontend_bytes, sum(stream.num_bytes for stream in streams)
+        if num_bytes >= most:
+            raise ResourceExhausted(
+                f"{field}: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",
+                field=field,
+                retry_after_ms=RETRY_MS,
+            )
+
+    def full(self) -> ResourceExhausted:
+        most = self.limits.per_tenant
+        text = f"resumable: stream_limits allow a tenant per_tenant={most} streams that run or are kept"
+        return ResourceExhausted(text, field="resumable", retry_after_ms=RETRY_MS)
+
+    def check_growth(self, stream: Stream, num_messages: int, num_bytes: int) -> None:
+        """By so much. Raises ResourceExhausted."""
+        for name, found in (
+            ("messages", stream.num_messages + num_messages),
+            ("bytes", stream.num_bytes + num_bytes),
+        ):
+            if found > (most := getattr(self.limits, name)):
+                raise ResourceExhausted(f"stream_limits: a stream may have {name}={most}, this one would have {found}")
+
+
+def check(request: Request) -> None:
+    """Raises InvalidArgument for what cannot be kept piece by piece."""
+    if len(request.prompts) != 1:
+        raise InvalidArgument(f"resumable is for one prompt, got {len(request.prompts)}", field="resumable")
+    if request.final_only:
+        raise InvalidArgument("resumable is for streams; the answer was asked for in one piece", field="resumable")
+    if request.sampling.beam_search is not None:
+        raise InvalidArgument("resumable cannot go with beam_search, whose results come at its end", field="resumable")
+
+
+def exists(key: Key) -> FailedPrecondition:
+    return FailedPrecondition(f"request_id: {key.request_id!r} is that of a stream which is kept", field="request_id")
+
+
+def not_found(key: Key, *, is_shared: bool) -> NotFound:
+    where = "" if is_shared else ", or another frontend has it: without Redis each keeps its own"
+    text = f"request_id: there is no stream {key.request_id!r}: none was begun, its time is over{where}"
+    return NotFound(text, field="request_id")
+
+
+def away() -> Unavailable:
+    return Unavailable("Redis is away, where streams are kept: attach again later", retry_after_ms=RETRY_MS)
