@@ -80,6 +80,17 @@ async def test_a_unary_call_of_connect_is_plain_http(frontend: Running) -> None:
     assert in_json.headers["trailer-quire-frontend"]
 
 
+async def test_a_page_takes_a_stream_up_again(frontend: Running) -> None:
+    asked = pb.GenerateRequest(text="Hm?", resumable=True, options=pb.RequestOptions(request_id="page"))
+    kind = "application/connect+proto"
+    begun = frames((await called(frontend, "Generate", kind, frame(0, asked.SerializeToString()))).content)
+    attached = frame(0, pb.AttachRequest(request_id="page", offset=1).SerializeToString())
+    told = frames((await called(frontend, "Attach", kind, attached)).content)
+    again = [pb.AttachResponse.FromString(data).generate for _, data in told[:-1]]
+    assert again == [pb.GenerateResponse.FromString(data) for _, data in begun[1:-1]]
+    assert len(again) > 1
+
+
 async def test_a_stream_of_connect_ends_with_a_message_of_its_own(frontend: Running) -> None:
     reply = await called(frontend, "Generate", "application/connect+proto", frame(0, ASK.SerializeToString()))
     *told, last = frames(reply.content)
