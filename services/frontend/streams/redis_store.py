@@ -5,6 +5,7 @@ All keys of a tenant have one hash tag, so that Redis Cluster keeps them togethe
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from services.frontend.streams.store import Exists, Found, Full, Key, Standing, StoreAway
+from shared.supervision import is_asked_to_end
 
 LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
 READ_MS = 3000  # for so long a look at a stream counts as a reader
@@ -138,7 +140,13 @@ class RedisStore:
 
 
 async def _answered(question: Awaitable[Result]) -> Result:
+    """Whoever was asked to end while it waited ends, whatever the client made of that."""
     try:
-        return await question
+        answer = await question
     except (RedisError, OSError) as error:
+        if is_asked_to_end():
+            raise asyncio.CancelledError from None
         raise StoreAway(f"{type(error).__name__}: {error}") from None
+    if is_asked_to_end():
+        raise asyncio.CancelledError
+    return answer

@@ -38,9 +38,10 @@ class Pair(NamedTuple):
         streams = self.a.frontend._streams
         (key,) = (key for key in streams._made if key.request_id == request_id)
         made = streams._made[key]
-        streams._running[key].cancel()
-        while key in streams._running:
-            await asyncio.sleep(0)
+        task = streams._running[key]
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=60)
+        assert done, "it was asked to end, and goes on"
         streams._forget(made.stream)
         with self.ask_redis() as client:
             assert client.delete(*client.keys(f"*:lease:{request_id}")) == 1
