@@ -59,7 +59,8 @@ def worker_of(client: Client) -> admin_pb2.ServiceStatus:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("caching", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_streams_that_preempt_each_other_say_what_they_say_alone(caching: bool) -> None:
     settings: dict[str, dict[str, Any]] = {
         "worker": {"num_blocks": 300, "max_num_seqs": STREAMS},
