@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from shared.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from quire.client import AsyncClient, Client
+    from quire.async_client import AsyncClient
+    from quire.client import Client
     from quire.llm import LLM, AsyncLLM
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
@@ -19,7 +20,7 @@ _HOMES = {
     "AsyncLLM": "quire.llm",
     "LLMEngine": "quire.engine",
     "Client": "quire.client",
-    "AsyncClient": "quire.client",
+    "AsyncClient": "quire.async_client",
     "BeamSearch": "quire.params",
     "RepetitionDetection": "quire.params",
     "SamplingParams": "quire.params",

@@ -1,14 +1,11 @@
-"""A cluster's gRPC API from Python, blocking and asynchronous."""
+"""A cluster's gRPC API from Python, blocking."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Unpack
-
-import grpc
 
 from quire.admin import AdminClient, admin_of
 from quire.api_key import showing_key
@@ -36,8 +33,8 @@ from quire.requests import (
     classify_request,
     embed_request,
     for_each,
-    from_rpc,
     generate_request,
+    in_one_piece,
     is_one,
     plain,
     score_request,
@@ -46,7 +43,7 @@ from quire.requests import (
 from shared.pb.admin.v1 import admin_pb2
 from shared.pb.inference.v1 import inference_pb2 as pb
 from shared.pb.inference.v1 import inference_pb2_grpc
-from shared.rpc.channel import connect, connect_blocking
+from shared.rpc.channel import connect_blocking
 from shared.settings.tls import NO_TLS, Tls
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -85,7 +82,7 @@ class Client:
         """Continues each prompt, text, token ids or a dict, all at a time; results in the order of the prompts.
         `on_done`: called for each, in that order."""
         batch = [prompts] if is_one(prompts) else list(prompts)
-        final = _final(options)
+        final = in_one_piece(options)
         calls = [
             self._inference.Generate(generate_request(prompt, own, final), timeout=timeout_s)  # type: ignore[arg-type]
             for prompt, own in zip(batch, for_each(params, len(batch)), strict=True)
@@ -103,7 +100,7 @@ class Client:
     ) -> list[RequestOutput]:
         """Answers one conversation or several at a time."""
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
-        final = _final(options)
+        final = in_one_piece(options)
         each = zip(batch, for_each(params, len(batch)), strict=True)
         requests = [chat_request(turns, own, final, extras) for turns, own in each]
         return _collected([self._inference.Chat(request, timeout=timeout_s) for request in requests], batch, on_done)
@@ -292,121 +289,6 @@ class Client:
             call.cancel()  # type: ignore[attr-defined]  # leaving the loop early frees the blocks
 
 
-class AsyncClient:
-    """The same for asyncio. Create it inside a running loop; close it, or use it in an `async with` statement."""
-
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, tls: Tls = NO_TLS, api_key: str = "") -> None:
-        self.address = address
-        self._channel = connect(address, tls)
-        self._inference = showing_key(inference_pb2_grpc.InferenceServiceStub(self._channel), api_key)
-
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
-    ) -> RequestOutput:
-        call = self._inference.Generate(generate_request(prompt, params, _final(options)))
-        return await _gather(call, plain(prompt))
-
-    async def chat(
-        self,
-        messages: ChatMessages,
-        params: SamplingParams | None = None,
-        options: Options | None = None,
-        **extras: Unpack[ChatExtras],
-    ) -> RequestOutput:
-        call = self._inference.Chat(chat_request(messages, params, _final(options), extras))
-        return await _gather(call, messages)
-
-    async def embed(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
-    ) -> list[list[float]]:
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        try:
-            return vectors(await self._inference.Embed(embed_request(batch, options or Options(), extras)))  # type: ignore[arg-type]
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-
-    async def encode(
-        self, inputs: Prompt | Sequence[Prompt], options: Options | None = None, **extras: Unpack[EmbedExtras]
-    ) -> list[list[list[float]]]:
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        request = embed_request(batch, options or Options(), extras)  # type: ignore[arg-type]
-        try:
-            return token_vectors(await self._inference.Embed(request))
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-
-    async def classify(self, inputs: Prompt | Sequence[Prompt], options: Options | None = None) -> list[Classification]:
-        batch = [inputs] if is_one(inputs) else list(inputs)
-        request = classify_request(batch, options or Options())  # type: ignore[arg-type]
-        try:
-            return classifications(await self._inference.Classify(request))
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-
-    async def score(
-        self, queries: str | Sequence[str], documents: str | Sequence[str], options: Options | None = None
-    ) -> list[float]:
-        try:
-            return [*(await self._inference.Score(score_request(queries, documents, options or Options()))).scores]
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
-    ) -> AsyncIterator[Delta]:
-        async for message in self.messages(prompt, params, options):
-            yield delta(message)
-
-    async def messages(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: Options | None = None
-    ) -> AsyncIterator[pb.GenerateResponse]:
-        """The protocol's own messages, with usage and log-probabilities."""
-        call = self._inference.Generate(generate_request(prompt, params, options or Options()))
-        try:
-            async for message in call:
-                yield message
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        finally:
-            call.cancel()  # leaving the loop early frees the blocks
-
-    async def stream_chat(
-        self,
-        messages: ChatMessages,
-        params: SamplingParams | None = None,
-        options: Options | None = None,
-        **extras: Unpack[ChatExtras],
-    ) -> AsyncIterator[Delta]:
-        call = self._inference.Chat(chat_request(messages, params, options or Options(), extras))
-        async for item in _deltas(call):
-            yield item
-
-    async def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> AsyncIterator[Delta]:
-        call = self._inference.Attach(pb.AttachRequest(request_id=request_id, offset=offset, tenant=tenant))
-        try:
-            async for message in call:
-                yield attached(message)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        finally:
-            call.cancel()
-
-    async def cancel(self, request_id: str, *, tenant: str = "") -> None:
-        try:
-            await self._inference.Cancel(pb.CancelRequest(request_id=request_id, tenant=tenant))
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
 def _collected(calls: Sequence[Iterator[Message]], prompts: Sequence[object], on_done: OnDone) -> list[RequestOutput]:
     found = []
     with translated_errors():
@@ -415,24 +297,3 @@ def _collected(calls: Sequence[Iterator[Message]], prompts: Sequence[object], on
             if on_done is not None:
                 on_done(found[-1])
     return found
-
-
-async def _gather(call: AsyncIterator[Message], prompt: object) -> RequestOutput:
-    try:
-        return collect([message async for message in call], prompt)
-    except grpc.RpcError as error:
-        raise from_rpc(error) from None
-
-
-async def _deltas(call: AsyncIterator[Message]) -> AsyncIterator[Delta]:
-    try:
-        async for message in call:
-            yield delta(message)
-    except grpc.RpcError as error:
-        raise from_rpc(error) from None
-    finally:
-        call.cancel()  # type: ignore[attr-defined]  # leaving the loop early frees the blocks
-
-
-def _final(options: Options | None) -> Options:
-    return replace(options or Options(), final_only=True)

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from quire.outputs import Gathered, RequestOutput
 from quire.params import SamplingParams
 from quire.requests import Options, Prompt, plain

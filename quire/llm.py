@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import IO, Any, Unpack
 
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.generating import Generating
 from quire.metrics import Metric, parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import grpc
@@ -66,6 +66,11 @@ class Options:
             stream_interval=self.stream_interval,
             kv_priority=self.kv_priority,
         )
+
+
+def in_one_piece(options: Options | None) -> Options:
+    """Each sample when it has ended."""
+    return replace(options or Options(), final_only=True)
 
 
 def plain(prompt: Prompt) -> Plain:

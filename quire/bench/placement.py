@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from quire.async_client import AsyncClient
 from quire.bench.conversations import Conversation, conversations
 from quire.bench.percentiles import spread_ms
 from quire.bench.report import Row, progress
 from quire.cli.flags import human_int
-from quire.client import AsyncClient, Client
+from quire.client import Client
 from quire.cluster import Cluster, ClusterOptions
 from quire.params import SamplingParams
 from shared.pb.admin.v1 import admin_pb2

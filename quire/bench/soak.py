@@ -24,10 +24,10 @@ from pathlib import Path
 
 import grpc
 
+from quire.async_client import AsyncClient
 from quire.bench import shapes, target
 from quire.bench.report import Row, progress
 from quire.cli.flags import human_int
-from quire.client import AsyncClient
 from quire.cluster import Cluster
 from quire.metrics import Gauge, parse
 from quire.params import SamplingParams, StructuredOutput

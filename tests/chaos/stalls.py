@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from shared.errors import QuireError
 from shared.pb.admin.v1 import admin_pb2

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from evals import held_back_items
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from quire.params import SamplingParams, StructuredOutput
 from training.chat import prompt
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from quire.outputs import Delta
 from quire.params import SamplingParams

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from quire.params import SamplingParams
 from shared.errors import ResourceExhausted

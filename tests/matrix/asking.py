@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 
 from quire import SamplingParams
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import Logprob, RequestOutput
 from quire.requests import Options

@@ -10,7 +10,8 @@ from collections import Counter
 import httpx
 
 from quire import SamplingParams
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster
 from quire.cluster.process import ServiceProcess
 from tests.e2e.observability.test_metrics import page

@@ -12,7 +12,7 @@ import itertools
 import pytest
 
 import kernels.cpu
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
 from tests.matrix.asking import Answer, Question, ask_all, ask_now, assert_same, prompts, question

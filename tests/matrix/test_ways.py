@@ -13,7 +13,8 @@ import pytest
 
 import kernels.cpu
 from quire import SamplingParams
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import collect
 from quire.requests import Options

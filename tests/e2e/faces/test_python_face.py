@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import FailedPrecondition, InvalidArgument
 

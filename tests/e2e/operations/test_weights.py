@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import Client, LLMEngine, SamplingParams, bundled
+from quire.async_client import AsyncClient
 from quire.cli.main import main
-from quire.client import AsyncClient
 from quire.cluster import Cluster
 from shared.errors import InvalidArgument, Unavailable
 from shared.pb.admin.v1 import admin_pb2

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from quire import LLM, AsyncLLM, BeamSearch, SamplingParams
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import DeadlineExceeded, InvalidArgument
 from tests.e2e.conftest import running_cluster

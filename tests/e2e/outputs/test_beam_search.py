@@ -10,7 +10,8 @@ import pytest
 
 import kernels.cpu
 from quire import BeamSearch, SamplingParams
-from quire.client import AsyncClient, Client
+from quire.async_client import AsyncClient
+from quire.client import Client
 from quire.cluster import Cluster
 from shared.errors import InvalidArgument
 from shared.pb.admin.v1 import admin_pb2

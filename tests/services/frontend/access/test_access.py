@@ -14,7 +14,7 @@ import pytest
 import redis
 from grpc_reflection.v1alpha import reflection_pb2
 
-from quire.client import AsyncClient
+from quire.async_client import AsyncClient
 from services.frontend.access.account import DAY_S, Account
 from services.frontend.access.key import Key, digest, read_key
 from services.frontend.access.sources import KeyFile
