@@ -62,7 +62,7 @@ def test_layers_that_keep_a_state_beside_attention_are_refused(tmp_path: Path) -
     )
     transformers.FalconH1ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(InvalidArgument, match="keep a state, which would be forgotten after every step"):
-        Rig(tmp_path)
+        Rig(tmp_path, model_impl="transformers")
 
 
 def test_a_cap_of_scores_is_refused(tmp_path: Path) -> None:
