@@ -16,6 +16,7 @@ from shared.metrics.frontend import FrontendMetrics
 from shared.rpc.guard import bearer
 
 AUTHORIZATION, API_KEY = b"authorization", b"x-api-key"
+BY_WORTH = ("low", "normal", "high")  # KV priorities
 MISSING = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
 
 
@@ -35,6 +36,7 @@ class Caller:
         requests find, so that nobody learns from how long an answer takes what others have asked. Takes one request
         from the account. PermissionDenied, ResourceExhausted."""
         self._check_model(request.model or only_model)
+        self._check_priorities(request)
         self.account.enter(self.key)
         salt = hashlib.sha256(f"{self.tenant}\0{request.cache_salt}".encode()).hexdigest()
         return replace(request, tenant=self.tenant, cache_salt=salt)
@@ -42,6 +44,15 @@ class Caller:
     def _check_model(self, model: str) -> None:
         if self.key.models and model not in self.key.models:
             raise PermissionDenied(f"model: the API key {self.key.name} is not for {model!r}", field="model")
+
+    def _check_priorities(self, request: Request) -> None:
+        most_urgent, highest = self.key.most_urgent_priority, self.key.highest_kv_priority
+        if most_urgent is not None and request.priority < most_urgent:
+            text = f"priority: the API key {self.key.name} may ask for {most_urgent} and more, not {request.priority}"
+            raise PermissionDenied(text, field="priority")
+        if request.kv_priority in BY_WORTH and BY_WORTH.index(request.kv_priority) > BY_WORTH.index(highest):
+            text = f"kv_priority: the API key {self.key.name} may ask for {highest!r} at most"
+            raise PermissionDenied(text, field="kv_priority")
 
 
 class Access:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -25,6 +25,8 @@ class Key(BaseModel):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="for logs, metrics and refusals")
     tenant: str = Field("", max_length=256, description="whom its work is done for; the key's name if empty")
     models: tuple[str, ...] = Field((), description="names that it may ask for; empty: all")
+    most_urgent_priority: int | None = Field(None, description="the smallest priority it may ask for; unset: any")
+    highest_kv_priority: Literal["low", "normal", "high"] = Field("high", description="that it may ask for")
     requests_per_minute: int = Field(0, ge=0, description="at all frontends together, with Redis; else at each")
     tokens_per_minute: int = Field(0, ge=0, description="the same for prompts and outputs, counted at the end")
     tokens_per_day: int = Field(0, ge=0, description="the same for a day of UTC")

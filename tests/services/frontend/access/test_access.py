@@ -248,6 +248,28 @@ async def test_a_key_can_be_for_some_models_only(folder: Path, tmp_path: Path) -
     assert script.submissions == []
 
 
+async def test_a_key_bounds_the_priorities_that_may_be_asked_for(folder: Path, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, entry("a", most_urgent_priority=0, highest_kv_priority="normal"), entry("b"))
+    script = ScriptedScheduler(count_up)
+    async with scheduler(script), running(folder, script.address, api_keys=keys) as frontend:
+
+        async def ask(name: str, **asked: Any) -> tuple[int, str | None]:
+            reply = await frontend.http.post("/v1/completions", json={**SHORT, **asked}, headers=shows(name))
+            return reply.status_code, reply.json().get("error", {}).get("param")
+
+        assert await ask("a", priority=-1) == (403, "priority")
+        assert await ask("a", kv_priority="high") == (403, "kv_priority")
+        assert await ask("b", kv_priority="high") == (200, None)
+        assert await ask("a", kv_priority="normal") == (200, None)
+        assert await ask("a", kv_priority="low") == (200, None)
+        request = pb.GenerateRequest(text="x", options=pb.RequestOptions(kv_priority="high"))
+        call = frontend.inference.Generate(request, metadata=(("authorization", "Bearer sk-a"),))
+        with pytest.raises(grpc.aio.AioRpcError, match="may ask for 'normal' at most"):
+            _ = [message async for message in call]
+        assert (await frontend.http.get("/load", headers=shows("b"))).json() == {"server_load": 0}
+    assert len(script.submissions) == 3
+
+
 async def test_a_rate_is_kept_and_says_when_to_come_back(folder: Path, tmp_path: Path) -> None:
     keys = key_file(tmp_path, entry("a", requests_per_minute=2), entry("b"))
     script = ScriptedScheduler(count_up)
