@@ -97,10 +97,14 @@ def needs(compiler: str, arch: str) -> list[str]:
     return named if named or arch != "native" else list(processor.features())
 
 
+def header_folders() -> list[str]:
+    """As flags."""
+    return sorted({f"-I{header.parent}" for header in built.headers()})
+
+
 def compile_source(compiler: str, flags: tuple[str, ...], source: Path, target: Path) -> None:
     unfinished = target.with_suffix(f".{os.getpid()}")
-    folders = sorted({f"-I{header.parent}" for header in built.headers()})
-    run(compiler, *flags, *folders, "-c", str(source), "-o", str(unfinished))
+    run(compiler, *flags, *header_folders(), "-c", str(source), "-o", str(unfinished))
     unfinished.replace(target)
 
 

@@ -93,7 +93,7 @@ def test_a_library_for_another_cpu_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("arch", ["x86-64", "x86-64-v3", "sapphirerapids"])
 def test_every_width_compiles(arch: str):
     """4, 8 and 16 lanes, without and with bfloat16 instructions; without a warning."""
-    flags = (*build.FLAGS, *build.WARNINGS, "-Werror", build.target(arch), "-fsyntax-only")
+    flags = (*build.FLAGS, *build.WARNINGS, "-Werror", build.target(arch), *build.header_folders(), "-fsyntax-only")
     running = [subprocess.Popen((compiler, *flags, str(source))) for source in built.sources()]
     assert [process.wait() for process in running] == [0] * len(running)
 
