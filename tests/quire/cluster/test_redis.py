@@ -36,6 +36,7 @@ def test_its_password_is_on_no_command_line_and_all_services_know_it() -> None:
 
 
 def _check_server(spec: RedisSpec, password: str) -> None:
+    others = set(threading.enumerate())
     process = ServiceProcess(spec, lambda _: None, None)
     process.start()
     try:
@@ -46,9 +47,8 @@ def _check_server(spec: RedisSpec, password: str) -> None:
             assert known.set("key", "value")
     finally:
         process.close()
-        for thread in threading.enumerate():
-            if thread.daemon and thread.name.startswith("Thread-"):
-                thread.join(5)
+        for thread in set(threading.enumerate()) - others:
+            thread.join(5)
 
 
 def test_a_redis_of_others_gets_what_it_was_given() -> None:

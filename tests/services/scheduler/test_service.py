@@ -516,7 +516,9 @@ async def test_a_sequence_that_kills_workers_is_ended_and_others_go_on(start: St
     losses = 0
     while 0 not in frontend.finished:
         worker = await bench.worker(poison=13, step_s=0.005)
-        await asyncio.wait([worker.task], timeout=30)  # type: ignore[attr-defined]
+        ended = asyncio.ensure_future(frontend.ended(0))
+        await asyncio.wait([worker.task, ended], timeout=30, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[attr-defined]
+        ended.cancel()
         losses += 1
         assert losses < 8
     assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_INTERNAL
