@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import orjson
@@ -54,7 +55,7 @@ class Words(Protocol):
         """Instead of an answer."""
 
 
-class WorkingResponse(Response):
+class WorkingResponse(Response, ABC):
     """The work happens while the response is sent, so that one place sees the client go and every error.
 
     Headers wait for the first tokens: until then a failure still gets its own status.
@@ -68,9 +69,9 @@ class WorkingResponse(Response):
         self._form_field = form_field
         self._is_open = False
 
+    @abstractmethod
     async def work(self, call: Call, send: Send) -> None:
         """Sends everything; raises what its client should hear instead."""
-        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope[CALL]
