@@ -10,7 +10,8 @@ from kernels.triton.attention.latent_blocks import latent_attention
 from kernels.triton.attention.latent_inputs import latent_store
 from kernels.triton.attention.paged_attention import paged_attention
 from kernels.triton.attention.ragged_attention import ragged_attention
-from kernels.triton.low_rank import add_low_rank, embed_low_rank, prepare_low_rank, put_low_rank
+from kernels.triton.low_rank import add_low_rank, embed_low_rank
+from kernels.triton.low_rank_table import prepare_low_rank, put_low_rank
 from kernels.triton.moe.expert_layers import experts, prepare_experts
 from kernels.triton.moe.routing import route
 from kernels.triton.quantization.quantized_linear import prepare_quantized_linear, quantized_linear

@@ -9,20 +9,17 @@ busy; the second adds these parts up and multiplies with `up`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition
-from kernels.triton.attention.attention_tile import MIN_DOT, dot_precision
+from kernels.reference.low_rank import AdaptedRows
+from kernels.triton.attention.attention_tile import dot_precision
+from kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, LowRankTable, ranks_of, weight_at
 from kernels.triton.moe.grouped_linear import most_tiles
 
-DOWN, UP, RANKS, GAINS = range(4)  # words of an adapter in the table
-NUM_WORDS: tl.constexpr = tl.constexpr(4)
-COLUMNS = 128  # of the result, a program
 FEW_ROWS = 512
 
 
@@ -52,78 +49,6 @@ def cut_for(num_rows: int) -> LowRankCut:
     return next(cut for most, cut in CUTS.items() if num_rows <= most)
 
 
-@dataclass(frozen=True)
-class LowRankTable:
-    """An adapter's ranks are those of its largest projection, rounded up to what matrix instructions take; `down` has
-    as many rows for each projection, one after the other, `up` as many columns."""
-
-    table: torch.Tensor  # int64 [num_adapters, NUM_WORDS]: addresses of down and up, ranks, address of gains; 0: none
-    column_tiles: torch.Tensor  # int32 [3, tiles of the result]: projection, first column, end of the projection
-    dtype: torch.dtype
-    in_features: int
-    sizes: tuple[int, ...]
-    most_ranks: int  # of all projections
-    owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory behind the addresses
-
-
-def padded(rank: int) -> int:
-    return triton.cdiv(rank, MIN_DOT) * MIN_DOT
-
-
-def prepare_low_rank(
-    adapters: Sequence[LowRankAddition | None],
-    in_features: int,
-    sizes: Sequence[int],
-    dtype: torch.dtype,
-    *,
-    most_rank: int = MOST_RANK,
-    device: torch.device | None = None,
-) -> LowRankTable:
-    tiles, row = [], 0
-    for projection, size in enumerate(sizes):
-        tiles += [(projection, first, row + size) for first in range(row, row + size, COLUMNS)]
-        row += size
-    weights = LowRankTable(
-        torch.zeros(len(adapters), NUM_WORDS.value, dtype=torch.int64, device=device),
-        torch.tensor(tiles, dtype=torch.int32).t().contiguous().to(device or "cpu"),
-        dtype,
-        in_features,
-        tuple(sizes),
-        len(sizes) * padded(most_rank),
-    )
-    for number, update in enumerate(adapters):
-        if update is not None:
-            put_low_rank(weights, number, update)
-    return weights
-
-
-def put_low_rank(weights: LowRankTable, number: int, update: LowRankAddition | None) -> None:
-    words = [0] * NUM_WORDS.value
-    is_there = update is not None and any(pair is not None for pair in update.pairs)
-    if weights.owners.pop(number, None) is None and not is_there:
-        return
-    if update is not None and is_there:
-        down, up = _packed(update, weights)
-        gains = update.gains if update.gains is None else update.gains.contiguous()
-        weights.owners[number] = (down, up, gains)
-        words = [down.data_ptr(), up.data_ptr(), up.size(1), 0 if gains is None else gains.data_ptr()]
-    weights.table[number].copy_(torch.tensor(words, dtype=torch.int64))
-
-
-def _packed(update: LowRankAddition, weights: LowRankTable) -> tuple[torch.Tensor, torch.Tensor]:
-    ranks = padded(max(pair[0].size(0) for pair in update.pairs if pair is not None))
-    assert ranks * len(weights.sizes) <= weights.most_ranks
-    device, sizes = weights.table.device, weights.sizes
-    down = torch.zeros(len(sizes), ranks, weights.in_features, dtype=weights.dtype, device=device)
-    up = torch.zeros(sum(sizes), ranks, dtype=weights.dtype, device=device)
-    for of_down, of_up, pair in zip(down, up.split(sizes), update.pairs, strict=True):
-        if pair is not None:
-            assert (pair[0].size(1), pair[1].size(0)) == (weights.in_features, of_up.size(0))
-            of_down[: pair[0].size(0)] = pair[0]
-            of_up[:, : pair[1].size(1)] = pair[1]
-    return down.flatten(0, 1), up
-
-
 @triton.jit
 def _tile(starts_ptr, tile, num_adapters, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The adapter of a tile, -1 where there is no such tile; its first row among the sorted ones, and their end."""
@@ -138,31 +63,6 @@ def _tile(starts_ptr, tile, num_adapters, ROWS: tl.constexpr, WIDTH: tl.constexp
     number = tl.sum(tl.where(is_mine, at + 1, 0), 0) - 1
     first = tl.sum(tl.where(is_mine, start + within * ROWS, 0), 0)
     return number, first, tl.sum(tl.where(is_mine, end, 0), 0)
-
-
-@triton.jit
-def ranks_of(table_ptr, number):
-    """Of each projection."""
-    return tl.multiple_of(tl.load(table_ptr + number * NUM_WORDS + 2).to(tl.int32), 16)
-
-
-@triton.jit
-def adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH: tl.constexpr):
-    """Of a step's only row, and its ranks; 0 and 0 where it has none."""
-    at = tl.arange(0, WIDTH)
-    inside = at < num_adapters
-    start = tl.load(starts_ptr + at, mask=inside, other=0)
-    end = tl.load(starts_ptr + at + 1, mask=inside, other=0)
-    found = tl.sum(tl.where(end > start, at + 1, 0), 0)
-    number = tl.maximum(found - 1, 0)
-    return number, tl.multiple_of(tl.where(found > 0, ranks_of(table_ptr, number), 0), 16)
-
-
-@triton.jit
-def weight_at(table_ptr, number, WORD: tl.constexpr, like_ptr):
-    """The address in a word of an adapter, whose elements are those of `like_ptr`."""
-    address = tl.load(table_ptr + number * NUM_WORDS + WORD)
-    return tl.multiple_of(address.to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
 
 
 @triton.jit(do_not_specialize=["num_adapters", "num_projections", "num_rows"])

@@ -8,7 +8,8 @@ import torch
 
 from kernels.reference.linear import LinearWeight
 from kernels.reference.low_rank import AdaptedRows, ExpertAdditions
-from kernels.triton.low_rank import CUTS, LowRankTable, add_low_rank, embed_low_rank, prepare_low_rank
+from kernels.triton.low_rank import CUTS, add_low_rank, embed_low_rank
+from kernels.triton.low_rank_table import LowRankTable, prepare_low_rank
 from kernels.triton.moe.expert_layers import StackedExperts, experts_in_tiles
 from kernels.triton.moe.grouped_linear import TILES, WIDE_TILE, Tile
 from kernels.triton.precompile.precompile import ExpertsShape, ModelShape

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.low_rank import COLUMNS, NUM_WORDS, adapter_of_row, weight_at
+from kernels.triton.low_rank_table import COLUMNS, NUM_WORDS, adapter_of_row, weight_at
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 from kernels.triton.single_row.row_narrow import Narrow
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.low_rank import LowRankTable, adapter_of_row, weight_at
+from kernels.triton.low_rank_table import LowRankTable, adapter_of_row, weight_at
 from kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 
