@@ -15,6 +15,7 @@ from typing import Any
 from quire.bench import shapes, target
 from quire.bench.ratio import of_rounds
 from quire.bench.report import Row, progress
+from quire.bench.target import Target
 from quire.cli.flags import human_int
 from quire.client import Client
 
@@ -51,12 +52,14 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
                     folder = shapes.prepare(served.name, Path(scratch)).folder
                     assert folder is not None, "the bundled model is no encoder"
                     sides["transformers"] = _transformers(folder, arguments.beside_transformers)
-                yield from _rows(sides, inputs, arguments.runs, served.name)
+                yield from _rows(served, sides, inputs, arguments.runs)
 
 
-def _rows(sides: dict[str, Side], inputs: Inputs, runs: int, shape: str) -> Iterator[Row]:
+def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> Iterator[Row]:
+    shape = served.name
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(runs + 1):  # the first is to warm up
+        served.reset_prefix_cache()  # a model that goes on would find the inputs of the run before
         for name in [*sides][:: 1 if turn % 2 else -1]:
             started = time.perf_counter()
             sides[name](inputs)

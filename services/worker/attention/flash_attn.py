@@ -7,8 +7,12 @@ for prompts and chunks only.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import os
+import warnings
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +43,8 @@ class FlashAttention:
         lacking = _lacking(spec)
         if lacking:
             return lacking
+        _keep_what_it_compiles()
+        warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # its own, at every variant
         try:
             found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
         except Exception as error:  # flash-attn 2's, beside a newer cutlass DSL, misses more than modules
@@ -83,6 +89,16 @@ class FlashAttention:
         )
         attended: Tensor = out[0] if isinstance(out, tuple) else out
         return attended
+
+
+def _keep_what_it_compiles() -> None:
+    """Each kernel takes it 2 to 3 s. In the user's own cache: its default is a name in /tmp that anybody knows."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "quire" / "flash-attn-4"
+    with contextlib.suppress(OSError):  # nowhere to write: compiled at every start
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
 
 
 def _lacking(spec: AttentionSpec) -> str | None:

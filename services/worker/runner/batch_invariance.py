@@ -41,7 +41,7 @@ def check(
 
     Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
     ops = place.ops
-    for reason in _excluded(settings, place, drafting):
+    for reason in _excluded(settings, place, drafting, is_latent):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
     by_torch = {name for name, source in ops.sources.items() if source == BY_TORCH} - TAKES_ROWS[settings.device]
     if not settings.lora:
@@ -59,7 +59,9 @@ def check(
         )
 
 
-def _excluded(settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None) -> Iterator[str]:
+def _excluded(
+    settings: WorkerSettings, place: Placement, drafting: SpeculativeConfig | None, is_latent: bool
+) -> Iterator[str]:
     """Why the settings do not go together with it."""
     if drafting is not None and drafting.rejection_sample_method == "standard":
         yield (
@@ -71,6 +73,8 @@ def _excluded(settings: WorkerSettings, place: Placement, drafting: SpeculativeC
     if settings.device == "cpu" and place.dtype not in COMPILED_DTYPES:
         name = str(place.dtype).removeprefix("torch.")
         yield f"dtype {name} is computed by torch on the CPU, which sums by the batch; take bfloat16 or float32"
+    if settings.device == "cuda" and is_latent:
+        yield "latent attention on a GPU is cut up by the length of the keys and the number of rows; take a CPU"
     if settings.device == "cuda" and settings.quantization != "none":
         yield f"quantization {settings.quantization} cuts its products up by the number of rows; take none"
     if settings.device == "cuda" and place.checkpoint is not None:

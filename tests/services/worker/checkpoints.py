@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,10 +228,19 @@ class Checkpoint:
             return self.model(torch.tensor([token_ids])).logits[0].float()
 
 
+def _norms_by_group() -> bool:
+    """transformers 5.17 still normalises all groups of Granite's state spaces as if they were one."""
+    from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
+
+    return "group_size" in inspect.signature(GraniteMoeHybridRMSNormGated.__init__).parameters
+
+
 def make(family: str, folder: Path, *, classifies: bool = False, **overrides: Any) -> Checkpoint:
     """Random weights large enough that every part of the model moves the logits. `classifies`: whole sequences."""
     prefix, extra = (FAMILIES | RECURRENT_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
+    if prefix == "GraniteMoeHybrid" and not _norms_by_group():
+        config.mamba_n_groups = 1
     config._attn_implementation = "eager"
     head = "ForSequenceClassification" if classifies else "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
     model = getattr(transformers, prefix.removesuffix("Text") + head)(config).eval()

@@ -35,6 +35,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 GELU = {"gemma-tied", "gemma2", "gemma2-caps-off", "gemma3-tied", "gpt2", "starcoder2"}  # which torch computes
+LATENT = {family for family in FAMILIES if family.startswith("deepseek")}  # on a GPU they are refused
 OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # which transformers computes
 
 
@@ -58,11 +59,25 @@ def test_sums_in_two_ways_are_refused(checkpoint: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU | OTHERS])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in GELU | OTHERS | LATENT])
 def test_logits_are_the_same_bits_in_any_batch_and_any_chunks(
     checkpoint: Make, way: dict[str, Any], family: str, dtype: str
 ) -> None:
     same_bits(Rig(checkpoint(family).folder, dtype=dtype, num_blocks=1500, **way))
+
+
+@pytest.mark.skipif(**needs_library)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", sorted(LATENT))
+def test_latent_vectors_on_a_cpu_are_the_same_bits(checkpoint: Make, family: str, dtype: str) -> None:
+    folder = checkpoint(family).folder
+    same_bits(Rig(folder, dtype=dtype, batch_invariant=True, attention_backend="auto", num_blocks=1500))
+
+
+@pytest.mark.gpu
+def test_latent_vectors_on_a_gpu_are_refused(checkpoint: Make) -> None:
+    with pytest.raises(InvalidArgument, match="batch_invariant: latent attention on a GPU"):
+        Rig(checkpoint("deepseek-v2").folder, device="cuda", batch_invariant=True, attention_backend="auto")
 
 
 @pytest.mark.skipif(**needs_library)
